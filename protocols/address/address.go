@@ -1,0 +1,108 @@
+// Package address names and dials the places where an agent's ttrpc server can be reached:
+//
+//	vsock://CID:PORT      vsock(7), AF_VSOCK of the kernel
+//	hvsock:///path:PORT   hybrid vsock: a unix socket whose other side connects to a guest's port on "CONNECT PORT\n", as Firecracker's vsock device
+//	                      (docs/vsock.md) and vhost-device-vsock offer it
+//	unix:///path          a unix socket; unix://@name is in the abstract namespace of unix(7)
+package address
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// Scheme is the kind of an address.
+type Scheme string
+
+// The schemes that Parse knows.
+const (
+	VSock  Scheme = "vsock"
+	HVSock Scheme = "hvsock"
+	Unix   Scheme = "unix"
+)
+
+// maxPath is the longest name of a unix socket, in bytes: sun_path of unix(7) without its terminating zero.
+const maxPath = 107
+
+// Address is one place to dial. Addresses compare with ==. An Address that Parse did not return is checked when it is dialled.
+type Address struct {
+	Scheme Scheme
+	CID    uint32 // vsock: the machine's context ID
+	Port   uint32 // vsock and hvsock
+	Path   string // hvsock and unix: an absolute path; unix also "@name", abstract
+}
+
+// Parse reads an address as the package comment writes it.
+func Parse(text string) (Address, error) {
+	scheme, rest, found := strings.Cut(text, "://")
+	if !found {
+		return Address{}, fmt.Errorf("address %.160q: no scheme: want vsock://CID:PORT, hvsock:///path:PORT or unix:///path", text)
+	}
+	a := Address{Scheme: Scheme(scheme), Path: rest}
+	if a.Scheme == VSock || a.Scheme == HVSock {
+		colon := strings.LastIndexByte(rest, ':')
+		if colon < 0 {
+			return Address{}, fmt.Errorf("address %.160q: no port: want it after the last colon", text)
+		}
+		var err error
+		if a.Port, err = number(rest[colon+1:]); err != nil {
+			return Address{}, fmt.Errorf("address %.160q: port: %w", text, err)
+		}
+		a.Path = rest[:colon]
+	}
+	if a.Scheme == VSock {
+		var err error
+		if a.CID, err = number(a.Path); err != nil {
+			return Address{}, fmt.Errorf("address %.160q: context ID: %w", text, err)
+		}
+		a.Path = ""
+	}
+	if err := a.check(); err != nil {
+		return Address{}, fmt.Errorf("address %.160q: %w", text, err)
+	}
+	return a, nil
+}
+
+// String is what Parse reads.
+func (a Address) String() string {
+	switch a.Scheme {
+	case VSock:
+		return fmt.Sprintf("%s://%d:%d", a.Scheme, a.CID, a.Port)
+	case HVSock:
+		return fmt.Sprintf("%s://%s:%d", a.Scheme, a.Path, a.Port)
+	default:
+		return fmt.Sprintf("%s://%s", a.Scheme, a.Path)
+	}
+}
+
+// number reads a port or a context ID. The highest value is the kernel's wildcard (VMADDR_CID_ANY, VMADDR_PORT_ANY of vsock(7)) and names no place.
+func number(digits string) (uint32, error) {
+	n, err := strconv.ParseUint(digits, 10, 32)
+	if err != nil || n == math.MaxUint32 {
+		return 0, fmt.Errorf("%.20q is no number from 0 to %d", digits, uint32(math.MaxUint32-1))
+	}
+	return uint32(n), nil
+}
+
+func (a Address) check() error {
+	switch a.Scheme {
+	case VSock:
+		return nil
+	case HVSock, Unix:
+		abstract := a.Scheme == Unix && strings.HasPrefix(a.Path, "@") && len(a.Path) > 1
+		switch {
+		case !strings.HasPrefix(a.Path, "/") && !abstract:
+			return errors.New("the socket's path must be absolute")
+		case len(a.Path) > maxPath:
+			return fmt.Errorf("the socket's path has %d bytes, the kernel takes %d: use a shorter folder", len(a.Path), maxPath)
+		case strings.ContainsRune(a.Path, 0):
+			return errors.New("the socket's path holds a zero byte")
+		}
+		return nil
+	default:
+		return fmt.Errorf("unknown scheme %.20q: want vsock, hvsock or unix", a.Scheme)
+	}
+}

@@ -1,0 +1,119 @@
+// Package frame reads and writes what ttrpc puts on a connection
+// (github.com/containerd/ttrpc, PROTOCOL.md and proto/ttrpc.proto): a header of
+// ten bytes, and a request or a response. It is for those who must look at a
+// call without ttrpc's server: to answer it at once, or to send it elsewhere.
+package frame
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// HeaderBytes is the length of a header.
+const HeaderBytes = 10
+
+// Type is what a frame carries.
+type Type uint8
+
+// The types of frames.
+const (
+	TypeRequest  Type = 1
+	TypeResponse Type = 2
+	TypeData     Type = 3
+)
+
+// Header begins a frame.
+type Header struct {
+	Length   uint32 // of what follows the header, in bytes
+	StreamID uint32 // odd for those that a client begins
+	Type     Type
+	Flags    uint8
+}
+
+// ParseHeader reads the header at the beginning of b, which holds HeaderBytes or
+// more. Its Length is whatever the other side has written.
+func ParseHeader(b []byte) Header {
+	return Header{binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:]), Type(b[8]), b[9]}
+}
+
+// Append writes the header behind b.
+func (h Header) Append(b []byte) []byte {
+	b = binary.BigEndian.AppendUint32(b, h.Length)
+	b = binary.BigEndian.AppendUint32(b, h.StreamID)
+	return append(b, byte(h.Type), h.Flags)
+}
+
+// Request is a call. Its fields lie in the bytes that it was read from.
+type Request struct {
+	Service, Method, Payload []byte
+	TimeoutNano              int64 // 0 where the caller sets none
+	HasMetadata              bool
+}
+
+// Fields of ttrpc.Request and ttrpc.Response.
+const (
+	requestService     = 1
+	requestMethod      = 2
+	requestPayload     = 3
+	requestTimeoutNano = 4
+	requestMetadata    = 5
+	responsePayload    = 2
+)
+
+// errField is a field that is not of its type.
+var errField = errors.New("a field of another type")
+
+// ParseRequest reads a request. What it does not know it passes over.
+func ParseRequest(b []byte) (Request, error) {
+	var r Request
+	for len(b) > 0 {
+		number, kind, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return r, fmt.Errorf("ttrpc request: %w", protowire.ParseError(n))
+		}
+		b = b[n:]
+		if n = protowire.ConsumeFieldValue(number, kind, b); n < 0 {
+			return r, fmt.Errorf("ttrpc request: field %d: %w", number, protowire.ParseError(n))
+		}
+		if !r.set(number, kind, b[:n]) {
+			return r, fmt.Errorf("ttrpc request: field %d: %w", number, errField)
+		}
+		b = b[n:]
+	}
+	return r, nil
+}
+
+// set takes a field's value, which is whole; false means that it is of another
+// type than the field.
+func (r *Request) set(number protowire.Number, kind protowire.Type, value []byte) bool {
+	if number == requestTimeoutNano {
+		timeout, _ := protowire.ConsumeVarint(value)
+		r.TimeoutNano = int64(timeout)
+		return kind == protowire.VarintType
+	}
+	bytes, _ := protowire.ConsumeBytes(value)
+	switch number {
+	case requestService:
+		r.Service = bytes
+	case requestMethod:
+		r.Method = bytes
+	case requestPayload:
+		r.Payload = bytes
+	case requestMetadata:
+		r.HasMetadata = true
+	default:
+		return true
+	}
+	return kind == protowire.BytesType
+}
+
+// AppendResponse writes the frame of a successful answer behind b.
+func AppendResponse(b []byte, streamID uint32, payload []byte) []byte {
+	length := protowire.SizeTag(responsePayload) + protowire.SizeBytes(len(payload))
+	b = Header{Length: uint32(length), StreamID: streamID, Type: TypeResponse}.Append(b)
+	b = protowire.AppendTag(b, responsePayload, protowire.BytesType)
+	return protowire.AppendBytes(b, payload)
+}
