@@ -1,0 +1,168 @@
+// Package blockdev goes from a Storage's source to a block device, and waits
+// for what the kernel has yet to learn: a device that is being plugged in, a
+// capacity that the host has just raised. It looks in sysfs first and then
+// waits for uevents (Documentation/ABI/testing/sysfs-uevent,
+// lib/kobject_uevent.c); it never polls.
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// Device is a block device of this kernel. It holds nothing open.
+type Device struct {
+	Path   string // the node, such as /dev/vda
+	Name   string // the kernel's name, such as vda
+	Number uint64 // dev_t, as in stat's st_rdev
+}
+
+// ByPath returns the device that a node such as /dev/vda or a link such as
+// /dev/disk/by-id/… leads to. The error wraps fs.ErrNotExist when nothing is
+// there yet.
+func ByPath(path string) (Device, error) {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return Device{}, fmt.Errorf("block device %s: %w", path, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(real, &st); err != nil {
+		return Device{}, &fs.PathError{Op: "stat", Path: real, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return Device{}, refusal.New(refusal.InvalidArgument, "%s is no block device", path)
+	}
+	return Device{Path: real, Name: filepath.Base(real), Number: st.Rdev}, nil
+}
+
+// ByNumber returns the device with a dev_t. The error wraps fs.ErrNotExist
+// when the kernel has none (any more).
+func ByNumber(number uint64) (Device, error) {
+	link := fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(number), unix.Minor(number))
+	target, err := os.Readlink(link)
+	if err != nil {
+		return Device{}, err
+	}
+	return fromSysfs("/", filepath.Join(filepath.Dir(link), target))
+}
+
+// fromSysfs returns the device of a sysfs directory …/block/NAME. root is "/"
+// outside of tests.
+func fromSysfs(root, dir string) (Device, error) {
+	name := filepath.Base(dir)
+	text, err := os.ReadFile(filepath.Join(dir, "dev"))
+	if err != nil {
+		return Device{}, err
+	}
+	number, err := parseNumber(string(text))
+	if err != nil {
+		return Device{}, fmt.Errorf("%s/dev: %w", dir, err)
+	}
+	return Device{Path: filepath.Join(root, "dev", name), Name: name, Number: number}, nil
+}
+
+// parseNumber reads sysfs' "major:minor\n".
+func parseNumber(text string) (uint64, error) {
+	major, minor, ok := strings.Cut(strings.TrimSuffix(text, "\n"), ":")
+	ma, err1 := strconv.ParseUint(major, 10, 32)
+	mi, err2 := strconv.ParseUint(minor, 10, 32)
+	if !ok || err1 != nil || err2 != nil {
+		return 0, fmt.Errorf("%.40q is not major:minor", text)
+	}
+	return unix.Mkdev(uint32(ma), uint32(mi)), nil
+}
+
+// Size returns the device's bytes as the kernel has them now (BLKGETSIZE64).
+func (d Device) Size() (uint64, error) {
+	file, err := os.OpenFile(d.Path, os.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	var size uint64
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), unix.BLKGETSIZE64, uintptr(unsafe.Pointer(&size))); errno != 0 {
+		return 0, &fs.PathError{Op: "ioctl(BLKGETSIZE64)", Path: d.Path, Err: errno}
+	}
+	return size, nil
+}
+
+// AwaitSize returns the device's size as soon as it is at least bytes. When
+// ctx ends first it returns the size so far and an error that wraps ctx's. A
+// SCSI disk is asked for its size once: its host may not have told.
+func (d Device) AwaitSize(ctx context.Context, bytes uint64) (size uint64, err error) {
+	reached := func() (bool, error) {
+		size, err = d.Size()
+		return err == nil && size >= bytes, err
+	}
+	if ok, err := reached(); ok || err != nil {
+		return size, err
+	}
+	go d.rescan() // not awaited: it lasts for as long as a controller wants
+	err = await(ctx, reached)
+	return size, err
+}
+
+// Find returns the device for a Storage's source: a path below /dev as it is,
+// or else a PCI path (see protocols/pcipath). A device that is not there yet
+// is awaited until ctx ends; the error then wraps ctx's.
+func Find(ctx context.Context, source string) (Device, error) {
+	look, err := lookup(source)
+	if err != nil {
+		return Device{}, err
+	}
+	return awaitDevice(ctx, look)
+}
+
+// awaitDevice looks until there is a device that can be opened, or an error that
+// waiting does not mend.
+func awaitDevice(ctx context.Context, look func() (Device, error)) (device Device, err error) {
+	err = await(ctx, func() (bool, error) {
+		if device, err = look(); err == nil {
+			_, err = device.Size()
+		}
+		// A new disk has a node before it can be opened, and its uevent comes
+		// when it can (device_add_disk in block/genhd.c).
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+	return device, err
+}
+
+// await is Await for block devices.
+func await(ctx context.Context, done func() (bool, error)) error { return Await(ctx, "block", done) }
+
+// Await calls done until it answers true or fails: at once, and then after
+// every uevent of a subsystem. When ctx ends first its error is returned. It
+// subscribes only when the first answer is no, and asks again behind the
+// subscription, so that no event can fall between.
+func Await(ctx context.Context, subsystem string, done func() (bool, error)) error {
+	if ok, err := done(); ok || err != nil {
+		return err
+	}
+	events, err := subscribe()
+	if err != nil {
+		return err
+	}
+	defer events.close()
+	for {
+		if ok, err := done(); ok || err != nil {
+			return err
+		}
+		if _, err := events.next(ctx, subsystem); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,129 @@
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// scsiSysfs makes the part of /sys that SCSI disks have, as Linux 6.1 lays it
+// out: the buses' entries are links to the devices'.
+//
+//	host0 (AHCI)         0:0:0:0 is a CD drive: no block/ until its driver is there
+//	host2 (virtio-scsi)  2:0:0:0/block/sda, 2:0:0:10/block/sdb, 2:0:1:0/block/sdc
+func scsiSysfs(t *testing.T) string {
+	t.Helper()
+	root := t.TempDir()
+	bus := filepath.Join(root, "sys/bus/scsi/devices")
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(os.MkdirAll(bus, 0o755))
+	for at, disk := range map[string]string{"0:0:0:5": "", "2:0:0:0": "sda 8:0", "2:0:0:10": "sdb 8:16", "2:0:1:0": "sdc 8:32"} {
+		dir := filepath.Join(root, "sys/devices/pci0000:00/host"+at[:1]+"/target"+at[:3], at)
+		must(os.MkdirAll(dir, 0o755))
+		if name, number, ok := strings.Cut(disk, " "); ok {
+			must(os.MkdirAll(filepath.Join(dir, "block", name), 0o755))
+			must(os.WriteFile(filepath.Join(dir, "block", name, "dev"), []byte(number+"\n"), 0o644))
+		}
+		must(os.Symlink(dir, filepath.Join(bus, at)))
+	}
+	for _, host := range []string{"host0", "host2"} {
+		dir := filepath.Join(root, "sys/class/scsi_host", host)
+		must(os.MkdirAll(dir, 0o755))
+		must(os.WriteFile(filepath.Join(dir, "scan"), nil, 0o644))
+	}
+	return root
+}
+
+func TestSCSIAddressLeadsToItsDiskAlone(t *testing.T) {
+	root := scsiSysfs(t)
+	for text, want := range map[string]Device{
+		"0:0":  {filepath.Join(root, "dev/sda"), "sda", unix.Mkdev(8, 0)},
+		"0:10": {filepath.Join(root, "dev/sdb"), "sdb", unix.Mkdev(8, 16)},
+		"1:0":  {filepath.Join(root, "dev/sdc"), "sdc", unix.Mkdev(8, 32)},
+	} {
+		address, err := parseSCSI(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := address.look(root); err != nil || got != want {
+			t.Errorf("%s\nwant %+v\ngot  %+v, %v", text, want, got, err)
+		}
+	}
+	for _, absent := range []scsiAddress{{0, 1}, {0, 100}, {2, 0}, {0, 5}} {
+		if got, err := absent.look(root); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%v\nwant fs.ErrNotExist\ngot  %+v, %v", absent, got, err)
+		}
+	}
+}
+
+// Of two controllers with the same address nobody can tell which is meant.
+func TestSCSIAddressOfTwoDisksIsRefused(t *testing.T) {
+	root := scsiSysfs(t)
+	bus := filepath.Join(root, "sys/bus/scsi/devices")
+	if err := os.Symlink(filepath.Join(bus, "2:0:0:0"), filepath.Join(bus, "3:0:0:0")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := (scsiAddress{0, 0}).look(root); err == nil || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("want an error that does not wait\ngot  %+v, %v", got, err)
+	}
+}
+
+func TestScanAsksEveryControllerForTheOneUnit(t *testing.T) {
+	root := scsiSysfs(t)
+	if err := (scsiAddress{1, 7}).scan(root); err != nil {
+		t.Fatal(err)
+	}
+	for _, host := range []string{"host0", "host2"} {
+		text, err := os.ReadFile(filepath.Join(root, "sys/class/scsi_host", host, "scan"))
+		if want := "0 1 7"; err != nil || string(text) != want {
+			t.Errorf("%s\nwant %q\ngot  %q, %v", host, want, text, err)
+		}
+	}
+	if err := (scsiAddress{1, 7}).scan(t.TempDir()); err == nil || !strings.Contains(err.Error(), "no SCSI controller") {
+		t.Errorf("without a controller\nwant that said\ngot  %v", err)
+	}
+}
+
+func TestSCSIUnitThatNeverComesIsGivenUpWithItsCaller(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := FindSCSI(over, fmt.Sprintf("%d:%d", scsiTargets-1, scsiUnits-1))
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("want it given up\ngot  %v", err)
+	}
+	for _, text := range []string{"", ":", "1", "1:", ":1", "0:0:0", "256:0", "0:16384", "-1:0", "+1:0", "0x1:0", "1 :0", "*:*", "02/01"} {
+		if _, err := FindSCSI(over, text); refusal.KindOf(err) != refusal.InvalidArgument {
+			t.Errorf("%q\nwant an InvalidArgument\ngot  %v", text, err)
+		}
+	}
+}
+
+func FuzzSCSIAddress(f *testing.F) {
+	for _, seed := range []string{"0:0", "255:16383", "256:0", "01:1", "*:?", "1:1\n", "0:99999999999999999999"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		address, err := parseSCSI(text)
+		if err != nil {
+			return
+		}
+		again, err := parseSCSI(fmt.Sprintf("%d:%d", address.target, address.unit))
+		if err != nil || again != address || address.target >= scsiTargets || address.unit >= scsiUnits {
+			t.Errorf("%q is %v, and written again %v, %v", text, address, again, err)
+		}
+	})
+}

@@ -1,0 +1,125 @@
+package blockdev
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Limits of a uevent's text, from the kernel's lib/kobject_uevent.c:
+// UEVENT_BUFFER_SIZE and UEVENT_NUM_ENVP.
+const (
+	ueventBytes = 2048
+	ueventVars  = 64
+)
+
+// kernelGroup is the multicast group that carries the kernel's own uevents;
+// group 2 is udev's.
+const kernelGroup = 1
+
+// uevent is one message of NETLINK_KOBJECT_UEVENT.
+type uevent struct {
+	action  string // add, remove, change, …
+	devpath string // below /sys
+	vars    map[string]string
+}
+
+// parseUevent reads "action@devpath\0KEY=value\0…".
+func parseUevent(b []byte) (uevent, error) {
+	head, rest, _ := bytes.Cut(b, []byte{0})
+	action, devpath, ok := strings.Cut(string(head), "@")
+	if !ok || action == "" || !strings.HasPrefix(devpath, "/") {
+		return uevent{}, fmt.Errorf("uevent: header %.80q is not action@/devpath", head)
+	}
+	e := uevent{action: action, devpath: devpath, vars: map[string]string{}}
+	for field := range bytes.SplitSeq(rest, []byte{0}) {
+		key, value, ok := strings.Cut(string(field), "=")
+		if !ok || key == "" {
+			continue
+		}
+		if len(e.vars) == ueventVars {
+			return uevent{}, fmt.Errorf("uevent: more than %d variables", ueventVars)
+		}
+		e.vars[key] = value
+	}
+	return e, nil
+}
+
+// uevents is an open subscription to the kernel's uevents. What happens after
+// subscribe returned is never missed: an overrun of the socket's buffer shows
+// as an event without an action.
+type uevents struct{ file *os.File }
+
+func subscribe() (*uevents, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_KOBJECT_UEVENT)
+	if err != nil {
+		return nil, os.NewSyscallError("socket(NETLINK_KOBJECT_UEVENT)", err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: kernelGroup}); err != nil {
+		unix.Close(fd)
+		return nil, os.NewSyscallError("bind(NETLINK_KOBJECT_UEVENT)", err)
+	}
+	return &uevents{os.NewFile(uintptr(fd), "uevents")}, nil
+}
+
+func (u *uevents) close() { u.file.Close() }
+
+// next waits for a subsystem's next event until ctx ends. Messages that the
+// kernel did not send, or that do not parse, are passed over.
+func (u *uevents) next(ctx context.Context, subsystem string) (uevent, error) {
+	stop := context.AfterFunc(ctx, func() { u.file.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	for {
+		e, err := u.receive()
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return uevent{}, context.Cause(ctx)
+		case errors.Is(err, unix.ENOBUFS):
+			return uevent{}, nil
+		case errors.Is(err, errForeign):
+			continue
+		case err != nil:
+			return uevent{}, err
+		case e.vars["SUBSYSTEM"] == subsystem:
+			return e, nil
+		}
+	}
+}
+
+// errForeign marks a message that is not a well-formed one of the kernel.
+var errForeign = errors.New("uevent: not the kernel's")
+
+func (u *uevents) receive() (uevent, error) {
+	raw, err := u.file.SyscallConn()
+	if err != nil {
+		return uevent{}, err
+	}
+	var buf [2 * ueventBytes]byte
+	var n int
+	var from unix.Sockaddr
+	var recvErr error
+	err = raw.Read(func(fd uintptr) bool {
+		n, from, recvErr = unix.Recvfrom(int(fd), buf[:], 0)
+		return recvErr != unix.EAGAIN
+	})
+	if err == nil {
+		err = recvErr
+	}
+	if err != nil {
+		return uevent{}, fmt.Errorf("receive uevent: %w", err)
+	}
+	if nl, ok := from.(*unix.SockaddrNetlink); !ok || nl.Pid != 0 {
+		return uevent{}, errForeign
+	}
+	e, err := parseUevent(buf[:n])
+	if err != nil {
+		return uevent{}, errForeign
+	}
+	return e, nil
+}

@@ -1,0 +1,108 @@
+package filesystem
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// makeExt4 formats an image as a user would, with the real mkfs.
+func makeExt4(t testing.TB, bytes int64, options ...string) string {
+	t.Helper()
+	image := filepath.Join(t.TempDir(), "ext4.img")
+	if err := os.WriteFile(image, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(image, bytes); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("mkfs.ext4", append(append([]string{"-q", "-F"}, options...), image)...).CombinedOutput(); err != nil {
+		t.Fatalf("mkfs.ext4: %v\n%s", err, out)
+	}
+	return image
+}
+
+func TestSuperblockOfRealMkfs(t *testing.T) {
+	for name, test := range map[string]struct {
+		bytes     int64
+		options   []string
+		blockSize uint64
+		first     uint64
+		wide      bool
+	}{
+		"4 KiB blocks, the default": {256 << 20, []string{"-b", "4096"}, 4096, 0, true},
+		"1 KiB blocks":              {64 << 20, []string{"-b", "1024"}, 1024, 1, true},
+		"without 64bit":             {256 << 20, []string{"-b", "4096", "-O", "^64bit"}, 4096, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := readExt4Super(makeExt4(t, test.bytes, append(test.options, "-O", "has_journal")...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s.blockSize != test.blockSize || s.blocks*s.blockSize != uint64(test.bytes) || s.firstBlock != test.first || s.wide != test.wide || s.errors || s.errorCount != 0 {
+				t.Errorf("got %+v", s)
+			}
+		})
+	}
+}
+
+func TestStateFlagAloneCountsAsARecordedError(t *testing.T) {
+	image := makeExt4(t, 64<<20)
+	if out, err := exec.Command("debugfs", "-w", "-R", "ssv state 2", image).CombinedOutput(); err != nil {
+		t.Fatalf("debugfs: %v\n%s", err, out)
+	}
+	count, repair, err := ext4RecordedErrors(image)
+	if err != nil || count != 1 || !strings.Contains(repair, "e2fsck") {
+		t.Errorf("got %d, %q, %v", count, repair, err)
+	}
+}
+
+func TestFilesystemWithout64bitEndsBefore2To32Blocks(t *testing.T) {
+	image := makeExt4(t, 64<<20, "-O", "^64bit")
+	err := ext4Grow(t.Context(), Mounted{Device: image}, 1<<32)
+	if refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), "64bit") {
+		t.Errorf("want a refusal that names the feature\ngot  %v", err)
+	}
+}
+
+func TestStepsEndAtGroupsAndAtTheGoal(t *testing.T) {
+	s := ext4Super{blockSize: 1024, blocksPerGroup: 8192, firstBlock: 1}
+	goal := uint64(100<<30) / 1024
+	steps := 0
+	for at := uint64(70000); at < goal; steps++ {
+		next := s.step(at, goal)
+		if next <= at || next > goal || next != goal && (next-s.firstBlock)%s.blocksPerGroup != 0 {
+			t.Fatalf("step from %d to %d", at, next)
+		}
+		at = next
+	}
+	if steps < 6 || steps > 8 {
+		t.Errorf("100 GiB in %d steps of 16", steps)
+	}
+}
+
+func FuzzExt4Super(f *testing.F) {
+	image, err := os.ReadFile(makeExt4(f, 8<<20))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(image[ext4SuperOffset : ext4SuperOffset+ext4SuperSize])
+	f.Add(make([]byte, ext4SuperSize))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, err := parseExt4Super(b)
+		if err != nil {
+			return
+		}
+		if s.blockSize < 1024 || s.blockSize > 65536 || s.blocks > (1<<63)/s.blockSize || s.blocksPerGroup == 0 {
+			t.Errorf("a superblock that makes no sense was read: %+v", s)
+		}
+		if next := s.step(s.blocks, s.blocks+1); next != s.blocks+1 || s.slack() < s.clusterBlocks {
+			t.Errorf("a step of one block ends at %d of %d, slack %d", next, s.blocks+1, s.slack())
+		}
+	})
+}

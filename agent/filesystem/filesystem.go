@@ -1,0 +1,80 @@
+// Package filesystem measures and grows mounted filesystems by the kernel's
+// own ioctls, and reads the errors they have recorded. No program is run: a
+// guest image needs neither e2fsprogs nor xfsprogs. One file a filesystem.
+package filesystem
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Mounted is a filesystem that is mounted: its root, which stays the caller's to
+// close, and the node of the block device below it.
+type Mounted struct {
+	Dir    *os.File
+	Device string // such as /dev/vda
+}
+
+// Geometry is a filesystem's extent on its device. (statfs does not tell it:
+// it leaves the filesystem's own metadata out.)
+type Geometry struct {
+	BlockSize uint64 // bytes
+	Blocks    uint64 // blocks, from the device's start to the filesystem's end
+	Slack     uint64 // the most blocks that growing leaves unused at a device's end
+}
+
+// Bytes is where the filesystem ends on its device.
+func (g Geometry) Bytes() uint64 { return g.BlockSize * g.Blocks }
+
+// Type is what this package can do with one type of filesystem.
+type Type struct {
+	Name string
+
+	// Geometry reads the extent from the running filesystem.
+	Geometry func(Mounted) (Geometry, error)
+
+	// Grow makes the filesystem end at blocks, or as near below as the
+	// kernel can; Geometry tells where. It never shrinks. It goes in steps and
+	// stops between two of them, at a consistent size, when ctx ends.
+	Grow func(ctx context.Context, m Mounted, blocks uint64) error
+
+	// RecordedErrors returns how many errors the superblock on a device
+	// remembers from this mount or an earlier one, and the repair that makes it
+	// forget. Zero and "" where there are none, or the type keeps no record.
+	RecordedErrors func(device string) (count uint64, repair string, err error)
+}
+
+var types = []Type{ext4, xfs}
+
+// Lookup returns the type that mount(2) and mountinfo call name.
+func Lookup(name string) (Type, bool) {
+	for _, t := range types {
+		if t.Name == name {
+			return t, true
+		}
+	}
+	return Type{}, false
+}
+
+// Names returns the types that can be mounted and grown.
+func Names() []string {
+	names := make([]string, len(types))
+	for i, t := range types {
+		names[i] = t.Name
+	}
+	return names
+}
+
+// ioctl calls request on the filesystem's root with arg, a pointer to a
+// structure of the layout that the request has.
+func ioctl(m Mounted, name string, request uintptr, arg unsafe.Pointer) error {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, m.Dir.Fd(), request, uintptr(arg)); errno != 0 {
+		return &fs.PathError{Op: fmt.Sprintf("ioctl(%s)", name), Path: m.Dir.Name(), Err: errno}
+	}
+	return nil
+}
