@@ -1,0 +1,55 @@
+package health
+
+import "strings"
+
+// Status is how bad a condition is, with the names and numbers of CSI 1.13's
+// volume health.
+type Status int
+
+// The statuses, from bad to worse.
+const (
+	Degraded     Status = 1 // it works, with a loss of something
+	Inaccessible Status = 2 // reads or writes fail
+	DataLoss     Status = 3 // loss is proven
+)
+
+// Reasons of conditions, in CamelCase as CSI wants them.
+const (
+	ReasonDeviceGone     = "DeviceGone"
+	ReasonIOHung         = "IOHung"
+	ReasonIOError        = "IOError"
+	ReasonReadOnly       = "ReadOnly"
+	ReasonShutdown       = "Shutdown"
+	ReasonOutOfSpace     = "OutOfSpace"
+	ReasonRecordedErrors = "RecordedErrors"
+	ReasonPastIOError    = "PastIOError"
+	ReasonReadError      = "ReadError"
+)
+
+// Condition is one thing that is wrong with a volume. (Status, Reason) is
+// unique among a volume's conditions; a healthy volume has none.
+type Condition struct {
+	Status  Status
+	Reason  string
+	Message string // what a person can act on
+}
+
+// untilRemount tells that nothing but mounting again can mend it, and that
+// nothing more is to be learnt of it. (An xfs that has shut down may yet turn out
+// to have lost its device.)
+func (c Condition) untilRemount() bool {
+	return c.Reason == ReasonReadOnly || c.Reason == ReasonDeviceGone
+}
+
+// Summary projects conditions on Kata's VolumeCondition and the older CSI one:
+// whether anything is wrong, and one message; "OK" where nothing is.
+func Summary(conditions []Condition) (abnormal bool, message string) {
+	if len(conditions) == 0 {
+		return false, "OK"
+	}
+	messages := make([]string, len(conditions))
+	for i, c := range conditions {
+		messages[i] = c.Message
+	}
+	return true, strings.Join(messages, "; ")
+}

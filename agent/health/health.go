@@ -1,0 +1,80 @@
+package health
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/directvol/directvol/agent/blockdev"
+)
+
+// Intervals of a watch. They bound how long a fault that the kernel's log does
+// not name stays unseen, and how much a watch writes itself.
+const (
+	activityInterval = 5 * time.Second // a volume that is written to is probed as often
+	idleInterval     = 30 * time.Second
+	sickInterval     = 5 * time.Second
+	settleInterval   = time.Second     // between two looks, whatever the log says
+	hungLimit        = 5 * time.Second // for an examination; then the device hangs
+)
+
+// Target is what a watch looks at.
+type Target struct {
+	Mountpoint string
+	FSType     string
+	Device     blockdev.Device
+}
+
+// Monitor owns the watches and follows the kernel's log for all of them.
+type Monitor struct {
+	log     *logrus.Entry
+	mu      sync.Mutex
+	watches map[*Watch]struct{}
+}
+
+// NewMonitor returns a Monitor without watches. Run makes it listen.
+func NewMonitor(log *logrus.Entry) *Monitor {
+	return &Monitor{log: log, watches: map[*Watch]struct{}{}}
+}
+
+// Run follows the kernel's log until ctx ends and has the watches look whose
+// device it names. Without it they look at intervals only.
+func (m *Monitor) Run(ctx context.Context) error {
+	err := followKmsg(ctx, func(message []byte) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		for w := range m.watches {
+			if message == nil {
+				w.poke()
+			} else if mentions(message, w.target.Device.Name) {
+				w.hear(message)
+			}
+		}
+	})
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("health: the kernel's log cannot be followed: %w", err)
+}
+
+// Watch starts to watch a target, until End.
+func (m *Monitor) Watch(t Target) *Watch {
+	w := &Watch{
+		monitor: m, target: t, activity: activity{device: t.Device.Name},
+		poked: make(chan struct{}, 1), looked: make(chan struct{}),
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.watches[w] = struct{}{}
+	w.start()
+	return w
+}
+
+func (m *Monitor) remove(w *Watch) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.watches, w)
+}

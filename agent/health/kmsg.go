@@ -1,0 +1,87 @@
+package health
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// kmsgRecord is more than the kernel puts into one record (PRINTK_MESSAGE_MAX
+// in kernel/printk/internal.h); a shorter buffer gets EINVAL.
+const kmsgRecord = 8192
+
+// followKmsg calls each with every message that the kernel itself logs from now
+// on (Documentation/ABI/testing/dev-kmsg), and with nil where some were
+// overwritten before they were read. It returns when ctx ends.
+func followKmsg(ctx context.Context, each func(message []byte)) error {
+	file, err := os.OpenFile("/dev/kmsg", os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if _, err := file.Seek(0, io.SeekEnd); err != nil {
+		return fmt.Errorf("seek to the end of /dev/kmsg: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { file.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	buf := make([]byte, kmsgRecord)
+	for {
+		n, err := file.Read(buf)
+		switch {
+		case err == nil:
+			if message, ok := messageOf(buf[:n]); ok {
+				each(message)
+			}
+		case errors.Is(err, unix.EPIPE):
+			each(nil)
+		case ctx.Err() != nil:
+			return ctx.Err()
+		default:
+			return err
+		}
+	}
+}
+
+// messageOf returns the text of a record "PRIORITY,…;text\n KEY=value\n…", and
+// whether the kernel is its author: any process with the right may write to the
+// log, but not as facility 0.
+func messageOf(record []byte) (text []byte, kernels bool) {
+	prefix, text, _ := bytes.Cut(record, []byte{';'})
+	text, _, _ = bytes.Cut(text, []byte{'\n'})
+	number, _, _ := bytes.Cut(prefix, []byte{','})
+	priority, err := strconv.ParseUint(string(number), 10, 32)
+	return text, err == nil && priority>>3 == 0
+}
+
+// isReadError tells whether a message is the block layer's about a read
+// (blk_print_req_error in block/blk-mq.c); op 0x0 is REQ_OP_READ.
+func isReadError(message []byte) bool {
+	return bytes.Contains(message, []byte("error, dev ")) && bytes.Contains(message, []byte("op 0x0:(READ)"))
+}
+
+// mentions tells whether a message holds name as a word of its own: "vda" is
+// in "XFS (vda):", "dev vda, sector 8" and "device vda-8", not in "vdaa".
+func mentions(message []byte, name string) bool {
+	for rest := message; ; {
+		at := bytes.Index(rest, []byte(name))
+		if at < 0 {
+			return false
+		}
+		end := at + len(name)
+		if (at == 0 || !wordByte(rest[at-1])) && (end == len(rest) || !wordByte(rest[end])) {
+			return true
+		}
+		rest = rest[end:]
+	}
+}
+
+func wordByte(b byte) bool {
+	return b == '_' || '0' <= b && b <= '9' || 'a' <= b && b <= 'z' || 'A' <= b && b <= 'Z'
+}

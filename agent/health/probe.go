@@ -1,0 +1,130 @@
+package health
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/filesystem"
+)
+
+// probeBytes is a page: the least that a write to a file costs anyway.
+const probeBytes = 4096
+
+// finding is what an examination has found. failure is an error that says
+// nothing about the filesystem.
+type finding struct {
+	conditions []Condition
+	failure    error
+}
+
+// examine looks at every signal once. It blocks for as long as the device does.
+func examine(t Target) finding {
+	number := t.Device.Number
+	_, err := os.Stat(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(number), unix.Minor(number)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return finding{conditions: []Condition{{Inaccessible, ReasonDeviceGone, fmt.Sprintf(
+			"%s on %s: the device is gone from under the mount: unmount, attach the disk again and mount it", t.FSType, t.Device.Path)}}}
+	}
+	fstype, ok := filesystem.Lookup(t.FSType)
+	if !ok {
+		return finding{} // what it does with a probe is not known here
+	}
+	f := judge(t, probe(t))
+	count, repair, err := fstype.RecordedErrors(t.Device.Path)
+	if err == nil && count > 0 {
+		f.conditions = append(f.conditions, Condition{Degraded, ReasonRecordedErrors, fmt.Sprintf(
+			"%s on %s: its superblock records errors (%d): unmount, run %s on the detached disk and mount it again", t.FSType, t.Device.Path, count, repair)})
+	}
+	return f
+}
+
+// probe asks the filesystem itself whether it still takes writes: an unnamed
+// file, a page, fsync. That caught every fault of the table in doc.go, and
+// leaves nothing behind. What is read-only because someone has mounted it so, or
+// remounted it, is only looked at. It may block for as long as the device does.
+func probe(t Target) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(t.Mountpoint, &st); err != nil {
+		return &fs.PathError{Op: "statfs", Path: t.Mountpoint, Err: err}
+	}
+	if st.Flags&unix.ST_RDONLY != 0 {
+		dir, err := os.Open(t.Mountpoint)
+		if err != nil {
+			return err
+		}
+		defer dir.Close()
+		return sameDevice(dir, t)
+	}
+	file, err := os.OpenFile(t.Mountpoint, unix.O_TMPFILE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := sameDevice(file, t); err != nil {
+		return err
+	}
+	if _, err := file.Write(make([]byte, probeBytes)); err != nil {
+		return err
+	}
+	return file.Sync()
+}
+
+// errUnmounted means that the mount point leads elsewhere by now.
+var errUnmounted = errors.New("it is no longer mounted here")
+
+// sameDevice keeps the probe from writing to what lies below a mount point
+// after someone else has unmounted it.
+func sameDevice(file *os.File, t Target) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
+		return &fs.PathError{Op: "fstat", Path: file.Name(), Err: err}
+	}
+	if st.Dev != t.Device.Number {
+		return errUnmounted
+	}
+	return nil
+}
+
+// judge turns a probe's error into a condition, where it is one: others, such as
+// a want of memory, are failures of the probe.
+func judge(t Target, err error) finding {
+	one := func(status Status, reason, format string, args ...any) finding {
+		return finding{conditions: []Condition{{status, reason, fmt.Sprintf("%s on %s: ", t.FSType, t.Device.Path) + fmt.Sprintf(format, args...)}}}
+	}
+	is := func(errnos ...unix.Errno) bool {
+		for _, errno := range errnos {
+			if errors.Is(err, errno) {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case err == nil:
+		return finding{}
+	case errors.Is(err, fs.ErrNotExist), is(unix.ENOTDIR):
+		return finding{failure: fmt.Errorf("%w: %w", errUnmounted, err)}
+	case is(unix.ENOSPC, unix.EDQUOT):
+		return one(Degraded, ReasonOutOfSpace, "out of space or inodes (%v): delete files or grow the volume", cause(err))
+	case is(unix.EROFS):
+		return one(Inaccessible, ReasonReadOnly, "takes no writes any more (%v), the kernel stopped it after an error: mend the disk, unmount, run e2fsck -p on it and mount it again", cause(err))
+	case is(unix.EIO, unix.ESHUTDOWN) && t.FSType == "xfs":
+		return one(Inaccessible, ReasonShutdown, "reads and writes fail (%v), it has shut itself down: mend the disk, unmount and mount it again", cause(err))
+	case is(unix.EIO, unix.ESHUTDOWN, unix.ENXIO, unix.ENODEV, unix.EUCLEAN):
+		return one(Inaccessible, ReasonIOError, "writes fail (%v): mend the disk, unmount and mount it again", cause(err))
+	}
+	return finding{failure: err}
+}
+
+// cause is the bare errno of an error of package os, whose path is the
+// probe's business alone.
+func cause(err error) error {
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
+		return path.Err
+	}
+	return err
+}
