@@ -1,0 +1,33 @@
+package storage
+
+import (
+	"context"
+	"slices"
+
+	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/filesystem"
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// blk is a disk by its PCI path or its node below /dev.
+var blk = &driver{
+	name: "blk", device: true, volume: true,
+	check: func(r request) error {
+		if r.source == "" {
+			return refusal.New(refusal.InvalidArgument, "source %q is no device: give a PCI path such as 02/01 or a path below /dev", r.source)
+		}
+		return checkDiskFilesystem(r)
+	},
+	find: func(ctx context.Context, r request) (origin, error) {
+		return deviceOrigin(blockdev.Find(ctx, r.source))
+	},
+	mount: mount, unmount: unmount,
+}
+
+// checkDiskFilesystem refuses a filesystem that does not lie on a disk.
+func checkDiskFilesystem(r request) error {
+	if !slices.Contains(filesystem.Names(), r.fstype) {
+		return refusal.New(refusal.InvalidArgument, "unknown fstype %.40q, this agent has %v", r.fstype, filesystem.Names())
+	}
+	return nil
+}

@@ -1,0 +1,81 @@
+package storage
+
+import (
+	"context"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/blockdev"
+)
+
+// driver is what a value of Storage.driver stands for.
+type driver struct {
+	name string
+	// device says that a block device is below, which the host plugs in.
+	device bool
+	// volume says that something is mounted: it can be measured, and is watched.
+	volume bool
+	// check refuses a request that can never be right for this driver.
+	check func(request) error
+	// find returns what the request's source names; it waits until ctx ends for
+	// a device that is not there yet.
+	find func(context.Context, request) (origin, error)
+	// mount makes the storage at its mount point, and tells whether it made that.
+	mount func(request, origin) (made bool, err error)
+	// unmount undoes mount. What is in use is refused.
+	unmount func(*mounted) error
+}
+
+// drivers are all that there are, one a file, by the names that Kata has for
+// them.
+var drivers = []*driver{blk, scsi, ephemeral, local, virtioFS}
+
+// Drivers returns the values of Storage.driver that this agent knows.
+func Drivers() []string { return namesOf(func(*driver) bool { return true }) }
+
+// DeviceDrivers returns those of Drivers that mount a block device.
+func DeviceDrivers() []string { return namesOf(func(d *driver) bool { return d.device }) }
+
+func namesOf(matches func(*driver) bool) (names []string) {
+	for _, d := range drivers {
+		if matches(d) {
+			names = append(names, d.name)
+		}
+	}
+	return names
+}
+
+// driverOf returns the driver of a name, or nil.
+func driverOf(name string) *driver {
+	for _, d := range drivers {
+		if d.name == name {
+			return d
+		}
+	}
+	return nil
+}
+
+// origin is what is mounted. One without a block device has number 0, and is
+// known by its name.
+type origin struct {
+	path   string // the device's node, or the name that mountinfo has
+	number uint64 // dev_t
+}
+
+// isOf tells whether a mount is one of this origin. Filesystems without a block
+// device have major 0.
+func (o origin) isOf(m *mountinfo.Info) bool {
+	if o.number != 0 {
+		return o.number == unix.Mkdev(uint32(m.Major), uint32(m.Minor))
+	}
+	return m.Major == 0 && m.Source == o.path
+}
+
+// deviceOrigin is a block device as an origin.
+func deviceOrigin(d blockdev.Device, err error) (origin, error) {
+	return origin{d.Path, d.Number}, err
+}
+
+// named is find for what has no block device.
+func named(_ context.Context, r request) (origin, error) { return origin{path: r.source}, nil }

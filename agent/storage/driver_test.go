@@ -1,0 +1,178 @@
+package storage
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/volume"
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+func newTable() *Table {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	entry := logrus.NewEntry(log)
+	return NewTable(entry, volume.NewTable(health.NewMonitor(entry)), time.Millisecond)
+}
+
+// ownDir is a folder by the path that mountinfo would have for it.
+func ownDir(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func TestEveryDriverIsWhole(t *testing.T) {
+	for _, d := range drivers {
+		if d.check == nil || d.find == nil || d.mount == nil || d.unmount == nil || driverOf(d.name) != d {
+			t.Errorf("driver %q lacks something, or has another's name", d.name)
+		}
+		if d.device && !slices.Contains(DeviceDrivers(), d.name) || !slices.Contains(Drivers(), d.name) {
+			t.Errorf("driver %s is not listed", d.name)
+		}
+	}
+}
+
+func TestStorageThatItsDriverCannotMakeIsRefused(t *testing.T) {
+	for name, test := range map[string]struct {
+		storage agentpb.Storage
+		kind    refusal.Kind
+		says    string
+	}{
+		"ephemeral on a disk":     {agentpb.Storage{Driver: "ephemeral", Source: "tmpfs", Fstype: "ext4"}, refusal.InvalidArgument, "ext4"},
+		"ephemeral in huge pages": {agentpb.Storage{Driver: "ephemeral", Source: "nodev", Fstype: "hugetlbfs"}, refusal.InvalidArgument, "hugetlbfs"},
+		"ephemeral of no name":    {agentpb.Storage{Driver: "ephemeral", Fstype: "tmpfs"}, refusal.InvalidArgument, "source"},
+		"ephemeral for a group":   {agentpb.Storage{Driver: "ephemeral", Source: "tmpfs", Fstype: "tmpfs", Options: []string{"size=1m", "fsgid=5"}}, refusal.Unimplemented, "fsgid"},
+		"local for a group":       {agentpb.Storage{Driver: "local", Options: []string{"mode=0777", "fsgid=5"}}, refusal.Unimplemented, "fsgid"},
+		"local, read-only":        {agentpb.Storage{Driver: "local", Options: []string{"ro", "mode=0777"}}, refusal.InvalidArgument, "mode="},
+		"local of a size":         {agentpb.Storage{Driver: "local", Options: []string{"size=1m"}}, refusal.InvalidArgument, "size=1m"},
+		"local, mode not octal":   {agentpb.Storage{Driver: "local", Options: []string{"mode=0888"}}, refusal.InvalidArgument, "0888"},
+		"local, mode too long":    {agentpb.Storage{Driver: "local", Options: []string{"mode=10000"}}, refusal.InvalidArgument, "10000"},
+		"local, two modes":        {agentpb.Storage{Driver: "local", Options: []string{"mode=700", "mode=777"}}, refusal.InvalidArgument, "mode=700,mode=777"},
+		"scsi in memory":          {agentpb.Storage{Driver: "scsi", Source: "0:1", Fstype: "tmpfs"}, refusal.InvalidArgument, "tmpfs"},
+		"virtio-fs on a disk":     {agentpb.Storage{Driver: "virtio-fs", Source: "kataShared", Fstype: "ext4"}, refusal.InvalidArgument, "ext4"},
+		"virtio-fs of no tag":     {agentpb.Storage{Driver: "virtio-fs", Fstype: "virtiofs"}, refusal.InvalidArgument, "tag"},
+		"virtio-fs, tag too long": {agentpb.Storage{Driver: "virtio-fs", Source: strings.Repeat("x", tagBytes+1), Fstype: "virtiofs"}, refusal.InvalidArgument, "tag"},
+	} {
+		test.storage.MountPoint = "/run/test/refused"
+		_, err := parse(&test.storage)
+		if refusal.KindOf(err) != test.kind || err == nil || !strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), test.storage.MountPoint) {
+			t.Errorf("%s\nwant kind %v, %q and the mount point\ngot  %v", name, test.kind, test.says, err)
+		}
+	}
+}
+
+func TestLocalDirectoryHasItsModeAndKeepsItsFiles(t *testing.T) {
+	table, dir := newTable(), filepath.Join(ownDir(t), "a", "local")
+	storage := &agentpb.Storage{Driver: "local", Source: "local", Fstype: "local", Options: []string{"mode=1777"}, MountPoint: dir}
+	for _, holder := range []string{"first", "second", "second"} {
+		if err := table.Hold(t.Context(), holder, []*agentpb.Storage{storage}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	info, err := os.Stat(dir)
+	if err != nil || info.Mode() != fs.ModeDir|fs.ModeSticky|0o777 {
+		t.Fatalf("want a directory of mode 1777\ngot  %v, error %v", info.Mode(), err)
+	}
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, holder := range []string{"first", "second"} {
+		if err := table.Release(t.Context(), holder); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Stat(file); err != nil || len(table.Mounted()) != 0 {
+		t.Errorf("want the file kept and nothing held\ngot  error %v, %v", err, table.Mounted())
+	}
+}
+
+func TestLocalDirectoryThatStayedEmptyGoes(t *testing.T) {
+	table, dir := newTable(), filepath.Join(ownDir(t), "local")
+	good := &agentpb.Storage{Driver: "local", MountPoint: dir}
+	bad := &agentpb.Storage{Driver: "local", MountPoint: "/proc/nothing/local"}
+	if err := table.Hold(t.Context(), "c1", []*agentpb.Storage{good, bad}); refusal.KindOf(err) != refusal.InvalidArgument {
+		t.Fatalf("want the second one refused\ngot  %v", err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("want the first one unwound\ngot  %v", err)
+	}
+}
+
+func TestOnlyEphemeralStoragesThatAreMountedAreUpdated(t *testing.T) {
+	table, dir := newTable(), filepath.Join(ownDir(t), "local")
+	held := &agentpb.Storage{Driver: "local", MountPoint: dir}
+	if err := table.Hold(t.Context(), "c1", []*agentpb.Storage{held}); err != nil {
+		t.Fatal(err)
+	}
+	for want, storage := range map[refusal.Kind]*agentpb.Storage{
+		refusal.InvalidArgument: held,
+		refusal.NotFound:        {Driver: "ephemeral", Source: "tmpfs", Fstype: "tmpfs", MountPoint: dir, Options: []string{"remount", "size=1m"}},
+	} {
+		if err := table.Update(t.Context(), []*agentpb.Storage{storage}); refusal.KindOf(err) != want {
+			t.Errorf("driver %s\nwant kind %v\ngot  %v", storage.Driver, want, err)
+		}
+	}
+}
+
+func TestOriginIsADeviceByItsNumberAndOthersByName(t *testing.T) {
+	disk, shm := origin{"/dev/vda", unix.Mkdev(254, 0)}, origin{path: "shm"}
+	onDisk := &mountinfo.Info{Source: "/dev/root", Major: 254, Minor: 0}
+	inMemory := &mountinfo.Info{Source: "shm", Major: 0, Minor: 31}
+	named := &mountinfo.Info{Source: "shm", Major: 254, Minor: 16}
+	for _, test := range []struct {
+		of    origin
+		mount *mountinfo.Info
+		want  bool
+	}{{disk, onDisk, true}, {disk, inMemory, false}, {disk, named, false}, {shm, inMemory, true}, {shm, onDisk, false}, {shm, named, false}} {
+		if got := test.of.isOf(test.mount); got != test.want {
+			t.Errorf("%v of %v\nwant %v\ngot  %v", test.mount, test.of, test.want, got)
+		}
+	}
+}
+
+// A Storage comes from the host, and its mount point and options go to mount(2).
+func FuzzStorage(f *testing.F) {
+	for _, s := range []*agentpb.Storage{
+		{Driver: "blk", Source: "02/01", Fstype: "ext4", MountPoint: "/run/v", Options: []string{"ro", "discard"}},
+		{Driver: "ephemeral", Source: "shm", Fstype: "tmpfs", MountPoint: "/run/shm", Options: []string{"size=1m,mode=1777"}},
+		{Driver: "local", MountPoint: "/run/../l", Options: []string{"mode=0777"}, Shared: true},
+	} {
+		b, err := s.Marshal()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var s agentpb.Storage
+		if s.Unmarshal(b) != nil {
+			return
+		}
+		r, err := parse(&s)
+		if err != nil {
+			return
+		}
+		if r.driver == nil || !filepath.IsAbs(r.mountPoint) || r.mountPoint != filepath.Clean(r.mountPoint) || r.mountPoint == "/" ||
+			len(r.data) > dataBytes || strings.ContainsRune(r.data+r.mountPoint+r.source, 0) {
+			t.Errorf("%v was taken as %+v", s, r)
+		}
+	})
+}

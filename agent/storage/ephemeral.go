@@ -1,0 +1,91 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+// ephemeral is a tmpfs (Documentation/filesystems/tmpfs.rst): a pod's shared
+// memory, or an emptyDir in memory. What it holds goes with its last holder.
+var ephemeral = &driver{
+	name: "ephemeral", volume: true,
+	check: func(r request) error {
+		if r.fstype != "tmpfs" {
+			return refusal.New(refusal.InvalidArgument, "unknown fstype %.40q, driver ephemeral has tmpfs", r.fstype)
+		}
+		if r.source == "" {
+			return refusal.New(refusal.InvalidArgument, "an empty source: give the name that mountinfo is to show, such as tmpfs")
+		}
+		return checkGroupOption(r)
+	},
+	find: named, mount: mount, unmount: unmount,
+}
+
+// groupOption is fs_group as Kata's runtime writes it among the options of what
+// has no disk. The kernel does not know it.
+const groupOption = "fsgid="
+
+func checkGroupOption(r request) error {
+	if slices.ContainsFunc(strings.Split(r.data, ","), func(o string) bool { return strings.HasPrefix(o, groupOption) }) {
+		return refusal.New(refusal.Unimplemented, "option %s… is not built yet", groupOption)
+	}
+	return nil
+}
+
+// remountOption is what Kata's runtime writes into an update's options.
+const remountOption = "remount"
+
+// Update gives ephemeral storages that are mounted new options, such as a size.
+// Options that are not named stay; mount flags can be added. It may be repeated;
+// where one storage fails, those before it have been updated.
+func (t *Table) Update(ctx context.Context, storages []*agentpb.Storage) error {
+	requests := make([]request, len(storages))
+	for i, s := range storages {
+		r, err := parse(s)
+		if err != nil {
+			return err
+		}
+		if r.driver != ephemeral {
+			return refusal.New(refusal.InvalidArgument, "storage %s: driver %s cannot be updated, %s can", r.mountPoint, r.driver.name, ephemeral.name)
+		}
+		requests[i] = r
+	}
+	for _, r := range requests {
+		_, err := t.inTurn(ctx, "remount", r.mountPoint, func() (bool, error) { return false, t.remount(r) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// remount is Update for one storage, in its mount point's turn.
+func (t *Table) remount(r request) error {
+	m := t.at(r.mountPoint)
+	top, err := topmost(r.mountPoint)
+	if err != nil {
+		return err
+	}
+	if m == nil || m.driver != ephemeral || top == nil || top.FSType != m.fstype || !m.from.isOf(top) {
+		return refusal.New(refusal.NotFound, "storage %s: no %s storage is mounted there", r.mountPoint, ephemeral.name)
+	}
+	options := slices.DeleteFunc(strings.Split(r.data, ","), func(o string) bool { return o == remountOption })
+	data := strings.Join(options, ",")
+	// A flag that is not named would be taken away: nosuid, for one.
+	err = unix.Mount("", r.mountPoint, "", unix.MS_REMOUNT|m.flags|r.flags, data)
+	switch {
+	case errors.Is(err, unix.EINVAL):
+		return refusal.New(refusal.InvalidArgument, "remount %s with %q: %w (is it smaller than what is in use? the guest's kernel log says more)", r.mountPoint, data, err)
+	case err != nil:
+		return refusal.New(mountKind(err), "remount %s with %q: %w", r.mountPoint, data, err)
+	}
+	t.log.WithField("mountpoint", r.mountPoint).WithField("options", data).Info("storage remounted")
+	return nil
+}

@@ -1,0 +1,62 @@
+package storage
+
+import (
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// local is a directory of the guest's own file system: an emptyDir. It outlives
+// its holders, as the files in it are to outlive a container; an empty one goes.
+var local = &driver{
+	name: "local",
+	check: func(r request) error {
+		if err := checkGroupOption(r); err != nil {
+			return err
+		}
+		_, _, err := localMode(r)
+		return err
+	},
+	find: named,
+	mount: func(r request, _ origin) (made bool, err error) {
+		made, err = makeMountPoint(r.mountPoint)
+		if err != nil {
+			return false, err
+		}
+		mode, given, err := localMode(r)
+		if err == nil && given {
+			err = unix.Chmod(r.mountPoint, mode)
+		}
+		if err == nil {
+			return made, nil
+		}
+		if made {
+			os.Remove(r.mountPoint)
+		}
+		return false, &fs.PathError{Op: "chmod", Path: r.mountPoint, Err: err}
+	},
+	unmount: func(m *mounted) error {
+		if m.made {
+			os.Remove(m.mountPoint) // refused where it is not empty, which is right
+		}
+		return nil
+	},
+}
+
+// localMode reads the directory's mode, the only option that there is.
+func localMode(r request) (mode uint32, given bool, err error) {
+	if r.flags == 0 && r.data == "" {
+		return 0, false, nil
+	}
+	text, ok := strings.CutPrefix(r.data, "mode=")
+	bits, err := strconv.ParseUint(text, 8, 12)
+	if r.flags != 0 || !ok || err != nil {
+		return 0, false, refusal.New(refusal.InvalidArgument, "options %.80q: driver local has mode=, in octal and up to 7777, and no other", r.data)
+	}
+	return uint32(bits), true, nil
+}

@@ -1,0 +1,114 @@
+package storage
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// mount mounts an origin, and tells whether it made the mount point. The same
+// one that is mounted there already is taken over; another one is refused: it
+// would be hidden, or hide.
+func mount(r request, from origin) (made bool, err error) {
+	switch top, err := topmost(r.mountPoint); {
+	case err != nil:
+		return false, err
+	case top == nil:
+	case from.isOf(top) && top.FSType == r.fstype:
+		return false, nil
+	default:
+		return false, occupied(r, from, top.Source, top.FSType)
+	}
+	made, err = makeMountPoint(r.mountPoint)
+	if err != nil {
+		return false, err
+	}
+	err = unix.Mount(from.path, r.mountPoint, r.fstype, r.flags, r.data)
+	if err == nil {
+		return made, nil
+	}
+	if made {
+		os.Remove(r.mountPoint)
+	}
+	return false, refusal.New(mountKind(err), "mount %s of %s at %s with %q: %w (the guest's kernel log says more)", r.fstype, from.path, r.mountPoint, r.data, err)
+}
+
+// topmost returns what is mounted at a path, nil where nothing is.
+func topmost(path string) (*mountinfo.Info, error) {
+	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(path))
+	if err != nil || len(mounts) == 0 {
+		return nil, err
+	}
+	return mounts[len(mounts)-1], nil
+}
+
+// occupied refuses a mount point at which something else is mounted.
+func occupied(r request, from origin, source, fstype string) error {
+	return refusal.New(refusal.AlreadyExists, "storage %s: %s (%s) is mounted there already, not %s (%s)", r.mountPoint, source, fstype, from.path, r.fstype)
+}
+
+// mountKind is what an error of mount(2) means to who asked for the mount.
+func mountKind(err error) refusal.Kind {
+	for _, errno := range []unix.Errno{unix.EACCES, unix.EROFS, unix.EBUSY, unix.ENODEV, unix.EUCLEAN, unix.ENXIO} {
+		if errors.Is(err, errno) {
+			return refusal.FailedPrecondition // the disk's or the kernel's state
+		}
+	}
+	if errors.Is(err, unix.EINVAL) {
+		return refusal.InvalidArgument // another filesystem, or an option that it does not have
+	}
+	return refusal.Internal
+}
+
+// makeMountPoint makes the directory where it is not there. A path that leads
+// through a symbolic link is refused: mountinfo would name the volume by another
+// one, by which nobody here would find it again.
+func makeMountPoint(path string) (made bool, err error) {
+	refuse := func(format string, args ...any) (bool, error) {
+		if made {
+			os.Remove(path)
+		}
+		return false, refusal.New(refusal.InvalidArgument, "mount point: "+format, args...)
+	}
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			return refuse("%w", err)
+		}
+		made = true
+	} else if err != nil {
+		return refuse("%w", err)
+	} else if !info.IsDir() {
+		return refuse("%s is no directory", path)
+	}
+	switch real, err := filepath.EvalSymlinks(path); {
+	case err != nil:
+		return refuse("%w", err)
+	case real != path:
+		return refuse("%s leads through a symbolic link to %s: name that", path, real)
+	}
+	return made, nil
+}
+
+// unmount is never lazy: a volume that is still in use would be pulled from
+// under its users.
+func unmount(m *mounted) error {
+	switch err := unix.Unmount(m.mountPoint, unix.UMOUNT_NOFOLLOW); {
+	case errors.Is(err, unix.EBUSY):
+		return refusal.New(refusal.FailedPrecondition, "volume %s is in use by a process in the guest: end it and try again: %w", m.mountPoint, err)
+	case errors.Is(err, unix.EINVAL), errors.Is(err, fs.ErrNotExist):
+		// Someone else has unmounted it.
+	case err != nil:
+		return &fs.PathError{Op: "unmount", Path: m.mountPoint, Err: err}
+	}
+	if m.made {
+		os.Remove(m.mountPoint) // refused where it is not empty, which is right
+	}
+	return nil
+}

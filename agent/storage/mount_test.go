@@ -1,0 +1,47 @@
+package storage
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+func TestMountPointIsMadeOnceAndIsOnesOwn(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "a", "b")
+	for _, want := range []bool{true, false} {
+		made, err := makeMountPoint(path)
+		if err != nil || made != want {
+			t.Errorf("want it made: %v\ngot  %v, error %v", want, made, err)
+		}
+	}
+}
+
+func TestMountPointThatIsNoDirectoryOfItsOwnIsRefused(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Mkdir(filepath.Join(dir, "real"), 0o700), os.Symlink("real", link)); err != nil {
+		t.Fatal(err)
+	}
+	for name, path := range map[string]string{
+		"file": file, "below a file": file + "/x", "link": link, "behind a link": link + "/x", "proc": "/proc/nothing/x",
+	} {
+		made, err := makeMountPoint(path)
+		if made || refusal.KindOf(err) != refusal.InvalidArgument {
+			t.Errorf("%s: made %v\nwant an InvalidArgument\ngot  %v", name, made, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "real", "x")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a refused mount point is still there: %v", err)
+	}
+}

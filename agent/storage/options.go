@@ -1,0 +1,44 @@
+package storage
+
+import (
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// flagOf are the options that mount(2) takes as flags.
+var flagOf = map[string]uintptr{
+	"ro":          unix.MS_RDONLY,
+	"nosuid":      unix.MS_NOSUID,
+	"nodev":       unix.MS_NODEV,
+	"noexec":      unix.MS_NOEXEC,
+	"sync":        unix.MS_SYNCHRONOUS,
+	"dirsync":     unix.MS_DIRSYNC,
+	"noatime":     unix.MS_NOATIME,
+	"nodiratime":  unix.MS_NODIRATIME,
+	"relatime":    unix.MS_RELATIME,
+	"strictatime": unix.MS_STRICTATIME,
+}
+
+// hostOnly are options that CSI drivers pass on and that mean something to
+// mount(8), fstab or the kubelet, or are the default, but nothing to a
+// filesystem, which would refuse them.
+var hostOnly = map[string]bool{
+	"": true, "defaults": true, "rw": true, "bind": true, "rbind": true,
+	"_netdev": true, "nofail": true, "auto": true, "noauto": true,
+	"user": true, "nouser": true, "users": true, "lazytime": true,
+}
+
+// mountOptions splits a Storage's options into mount(2)'s flags and data. Some
+// callers write several into one, with commas.
+func mountOptions(options []string) (flags uintptr, data string) {
+	var rest []string
+	for o := range strings.SplitSeq(strings.Join(options, ","), ",") {
+		if flag, ok := flagOf[o]; ok {
+			flags |= flag
+		} else if !hostOnly[o] {
+			rest = append(rest, o)
+		}
+	}
+	return flags, strings.Join(rest, ",")
+}

@@ -1,0 +1,58 @@
+package storage
+
+import (
+	"path/filepath"
+	"strings"
+
+	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+const (
+	pathBytes = 4095 // PATH_MAX, less its NUL
+	dataBytes = 4095 // mount(2) takes a page of data
+)
+
+// request is a Storage that has been found to make sense.
+type request struct {
+	driver     *driver
+	source     string
+	fstype     string
+	flags      uintptr
+	data       string
+	mountPoint string
+	shared     bool
+}
+
+func parse(s *agentpb.Storage) (request, error) {
+	refuse := func(format string, args ...any) (request, error) {
+		return request{}, refusal.New(refusal.InvalidArgument, "storage %.200q: "+format, append([]any{s.MountPoint}, args...)...)
+	}
+	if s == nil {
+		return request{}, refusal.New(refusal.InvalidArgument, "storage: empty message")
+	}
+	driver := driverOf(s.Driver)
+	if driver == nil {
+		return refuse("unknown driver %.40q, this agent has %v", s.Driver, Drivers())
+	}
+	if len(s.Source) > pathBytes || strings.ContainsRune(s.Source, 0) {
+		return refuse("source %.40q: at most %d bytes, none of them 0", s.Source, pathBytes)
+	}
+	clean := filepath.Clean(s.MountPoint)
+	if !filepath.IsAbs(clean) || clean == "/" || len(clean) > pathBytes || strings.ContainsRune(clean, 0) {
+		return refuse("the mount point must be an absolute path below /")
+	}
+	// Said, not passed over: a caller who asks for these relies on them.
+	if len(s.DriverOptions) > 0 || s.FsGroup != nil {
+		return request{}, refusal.New(refusal.Unimplemented, "storage %.200q: driver_options and fs_group are not built yet", s.MountPoint)
+	}
+	flags, data := mountOptions(s.Options)
+	if len(data) > dataBytes || strings.ContainsRune(data, 0) {
+		return refuse("mount options of %d bytes, at most %d", len(data), dataBytes)
+	}
+	r := request{driver: driver, source: s.Source, fstype: s.Fstype, flags: flags, data: data, mountPoint: clean, shared: s.Shared}
+	if err := driver.check(r); err != nil {
+		return request{}, refusal.New(refusal.KindOf(err), "storage %.200q: %w", s.MountPoint, err)
+	}
+	return r, nil
+}

@@ -1,0 +1,86 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+func TestOptionsOfTheHostDoNotReachTheKernel(t *testing.T) {
+	flags, data := mountOptions([]string{"bind", "rw", "_netdev", "nofail", "noatime", "ro", "discard", "", "lazytime", "bind,commit=5"})
+	if want := uintptr(unix.MS_NOATIME | unix.MS_RDONLY); flags != want {
+		t.Errorf("flags\nwant %#x\ngot  %#x", want, flags)
+	}
+	if want := "discard,commit=5"; data != want {
+		t.Errorf("data\nwant %q\ngot  %q", want, data)
+	}
+}
+
+func TestStorageThatMakesNoSenseIsRefusedByName(t *testing.T) {
+	good := agentpb.Storage{Driver: "blk", Source: "02/01", Fstype: "ext4", MountPoint: "/run/v"}
+	if _, err := parse(&good); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		change func(*agentpb.Storage)
+		kind   refusal.Kind
+		says   string
+	}{
+		"driver":         {func(s *agentpb.Storage) { s.Driver = "floppy" }, refusal.InvalidArgument, "floppy"},
+		"fstype":         {func(s *agentpb.Storage) { s.Fstype = "fat" }, refusal.InvalidArgument, "fat"},
+		"source":         {func(s *agentpb.Storage) { s.Source = "" }, refusal.InvalidArgument, "PCI path"},
+		"no mount point": {func(s *agentpb.Storage) { s.MountPoint = "" }, refusal.InvalidArgument, "mount point"},
+		"relative":       {func(s *agentpb.Storage) { s.MountPoint = "run/v" }, refusal.InvalidArgument, "absolute"},
+		"root":           {func(s *agentpb.Storage) { s.MountPoint = "/run/.." }, refusal.InvalidArgument, "below /"},
+		"NUL":            {func(s *agentpb.Storage) { s.MountPoint = "/run/\x00" }, refusal.InvalidArgument, "mount point"},
+		"endless data":   {func(s *agentpb.Storage) { s.Options = []string{strings.Repeat("x", 5000)} }, refusal.InvalidArgument, "5000"},
+		"not built":      {func(s *agentpb.Storage) { s.FsGroup = &agentpb.FSGroup{GroupId: 1} }, refusal.Unimplemented, "fs_group"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bad := good
+			test.change(&bad)
+			_, err := parse(&bad)
+			if refusal.KindOf(err) != test.kind || err == nil || !strings.Contains(err.Error(), test.says) {
+				t.Errorf("want kind %v and %q\ngot  %v", test.kind, test.says, err)
+			}
+		})
+	}
+}
+
+func TestTurnsAreOneAtATimeAndLeaveNothing(t *testing.T) {
+	var turns turns
+	var wait sync.WaitGroup
+	count := 0
+	for range 100 {
+		wait.Go(func() {
+			done, err := turns.take(t.Context(), "a")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer done()
+			count++
+		})
+	}
+	wait.Wait()
+	done, err := turns.take(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	given, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := turns.take(given, "a"); !errors.Is(err, context.Canceled) {
+		t.Errorf("a turn was taken though its context had ended: %v", err)
+	}
+	done()
+	if count != 100 || len(turns.queues) != 0 {
+		t.Errorf("%d turns taken, %d queues left", count, len(turns.queues))
+	}
+}

@@ -1,0 +1,54 @@
+package storage
+
+import (
+	"context"
+	"sync"
+)
+
+// turns lets the calls that concern one mount point go one at a time, and those
+// of others pass: a mount can take as long as its device wants.
+type turns struct {
+	mu     sync.Mutex
+	queues map[string]*queue
+}
+
+type queue struct {
+	turn  chan struct{} // holds a token while somebody's turn lasts
+	users int           // in turn or waiting; turns.mu guards it
+}
+
+// take waits for the turn at key until ctx ends; the caller ends it by calling
+// done.
+func (t *turns) take(ctx context.Context, key string) (done func(), err error) {
+	q := t.join(key)
+	select {
+	case q.turn <- struct{}{}:
+		return func() { <-q.turn; t.leave(key, q) }, nil
+	case <-ctx.Done():
+		t.leave(key, q)
+		return nil, ctx.Err()
+	}
+}
+
+func (t *turns) join(key string) *queue {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.queues == nil {
+		t.queues = map[string]*queue{}
+	}
+	q := t.queues[key]
+	if q == nil {
+		q = &queue{turn: make(chan struct{}, 1)}
+		t.queues[key] = q
+	}
+	q.users++
+	return q
+}
+
+func (t *turns) leave(key string, q *queue) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if q.users--; q.users == 0 {
+		delete(t.queues, key)
+	}
+}

@@ -1,0 +1,38 @@
+package storage
+
+import (
+	"context"
+	"path/filepath"
+
+	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// virtioFS is a folder of the host, by the tag of its device
+// (Documentation/filesystems/virtiofs.rst). The kernel needs its module virtiofs.
+var virtioFS = &driver{
+	name: "virtio-fs", volume: true,
+	check: func(r request) error {
+		if r.fstype != "virtiofs" {
+			return refusal.New(refusal.InvalidArgument, "unknown fstype %.40q, driver virtio-fs has virtiofs", r.fstype)
+		}
+		if len(r.source) == 0 || len(r.source) > tagBytes {
+			return refusal.New(refusal.InvalidArgument, "source %.40q is no virtio-fs tag: give 1 to %d bytes", r.source, tagBytes)
+		}
+		return nil
+	},
+	find: func(ctx context.Context, r request) (origin, error) {
+		return origin{path: r.source}, blockdev.Await(ctx, "virtio", hasShare)
+	},
+	mount: mount, unmount: unmount,
+}
+
+// tagBytes is how long a device's tag can be (virtio 1.2, 5.11.4).
+const tagBytes = 36
+
+// hasShare tells whether there is any virtio-fs device: kernels before 6.9 do
+// not show whose tag it has, and mount(2) answers EINVAL where it is another's.
+func hasShare() (bool, error) {
+	found, err := filepath.Glob("/sys/bus/virtio/drivers/virtiofs/virtio*")
+	return len(found) > 0, err
+}

@@ -1,0 +1,164 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/filesystem"
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// answerMargin is kept of a call's deadline, so that the answer arrives.
+const answerMargin = 200 * time.Millisecond
+
+// Resize grows the filesystem to size, which is the disk's bytes as the host
+// has it; 0 means to the device's end. A filesystem that ends within a block of
+// size is left as it is: that is success, any number of times. A device that is
+// still smaller is awaited, for wait at most and until shortly before ctx's
+// deadline; then the refusal is DeadlineExceeded. Nothing ever shrinks.
+func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) error {
+	if err := v.lock(ctx); err != nil {
+		return err
+	}
+	defer v.unlock()
+	g, err := v.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer g.Dir.Close()
+	before, err := g.fstype.Geometry(g.Mounted)
+	if err != nil {
+		return v.growError(err)
+	}
+	if size != 0 && size < before.Bytes() && before.Bytes()-size > before.BlockSize {
+		return refusal.New(refusal.OutOfRange, "%s on %s ends at %d bytes and never shrinks: asked for %d", v.FSType, v.Device.Path, before.Bytes(), size)
+	}
+	if size == 0 {
+		size, err = v.Device.Size()
+	} else if size >= before.Bytes()+before.BlockSize {
+		err = v.awaitSize(ctx, size, wait)
+	}
+	if err != nil {
+		return err
+	}
+	goal := size / before.BlockSize
+	if goal <= before.Blocks {
+		return nil
+	}
+	return v.grow(ctx, g, goal)
+}
+
+// growth is an open filesystem that can grow. While it is open the volume is not
+// unmounted, and its directory is that of no other.
+type growth struct {
+	filesystem.Mounted
+	fstype filesystem.Type
+}
+
+// open opens the volume to grow it, or says why nothing grows it.
+func (v *Volume) open(ctx context.Context) (*growth, error) {
+	refuse := func(format string, args ...any) (*growth, error) {
+		return nil, refusal.New(refusal.FailedPrecondition, "volume %s cannot grow: "+format, append([]any{v.Mountpoint}, args...)...)
+	}
+	if v.Device.Path == "" {
+		return refuse("%s has no block device below it", v.FSType)
+	}
+	fstype, ok := filesystem.Lookup(v.FSType)
+	if !ok {
+		return refuse("%s is not one of %v", v.FSType, filesystem.Names())
+	}
+	for _, c := range v.watch.Conditions(ctx) {
+		if c.Status == health.Inaccessible {
+			return refuse("%s", c.Message)
+		}
+	}
+	count, repair, err := fstype.RecordedErrors(v.Device.Path)
+	if err != nil {
+		return nil, v.growError(err)
+	}
+	if count > 0 {
+		return refuse("the superblock of %s records errors (%d): unmount, run %s on the detached disk and mount it again", v.Device.Path, count, repair)
+	}
+	dir, err := os.OpenFile(v.Mountpoint, os.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, v.growError(err)
+	}
+	if err := v.check(dir); err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return &growth{filesystem.Mounted{Dir: dir, Device: v.Device.Path}, fstype}, nil
+}
+
+// check refuses a directory that is not this volume's any more, or read-only.
+func (v *Volume) check(dir *os.File) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return v.growError(err)
+	}
+	if st.Dev != v.Device.Number {
+		return refusal.New(refusal.NotFound, "volume %s was unmounted meanwhile", v.Mountpoint)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(dir.Fd()), &fs); err != nil {
+		return v.growError(err)
+	}
+	if fs.Flags&unix.ST_RDONLY != 0 {
+		return refusal.New(refusal.FailedPrecondition, "volume %s cannot grow: it is mounted read-only", v.Mountpoint)
+	}
+	return nil
+}
+
+// growError gives what the kernel refuses while growing its kind.
+func (v *Volume) growError(err error) error {
+	refuse := func(kind refusal.Kind, why string) error {
+		return refusal.New(kind, "volume %s cannot grow: %s: %w", v.Mountpoint, why, err)
+	}
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return refuse(refusal.DeadlineExceeded, "the call ended first; try again, it goes on from here")
+	case errors.Is(err, unix.EBUSY):
+		return refuse(refusal.DeadlineExceeded, "the kernel is resizing it already; try again")
+	case errors.Is(err, unix.EIO), errors.Is(err, unix.EROFS), errors.Is(err, unix.ESHUTDOWN):
+		return refuse(refusal.FailedPrecondition, v.FSType+" on "+v.Device.Path+" has stopped after an error: mend the disk, unmount and mount it again")
+	case errors.Is(err, unix.EPERM):
+		return refuse(refusal.FailedPrecondition, "the kernel allows it neither with recorded errors (run e2fsck -p on the detached disk) nor without CAP_SYS_RESOURCE")
+	}
+	return err
+}
+
+// awaitSize waits until the device has at least size bytes.
+func (v *Volume) awaitSize(ctx context.Context, size uint64, wait time.Duration) error {
+	until := time.Now().Add(wait)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-answerMargin).Before(until) {
+		until = deadline.Add(-answerMargin)
+	}
+	waiting, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
+	has, err := v.Device.AwaitSize(waiting, size)
+	if err != nil && waiting.Err() != nil {
+		return refusal.New(refusal.DeadlineExceeded, "%s has %d bytes in this guest, not yet the %d asked for: resize the disk and try again: %w", v.Device.Path, has, size, err)
+	}
+	return err
+}
+
+// grow makes the call, and holds the kernel to it: what is left at the end is
+// no more than the filesystem cannot use.
+func (v *Volume) grow(ctx context.Context, g *growth, goal uint64) error {
+	if err := g.fstype.Grow(ctx, g.Mounted, goal); err != nil {
+		return v.growError(err)
+	}
+	after, err := g.fstype.Geometry(g.Mounted)
+	if err != nil {
+		return v.growError(err)
+	}
+	if after.Blocks+after.Slack < goal {
+		return refusal.New(refusal.Internal, "%s on %s ends at block %d and not at %d, though the kernel answered that it grew", v.FSType, v.Device.Path, after.Blocks, goal)
+	}
+	return nil
+}

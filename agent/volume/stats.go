@@ -1,0 +1,163 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// Usage is how much of something a volume has: bytes, or inodes.
+type Usage struct {
+	Total, Used, Available uint64
+}
+
+// Stats is what a volume holds and how it is.
+type Stats struct {
+	Bytes, Inodes Usage
+	Conditions    []health.Condition // none where it is healthy
+	at            time.Time
+	fsid          unix.Fsid // which filesystem it was
+}
+
+// measureLimit is how long statistics wait for a filesystem that does not
+// answer, before they are answered from memory. Kata's clients give up after 2 s.
+const measureLimit = time.Second
+
+// measurement is a statfs that is under way, for all who ask meanwhile: of a
+// filesystem that hangs, one thread waits and not one a call.
+type measurement struct {
+	done  chan struct{}
+	stats *Stats
+	err   error
+}
+
+// Stats measures the volume at path as the kubelet does: what is available
+// leaves root's reserve out, what is used does not. A filesystem that does not
+// answer in time is answered for from memory, with a condition that says so.
+func (t *Table) Stats(ctx context.Context, path string) (Stats, error) {
+	v, err := t.Lookup(path)
+	if err != nil {
+		return Stats{}, err
+	}
+	stats, err := v.stats(ctx)
+	if !errors.Is(err, errOtherMount) {
+		return stats, err
+	}
+	// The kernel gives a mount's number again.
+	t.drop(v.Mountpoint)
+	if v, err = t.Lookup(path); err != nil {
+		return Stats{}, err
+	}
+	return v.stats(ctx)
+}
+
+func (v *Volume) stats(ctx context.Context) (Stats, error) {
+	ctx, cancel := context.WithTimeout(ctx, measureLimit)
+	defer cancel()
+	m, mine := v.begin()
+	if mine {
+		go v.measure(m)
+	}
+	select {
+	case <-m.done:
+	case <-ctx.Done():
+		return v.remembered()
+	}
+	if m.err != nil {
+		return Stats{}, m.err
+	}
+	stats := *m.stats
+	if v.watch != nil {
+		stats.Conditions = v.watch.Conditions(ctx)
+	}
+	return stats, nil
+}
+
+// StatsAtOnce is Stats where nothing has to be waited for, and otherwise false.
+// It is for the goroutine that reads a connection, and makes one system call.
+func (t *Table) StatsAtOnce(path string) (Stats, bool) {
+	t.mu.Lock()
+	v := t.volumes[path]
+	t.mu.Unlock()
+	if v == nil || v.watch == nil {
+		return Stats{}, false
+	}
+	conditions, ok := v.watch.Latest()
+	if !ok {
+		return Stats{}, false
+	}
+	m, mine := v.begin()
+	if !mine {
+		return Stats{}, false
+	}
+	v.measure(m)
+	if m.err != nil {
+		return Stats{}, false
+	}
+	stats := *m.stats
+	stats.Conditions = conditions
+	return stats, true
+}
+
+// begin joins the measurement that is under way, or makes one, which the caller
+// is to measure.
+func (v *Volume) begin() (m *measurement, mine bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.measuring != nil {
+		return v.measuring, false
+	}
+	v.measuring = &measurement{done: make(chan struct{})}
+	return v.measuring, true
+}
+
+func (v *Volume) measure(m *measurement) {
+	m.stats, m.err = statfs(v.Mountpoint)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if m.err == nil && v.last != nil && m.stats.fsid != v.last.fsid {
+		m.err = fmt.Errorf("volume %s: %w", v.Mountpoint, errOtherMount)
+	}
+	if m.err == nil {
+		v.last = m.stats
+	}
+	v.measuring = nil
+	close(m.done)
+}
+
+// errOtherMount means that the path leads to another filesystem by now.
+var errOtherMount = refusal.New(refusal.NotFound, "it was unmounted")
+
+func statfs(path string) (*Stats, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return nil, &fs.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	block := uint64(st.Bsize)
+	return &Stats{
+		Bytes:  Usage{Total: st.Blocks * block, Used: (st.Blocks - st.Bfree) * block, Available: st.Bavail * block},
+		Inodes: Usage{Total: st.Files, Used: st.Files - st.Ffree, Available: st.Ffree},
+		at:     time.Now(),
+		fsid:   st.Fsid,
+	}, nil
+}
+
+// remembered is the last statistics, marked as what they are.
+func (v *Volume) remembered() (Stats, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.last == nil {
+		return Stats{}, refusal.New(refusal.DeadlineExceeded, "volume %s: the filesystem does not answer, and has not been measured before", v.Mountpoint)
+	}
+	stats := *v.last
+	stats.Conditions = []health.Condition{{Status: health.Inaccessible, Reason: health.ReasonIOHung, Message: fmt.Sprintf(
+		"%s at %s: the filesystem does not answer: its statistics are those of %s; look at the disk's path to its storage", v.FSType, v.Mountpoint, stats.at.UTC().Format(time.RFC3339))}}
+	return stats, nil
+}

@@ -1,0 +1,192 @@
+// Package volume is the heart of the agent: one mounted volume, and the table
+// of them. The kernel's mountinfo is the truth, so that a volume which someone
+// else has mounted is a volume too; the table only remembers what it has seen.
+// A volume grows by one call at a time, under its own lock, and is not unmounted
+// meanwhile.
+package volume
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"path/filepath"
+	"sync"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// Table finds volumes by where they are mounted.
+type Table struct {
+	monitor *health.Monitor
+
+	mu      sync.Mutex
+	volumes map[string]*Volume // by mount point
+}
+
+// NewTable returns a Table whose volumes are watched by monitor.
+func NewTable(monitor *health.Monitor) *Table {
+	return &Table{monitor: monitor, volumes: map[string]*Volume{}}
+}
+
+// Volume is one mount, for as long as it is mounted.
+type Volume struct {
+	Mountpoint string
+	FSType     string          // as mountinfo has it
+	Device     blockdev.Device // zero where no block device is below
+	mountID    int
+	watch      *health.Watch // nil where no block device is below
+	growing    chan struct{} // the lock: a call that waits for it can be given up
+
+	mu        sync.Mutex
+	measuring *measurement // nil where none is under way
+	last      *Stats       // nil until one has succeeded
+}
+
+// Lookup returns the volume that is mounted at path. What does not exist is
+// NotFound, what is no mount point InvalidArgument.
+func (t *Table) Lookup(path string) (*Volume, error) {
+	if !filepath.IsAbs(path) {
+		return nil, refusal.New(refusal.InvalidArgument, "volume path %.200q is not absolute", path)
+	}
+	path = filepath.Clean(path)
+	mountID, err := mountIDOf(path)
+	if err != nil {
+		t.drop(path) // someone else has unmounted it
+		return nil, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if v := t.volumes[path]; v != nil {
+		if mountID == unknownMount || mountID == v.mountID {
+			return v, nil
+		}
+		// Asked again: another call may have found the new mount meanwhile.
+		if mountID, err = mountIDOf(path); err == nil && mountID == v.mountID {
+			return v, nil
+		}
+		t.forget(v)
+	}
+	v, err := t.discover(path, mountID)
+	if err != nil {
+		return nil, err
+	}
+	t.volumes[path] = v
+	return v, nil
+}
+
+// Unmount has unmount run for the volume at path, while neither a probe nor a
+// growth is in it, and forgets it. Where one does not end before ctx, or unmount
+// fails, the volume goes on as before.
+func (t *Table) Unmount(ctx context.Context, path string, unmount func() error) error {
+	t.mu.Lock()
+	v := t.volumes[path]
+	t.mu.Unlock()
+	if v == nil {
+		return unmount()
+	}
+	if err := v.lock(ctx); err != nil {
+		return err
+	}
+	defer v.unlock()
+	if v.watch != nil {
+		if err := v.watch.Pause(ctx); err != nil {
+			return refusal.New(refusal.DeadlineExceeded, "unmount %s: a probe of it hangs, the disk below %s does not answer: %w", path, v.Device.Path, err)
+		}
+	}
+	if err := unmount(); err != nil {
+		if v.watch != nil {
+			v.watch.Resume()
+		}
+		return err
+	}
+	t.drop(path)
+	return nil
+}
+
+// drop forgets the volume at path, if there is one.
+func (t *Table) drop(path string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if v := t.volumes[path]; v != nil {
+		t.forget(v)
+	}
+}
+
+// forget ends what the table does with a volume. t.mu is held.
+func (t *Table) forget(v *Volume) {
+	delete(t.volumes, v.Mountpoint)
+	if v.watch != nil {
+		v.watch.End()
+	}
+}
+
+// unknownMount is the id of a mount whose root cannot be read, such as that of
+// an xfs that has shut down.
+const unknownMount = -1
+
+func mountIDOf(path string) (int, error) {
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, unix.STATX_MNT_ID, &st)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ENAMETOOLONG):
+		return 0, refusal.New(refusal.NotFound, "volume %.200q does not exist in this guest", path)
+	case err != nil, st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT == 0:
+		return unknownMount, nil // mountinfo tells; a kernel before 5.8 cannot
+	case st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0:
+		return 0, refusal.New(refusal.InvalidArgument, "%.200q is no mount point: name the path that the volume is mounted at", path)
+	}
+	return int(st.Mnt_id), nil
+}
+
+// discover makes a Volume of what mountinfo says.
+func (t *Table) discover(path string, mountID int) (*Volume, error) {
+	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(path))
+	if err != nil {
+		return nil, err
+	}
+	info, err := pick(mounts, mountID)
+	if err != nil {
+		return nil, refusal.New(refusal.NotFound, "volume %.200q: %w", path, err)
+	}
+	v := &Volume{Mountpoint: path, FSType: info.FSType, mountID: info.ID, growing: make(chan struct{}, 1)}
+	if info.Major == 0 {
+		return v, nil // tmpfs, virtio-fs, overlay: no block device below
+	}
+	number := unix.Mkdev(uint32(info.Major), uint32(info.Minor))
+	v.Device, err = blockdev.ByNumber(number)
+	if errors.Is(err, fs.ErrNotExist) { // pulled from under the mount
+		v.Device, err = blockdev.Device{Path: info.Source, Name: filepath.Base(info.Source), Number: number}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	v.watch = t.monitor.Watch(health.Target{Mountpoint: path, FSType: v.FSType, Device: v.Device})
+	return v, nil
+}
+
+// pick returns the entry with an id, or the topmost of those at a path.
+func pick(mounts []*mountinfo.Info, mountID int) (*mountinfo.Info, error) {
+	for i := len(mounts) - 1; i >= 0; i-- {
+		if mountID == unknownMount || mounts[i].ID == mountID {
+			return mounts[i], nil
+		}
+	}
+	return nil, errors.New("nothing is mounted there any more")
+}
+
+// lock waits for the volume's lock until ctx ends.
+func (v *Volume) lock(ctx context.Context) error {
+	select {
+	case v.growing <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return refusal.New(refusal.DeadlineExceeded, "volume %s is being resized or unmounted by another call: %w", v.Mountpoint, ctx.Err())
+	}
+}
+
+func (v *Volume) unlock() { <-v.growing }

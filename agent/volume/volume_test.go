@@ -1,0 +1,101 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/moby/sys/mountinfo"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+func newTable() *Table {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return NewTable(health.NewMonitor(logrus.NewEntry(log)))
+}
+
+func TestPathThatIsNoVolumeIsRefusedByName(t *testing.T) {
+	dir := t.TempDir()
+	for path, want := range map[string]refusal.Kind{
+		"": refusal.InvalidArgument, "proc": refusal.InvalidArgument, dir: refusal.InvalidArgument,
+		dir + "/nothing": refusal.NotFound, "/proc/version/below": refusal.NotFound, "/" + strings.Repeat("x", 5000): refusal.NotFound,
+	} {
+		_, err := newTable().Lookup(path)
+		if err == nil || refusal.KindOf(err) != want || !strings.Contains(err.Error(), fmt.Sprintf("%.100s", path)) {
+			t.Errorf("%.50q\nwant kind %v and the path\ngot  %v", path, want, err)
+		}
+	}
+}
+
+// /proc is mounted on every host, has no block device, and stays.
+func TestMountWithoutADeviceIsAVolumeThatCannotGrow(t *testing.T) {
+	table := newTable()
+	v, err := table.Lookup("/proc/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := table.Lookup(filepath.Clean("/proc")); again != v || err != nil {
+		t.Errorf("asked again\nwant the same volume\ngot  another, error %v", err)
+	}
+	stats, err := table.Stats(t.Context(), "/proc")
+	if err != nil || len(stats.Conditions) > 0 {
+		t.Errorf("want stats and no condition\ngot  %v, %v", stats, err)
+	}
+	if err := v.Resize(t.Context(), 0, 0); refusal.KindOf(err) != refusal.FailedPrecondition {
+		t.Errorf("want a FailedPrecondition\ngot  %v", err)
+	}
+	if _, ok := table.StatsAtOnce("/proc"); ok {
+		t.Error("stats at once of what nobody watches")
+	}
+}
+
+func TestTopmostMountIsTheVolume(t *testing.T) {
+	stack := []*mountinfo.Info{{ID: 1}, {ID: 2}, {ID: 3}}
+	for id, want := range map[int]int{unknownMount: 3, 3: 3, 1: 1} {
+		if got, err := pick(stack, id); err != nil || got.ID != want {
+			t.Errorf("mount %d of a stack of three\nwant %d\ngot  %v, error %v", id, want, got, err)
+		}
+	}
+	if got, err := pick(stack, 4); err == nil {
+		t.Errorf("of one that is gone\nwant an error\ngot  %v", got)
+	}
+}
+
+func TestWhatTheKernelRefusesHasAKindToActOn(t *testing.T) {
+	v := &Volume{Mountpoint: "/volume", FSType: "ext4"}
+	for errno, want := range map[error]refusal.Kind{
+		unix.EIO: refusal.FailedPrecondition, unix.EROFS: refusal.FailedPrecondition, unix.ESHUTDOWN: refusal.FailedPrecondition,
+		unix.EPERM: refusal.FailedPrecondition, unix.EBUSY: refusal.DeadlineExceeded, unix.EINVAL: refusal.Internal,
+		context.DeadlineExceeded: refusal.DeadlineExceeded, context.Canceled: refusal.DeadlineExceeded,
+	} {
+		err := v.growError(fmt.Errorf("grow: %w", errno))
+		if refusal.KindOf(err) != want || !errors.Is(err, errno) {
+			t.Errorf("%v\nwant kind %v, and the cause kept\ngot  %v", errno, want, err)
+		}
+	}
+}
+
+func TestResizeThatWaitsForAnotherGivesUpWithItsCaller(t *testing.T) {
+	v := &Volume{Mountpoint: "/volume", growing: make(chan struct{}, 1)}
+	if err := v.lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := v.Resize(over, 0, 0); refusal.KindOf(err) != refusal.DeadlineExceeded {
+		t.Errorf("want a DeadlineExceeded\ngot  %v", err)
+	}
+	v.unlock()
+	if err := v.lock(t.Context()); err != nil {
+		t.Errorf("the lock is not free again: %v", err)
+	}
+}
