@@ -1,0 +1,116 @@
+package metrics
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+// Calls counts the calls of each method. Its zero value is ready.
+type Calls struct {
+	methods atomic.Pointer[map[string]*Method] // never changed, but replaced
+	adding  sync.Mutex
+}
+
+// Of returns the counts of a method, for the program's own names alone. It takes
+// no lock once the method is known.
+func (c *Calls) Of(name string) *Method {
+	if m := c.known()[name]; m != nil {
+		return m
+	}
+	c.adding.Lock()
+	defer c.adding.Unlock()
+	if m := c.known()[name]; m != nil {
+		return m
+	}
+	more := map[string]*Method{name: {}}
+	maps.Copy(more, c.known())
+	c.methods.Store(&more)
+	return more[name]
+}
+
+func (c *Calls) known() map[string]*Method {
+	if methods := c.methods.Load(); methods != nil {
+		return *methods
+	}
+	return nil
+}
+
+// lastCode is the greatest code of gRPC's (codes.Unauthenticated).
+const lastCode = codes.Unauthenticated
+
+// bounds are what the histogram's buckets end at; one more has no end.
+var bounds = [...]time.Duration{time.Millisecond, 10 * time.Millisecond, 100 * time.Millisecond, time.Second, 10 * time.Second}
+
+// Method is the counts of one method. Its zero value is ready.
+type Method struct {
+	codes   [lastCode + 1]atomic.Uint64
+	buckets [len(bounds) + 1]atomic.Uint64
+	nanos   atomic.Int64
+}
+
+// Count counts a call that was answered at once. It is not timed: looking at the
+// clock would cost as much as the answer.
+func (m *Method) Count(code codes.Code) {
+	if code > lastCode {
+		code = codes.Unknown
+	}
+	m.codes[code].Add(1)
+}
+
+// Observe counts a call and how long it took.
+func (m *Method) Observe(code codes.Code, took time.Duration) {
+	m.Count(code)
+	bucket, _ := slices.BinarySearch(bounds[:], took) // a bucket holds its bound
+	m.buckets[bucket].Add(1)
+	m.nanos.Add(int64(took))
+}
+
+const (
+	callsName    = "directvol_agent_calls_total"
+	durationName = "directvol_agent_call_duration_seconds"
+)
+
+// Write adds the families of the methods that were called.
+func (c *Calls) Write(t *Text) {
+	methods := c.known()
+	names := slices.Sorted(maps.Keys(methods))
+	t.Family(callsName, Counter, "Calls that were answered, by method and by gRPC's name of the code.")
+	for _, name := range names {
+		m := methods[name]
+		for code := range m.codes {
+			if n := m.codes[code].Load(); n > 0 {
+				t.Sample(callsName, float64(n), "method", name, "code", codes.Code(code).String())
+			}
+		}
+	}
+	t.Family(durationName, Histogram, "How long calls took, less those that were answered at once: these are counted and not timed.")
+	for _, name := range names {
+		methods[name].writeDurations(t, name)
+	}
+}
+
+// writeDurations makes the count of what it has read of the buckets: calls end
+// meanwhile, and the two must agree.
+func (m *Method) writeDurations(t *Text, method string) {
+	var counts [len(m.buckets)]uint64
+	var sum uint64
+	for i := range m.buckets {
+		sum += m.buckets[i].Load()
+		counts[i] = sum
+	}
+	if sum == 0 {
+		return
+	}
+	for i, bound := range bounds {
+		t.Sample(durationName+"_bucket", float64(counts[i]), "method", method, "le", strconv.FormatFloat(bound.Seconds(), 'g', -1, 64))
+	}
+	t.Sample(durationName+"_bucket", float64(sum), "method", method, "le", "+Inf")
+	t.Sample(durationName+"_sum", time.Duration(m.nanos.Load()).Seconds(), "method", method)
+	t.Sample(durationName+"_count", float64(sum), "method", method)
+}

@@ -1,0 +1,227 @@
+// Package rpc is the agent's ttrpc side: grpc.AgentService and grpc.Health as
+// Kata Containers' clients speak them. It translates messages and error kinds
+// and decides nothing. Methods that are not built are not registered, and ttrpc
+// answers UNIMPLEMENTED for them.
+package rpc
+
+import (
+	"context"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/metrics"
+	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/storage"
+	"github.com/directvol/directvol/agent/volume"
+	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/service"
+)
+
+// StorageOnly is what GetGuestDetails lists among the extra features for as
+// long as CreateContainer mounts storages and starts no process.
+const StorageOnly = "directvol-storage-only"
+
+// releaseLimit bounds how long a call that unmounts waits for a device that
+// hangs: the answer that says so has to arrive before the caller gives up, and
+// Kata's and our own clients wait for 10 s or more.
+const releaseLimit = 8 * time.Second
+
+// Agent is what the services answer from. All exported fields are to be set
+// before the first call.
+type Agent struct {
+	Log        *logrus.Entry
+	Version    string // of this program
+	Init       bool   // it runs as PID 1
+	Storages   *storage.Table
+	Volumes    *volume.Table
+	ResizeWait time.Duration // how long a resize waits for its device
+	Destroyed  func()        // called when DestroySandbox has succeeded, before it answers
+
+	calls  sync.RWMutex // each call under way holds it for reading
+	counts metrics.Calls
+}
+
+// Register adds the services to a server.
+func (a *Agent) Register(server *ttrpc.Server) {
+	for name, methods := range a.services() {
+		server.RegisterService(name, &ttrpc.ServiceDesc{Methods: methods})
+	}
+}
+
+// services are the methods that are built, by service and name.
+func (a *Agent) services() map[string]map[string]ttrpc.Method {
+	all := map[string]map[string]ttrpc.Method{
+		agentpb.AgentServiceName: {
+			"CreateSandbox":   method(a, "CreateSandbox", a.createSandbox),
+			"DestroySandbox":  method(a, "DestroySandbox", a.destroySandbox),
+			"CreateContainer": method(a, "CreateContainer", a.createContainer),
+			"RemoveContainer": method(a, "RemoveContainer", a.removeContainer),
+			"GetVolumeStats":  method(a, "GetVolumeStats", a.getVolumeStats),
+			"ResizeVolume":    method(a, "ResizeVolume", a.resizeVolume),
+			"GetGuestDetails": method(a, "GetGuestDetails", a.getGuestDetails),
+			"GetMetrics":      method(a, "GetMetrics", a.getMetrics),
+
+			"UpdateEphemeralMounts": method(a, "UpdateEphemeralMounts", a.updateEphemeralMounts),
+		},
+		agentpb.HealthServiceName: {
+			"Check":   service.Method(a.check),
+			"Version": service.Method(a.version),
+		},
+	}
+	for _, methods := range all {
+		for name, m := range methods {
+			methods[name] = counted(a.counts.Of(name), m)
+		}
+	}
+	return all
+}
+
+var nothing = &emptypb.Empty{}
+
+func (a *Agent) check(context.Context, *agentpb.CheckRequest) (*agentpb.HealthCheckResponse, error) {
+	return &agentpb.HealthCheckResponse{Status: agentpb.HealthCheckResponse_SERVING}, nil
+}
+
+func (a *Agent) version(context.Context, *agentpb.CheckRequest) (*agentpb.VersionCheckResponse, error) {
+	return &agentpb.VersionCheckResponse{GrpcVersion: agentpb.APIVersion, AgentVersion: a.Version}, nil
+}
+
+func (a *Agent) createSandbox(ctx context.Context, r *agentpb.CreateSandboxRequest) (*emptypb.Empty, error) {
+	a.Storages.Begin()
+	return nothing, a.Storages.Hold(ctx, storage.Sandbox, r.Storages)
+}
+
+func (a *Agent) destroySandbox(ctx context.Context, _ *agentpb.DestroySandboxRequest) (*emptypb.Empty, error) {
+	ctx, cancel := context.WithTimeout(ctx, releaseLimit)
+	defer cancel()
+	if err := a.Storages.ReleaseAll(ctx); err != nil {
+		return nil, err
+	}
+	if err := syncAll(ctx); err != nil {
+		return nil, err
+	}
+	a.Destroyed()
+	return nothing, nil
+}
+
+// syncAll writes back what others have mounted. It does not wait longer than ctx
+// lasts for a device that hangs.
+func syncAll(ctx context.Context) error {
+	done := make(chan struct{})
+	go func() {
+		unix.Sync()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return refusal.New(refusal.DeadlineExceeded, "sync: a disk in the guest does not answer: %w", ctx.Err())
+	}
+}
+
+// containerID is what Kata takes for one.
+var containerID = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]+$`)
+
+// containerIDBytes is the longest file name, which an id becomes elsewhere.
+const containerIDBytes = 255
+
+func checkContainerID(id string) error {
+	if len(id) > containerIDBytes || !containerID.MatchString(id) {
+		return refusal.New(refusal.InvalidArgument, "container id %.80q does not match %s", id, containerID)
+	}
+	return nil
+}
+
+func (a *Agent) createContainer(ctx context.Context, r *agentpb.CreateContainerRequest) (*emptypb.Empty, error) {
+	if err := checkContainerID(r.ContainerId); err != nil {
+		return nil, err
+	}
+	if err := a.Storages.Hold(ctx, r.ContainerId, r.Storages); err != nil {
+		return nil, err
+	}
+	a.Log.WithField("container", r.ContainerId).Info("container's storages are mounted; no process is made for it")
+	return nothing, nil
+}
+
+func (a *Agent) removeContainer(ctx context.Context, r *agentpb.RemoveContainerRequest) (*emptypb.Empty, error) {
+	if err := checkContainerID(r.ContainerId); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, releaseLimit)
+	defer cancel()
+	return nothing, a.Storages.Release(ctx, r.ContainerId)
+}
+
+func (a *Agent) updateEphemeralMounts(ctx context.Context, r *agentpb.UpdateEphemeralMountsRequest) (*emptypb.Empty, error) {
+	return nothing, a.Storages.Update(ctx, r.Storages)
+}
+
+func (a *Agent) getVolumeStats(ctx context.Context, r *agentpb.VolumeStatsRequest) (*agentpb.VolumeStatsResponse, error) {
+	stats, err := a.Volumes.Stats(ctx, r.VolumeGuestPath)
+	if err != nil {
+		return nil, err
+	}
+	return statsResponse(stats), nil
+}
+
+func statsResponse(stats volume.Stats) *agentpb.VolumeStatsResponse {
+	abnormal, message := health.Summary(stats.Conditions)
+	return &agentpb.VolumeStatsResponse{
+		Usage:           []*agentpb.VolumeUsage{usage(agentpb.VolumeUsage_BYTES, stats.Bytes), usage(agentpb.VolumeUsage_INODES, stats.Inodes)},
+		VolumeCondition: &agentpb.VolumeCondition{Abnormal: abnormal, Message: message},
+	}
+}
+
+func usage(unit agentpb.VolumeUsage_Unit, u volume.Usage) *agentpb.VolumeUsage {
+	return &agentpb.VolumeUsage{Unit: unit, Total: u.Total, Used: u.Used, Available: u.Available}
+}
+
+func (a *Agent) resizeVolume(ctx context.Context, r *agentpb.ResizeVolumeRequest) (*emptypb.Empty, error) {
+	v, err := a.Volumes.Lookup(r.VolumeGuestPath)
+	if err != nil {
+		return nil, err
+	}
+	return nothing, v.Resize(ctx, r.Size_, a.ResizeWait)
+}
+
+// Where the kernel tells about hot-pluggable memory
+// (Documentation/admin-guide/mm/memory-hotplug.rst).
+const (
+	memoryBlockSize = "/sys/devices/system/memory/block_size_bytes"
+	memoryProbe     = "/sys/devices/system/memory/probe"
+)
+
+func (a *Agent) getGuestDetails(_ context.Context, r *agentpb.GuestDetailsRequest) (*agentpb.GuestDetailsResponse, error) {
+	details := &agentpb.GuestDetailsResponse{AgentDetails: &agentpb.AgentDetails{
+		Version:         a.Version,
+		InitDaemon:      a.Init,
+		DeviceHandlers:  storage.DeviceDrivers(),
+		StorageHandlers: storage.Drivers(),
+		ExtraFeatures:   []string{StorageOnly},
+	}}
+	if r.MemBlockSize {
+		// A kernel without memory hotplug has no such file: 0 says so.
+		if text, err := os.ReadFile(memoryBlockSize); err == nil {
+			details.MemBlockSizeBytes, err = strconv.ParseUint(strings.TrimSpace(string(text)), 16, 64)
+			if err != nil {
+				return nil, err
+			}
+		}
+	}
+	if r.MemHotplugProbe {
+		_, err := os.Stat(memoryProbe)
+		details.SupportMemHotplugProbe = err == nil
+	}
+	return details, nil
+}

@@ -1,0 +1,64 @@
+package rpc
+
+import (
+	"context"
+	"runtime/debug"
+
+	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/protocols/service"
+)
+
+// codeOf are the codes that refusals travel as.
+var codeOf = map[refusal.Kind]codes.Code{
+	refusal.Internal:           codes.Internal,
+	refusal.InvalidArgument:    codes.InvalidArgument,
+	refusal.NotFound:           codes.NotFound,
+	refusal.AlreadyExists:      codes.AlreadyExists,
+	refusal.FailedPrecondition: codes.FailedPrecondition,
+	refusal.OutOfRange:         codes.OutOfRange,
+	refusal.DeadlineExceeded:   codes.DeadlineExceeded,
+	refusal.Unimplemented:      codes.Unimplemented,
+}
+
+// method wraps f so that its errors have codes and its calls are logged.
+func method[Q, R any, PQ service.Message[Q], PR service.Message[R]](a *Agent, name string, f func(context.Context, PQ) (PR, error)) ttrpc.Method {
+	return service.Method(func(ctx context.Context, request PQ) (response PR, err error) {
+		a.calls.RLock()
+		defer a.calls.RUnlock()
+		defer func() {
+			if p := recover(); p != nil { // ttrpc does not, and PID 1 must not die
+				a.Log.Errorf("%s: panic: %v\n%s", name, p, debug.Stack())
+				response, err = nil, status.Errorf(codes.Internal, "%s: the agent has a bug, its log says more", name)
+			}
+		}()
+		response, err = f(ctx, request)
+		if err == nil {
+			a.Log.Debug(name)
+			return response, nil
+		}
+		code := codeOf[refusal.KindOf(err)]
+		if code == codes.Internal && ctx.Err() != nil {
+			code = codes.DeadlineExceeded
+		}
+		a.Log.WithField("code", code).Warnf("%s: %v", name, err)
+		return nil, status.Error(code, err.Error())
+	})
+}
+
+// Drain waits for the calls that are under way, until ctx ends, and lets none
+// begin: it is for the agent's end.
+func (a *Agent) Drain(ctx context.Context) {
+	done := make(chan struct{})
+	go func() {
+		a.calls.Lock()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,104 @@
+package rpc
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/status"
+
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/metrics"
+	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/storage"
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+// counted has a method's calls counted and timed, those among them whose payload
+// does not decode. What ttrpc answers by itself, for a method that is not
+// registered, is not seen here.
+func counted(counts *metrics.Method, call ttrpc.Method) ttrpc.Method {
+	return func(ctx context.Context, unmarshal func(any) error) (any, error) {
+		began := time.Now()
+		response, err := call(ctx, unmarshal)
+		counts.Observe(status.Code(err), time.Since(began))
+		return response, err
+	}
+}
+
+func (a *Agent) getMetrics(ctx context.Context, _ *agentpb.GetMetricsRequest) (*agentpb.Metrics, error) {
+	var text metrics.Text
+	text.Family("directvol_agent_info", metrics.Gauge, "This agent, by its version.")
+	text.Sample("directvol_agent_info", 1, "version", a.Version)
+	a.counts.Write(&text)
+	a.writeVolumes(ctx, &text)
+	if err := metrics.WriteProcess(&text); err != nil {
+		return nil, err
+	}
+	return &agentpb.Metrics{Metrics: text.String()}, nil
+}
+
+// condition is what can be counted of a health.Condition.
+type condition struct {
+	status health.Status
+	reason string
+}
+
+// statusNames are CSI 1.13's.
+var statusNames = map[health.Status]string{health.Degraded: "DEGRADED", health.Inaccessible: "INACCESSIBLE", health.DataLoss: "DATA_LOSS"}
+
+func (a *Agent) writeVolumes(ctx context.Context, text *metrics.Text) {
+	mounted := a.Storages.Mounted()
+	const volumes = "directvol_agent_volumes"
+	text.Family(volumes, metrics.Gauge, "Storages that this agent has mounted, by driver.")
+	for _, driver := range storage.Drivers() {
+		n := 0
+		for _, m := range mounted {
+			if m.Driver == driver {
+				n++
+			}
+		}
+		text.Sample(volumes, float64(n), "driver", driver)
+	}
+	abnormal, counts := a.conditions(ctx, mounted)
+	text.One("directvol_agent_volumes_abnormal", metrics.Gauge, "Of these, how many something is wrong of.", float64(abnormal))
+	const conditions = "directvol_agent_volume_conditions"
+	text.Family(conditions, metrics.Gauge, "Conditions of these that are abnormal, by status and reason.")
+	found := slices.SortedFunc(maps.Keys(counts), func(a, b condition) int {
+		return cmp.Or(cmp.Compare(a.status, b.status), cmp.Compare(a.reason, b.reason))
+	})
+	for _, c := range found {
+		text.Sample(conditions, float64(counts[c]), "status", statusNames[c.status], "reason", c.reason)
+	}
+}
+
+// conditions asks every volume at the same time: one that hangs makes them wait
+// for as long as volume.Stats does, and no longer.
+func (a *Agent) conditions(ctx context.Context, mounted []storage.Mount) (abnormal int, counts map[condition]int) {
+	found := make([][]health.Condition, len(mounted))
+	var all sync.WaitGroup
+	for i, m := range mounted {
+		all.Go(func() {
+			stats, err := a.Volumes.Stats(ctx, m.MountPoint)
+			found[i] = stats.Conditions
+			if refusal.KindOf(err) == refusal.DeadlineExceeded { // never measured, and it hangs
+				found[i] = []health.Condition{{Status: health.Inaccessible, Reason: health.ReasonIOHung}}
+			}
+		})
+	}
+	all.Wait()
+	counts = map[condition]int{}
+	for _, conditions := range found {
+		if len(conditions) > 0 {
+			abnormal++
+		}
+		for _, c := range conditions {
+			counts[condition{c.Status, c.Reason}]++
+		}
+	}
+	return abnormal, counts
+}
