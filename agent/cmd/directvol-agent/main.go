@@ -1,0 +1,176 @@
+// Command directvol-agent runs inside a guest, as PID 1 or as a service, and
+// mounts, measures, grows and watches the volumes that its host attaches. It
+// speaks ttrpc over vsock, wire-compatible with Kata Containers' agent.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/guestinit"
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/rpc"
+	"github.com/directvol/directvol/agent/storage"
+	"github.com/directvol/directvol/agent/transport"
+	"github.com/directvol/directvol/agent/volume"
+)
+
+// version is this program's, told by Health.Version.
+const version = "0.1.0"
+
+// answerLimit is how long the last answers have to leave before the end, and the
+// host to hang up when it has them.
+const answerLimit = 5 * time.Second
+
+func main() {
+	// One that waits in a system call for the host and one that works, whatever
+	// the guest has: with fewer, the runtime takes the waiting one's away and has
+	// to find it another when the host calls.
+	runtime.GOMAXPROCS(max(2, runtime.NumCPU()))
+	log := logrus.New()
+	log.SetFormatter(&logrus.TextFormatter{DisableColors: true, FullTimestamp: true, TimestampFormat: time.RFC3339Nano})
+	entry := logrus.NewEntry(log)
+	asInit := os.Getpid() == 1
+	if asInit {
+		// Not fatal: a guest that can still answer can still be asked.
+		if err := guestinit.Mount(); err != nil {
+			entry.Error(err)
+		}
+	}
+	set := configure(entry, asInit)
+	log.SetLevel(set.level)
+	if asInit {
+		guestinit.Reap()
+		if err := guestinit.LoadModules(guestinit.ModuleList); err != nil {
+			entry.Error(err)
+		}
+	}
+	destroyed, err := serve(entry, set, asInit)
+	if err != nil {
+		entry.Error(err)
+	}
+	if asInit && set.powerOff && (destroyed || err != nil) {
+		// Also where it cannot serve: the end of PID 1 would be a panic, which
+		// tells the host less.
+		err = guestinit.PowerOff()
+		entry.Error(err)
+	}
+	if err != nil {
+		os.Exit(1)
+	}
+}
+
+// configure reads the settings. PID 1 is given no flags but what the kernel
+// does not know of its own command line, and goes on with the defaults where an
+// option is wrong; a service ends.
+func configure(log *logrus.Entry, asInit bool) settings {
+	set := defaults()
+	line, err := os.ReadFile("/proc/cmdline")
+	if err == nil {
+		err = set.fromKernel(string(line))
+	}
+	if err != nil {
+		log.Warn(err)
+	}
+	if asInit {
+		return set
+	}
+	set.define(flag.CommandLine)
+	showVersion := flag.Bool("version", false, "print the version and exit")
+	flag.Usage = func() {
+		fmt.Fprintf(flag.CommandLine.Output(), "directvol-agent mounts, measures, grows and watches the volumes of this guest.\nIt answers the host (CID 2) over vsock, and is the guest's init or a service.\n\nFlags:\n")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	if flag.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "directvol-agent: unexpected argument %q; see -help\n", flag.Arg(0))
+		os.Exit(2)
+	}
+	if *showVersion {
+		fmt.Println("directvol-agent", version)
+		os.Exit(0)
+	}
+	return set
+}
+
+// serve answers until the sandbox is destroyed and the VM is to end, or until
+// SIGTERM, and returns whether the sandbox was destroyed.
+func serve(log *logrus.Entry, set settings, asInit bool) (destroyed bool, err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, os.Interrupt)
+	defer stop()
+	monitor := health.NewMonitor(log)
+	go func() {
+		if err := monitor.Run(ctx); err != nil && ctx.Err() == nil {
+			log.Warn(err)
+		}
+	}()
+	volumes := volume.NewTable(monitor)
+	over := make(chan (<-chan struct{}), 1)
+	agent := &rpc.Agent{
+		Log: log, Version: version, Init: asInit, ResizeWait: set.resizeWait, Volumes: volumes,
+		Storages: storage.NewTable(log, volumes, set.hotplug),
+	}
+	listener, err := transport.Listen(set.listen, agent.Quick, log)
+	if err != nil {
+		return false, err
+	}
+	defer listener.Close()
+	agent.Destroyed = func() {
+		if asInit && set.powerOff {
+			select {
+			case over <- listener.HungUp():
+			default: // it ends already
+			}
+		}
+	}
+	server, err := ttrpc.NewServer()
+	if err != nil {
+		return false, err
+	}
+	agent.Register(server)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(ctx, listener) }()
+	log.WithFields(logrus.Fields{"version": version, "address": set.listen}).Info("directvol-agent answers")
+	select {
+	case err := <-served:
+		return false, fmt.Errorf("serve: %w", err)
+	case <-ctx.Done():
+		return false, shutDown(server, agent)
+	case hungUp := <-over:
+		awaitHangUp(hungUp, log)
+		return true, nil
+	}
+}
+
+// awaitHangUp waits until the host has its answer, which it shows by hanging up.
+func awaitHangUp(hungUp <-chan struct{}, log *logrus.Entry) {
+	limit := time.NewTimer(answerLimit)
+	defer limit.Stop()
+	select {
+	case <-hungUp:
+	case <-limit.C:
+		log.Warn("the host has not hung up after DestroySandbox's answer")
+	}
+}
+
+// shutDown lets the calls in flight answer, and closes the connections.
+func shutDown(server *ttrpc.Server, agent *rpc.Agent) error {
+	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
+	defer cancel()
+	// First, because ttrpc takes a connection for idle until its first answer.
+	agent.Drain(ctx)
+	if err := server.Shutdown(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,43 @@
+package guestinit
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestImageWithoutAListNeedsNoModules(t *testing.T) {
+	if err := LoadModules(filepath.Join(t.TempDir(), "modules")); err != nil {
+		t.Errorf("want none\ngot  %v", err)
+	}
+}
+
+func TestModuleThatIsMissingIsNamedAndTheOthersAreTried(t *testing.T) {
+	dir := t.TempDir()
+	list := filepath.Join(dir, "modules")
+	if err := os.WriteFile(list, []byte(dir+"/first.ko\n\n"+dir+"/second.ko\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := LoadModules(list)
+	if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "first.ko") || !strings.Contains(err.Error(), "second.ko") {
+		t.Errorf("want both named, as missing\ngot  %v", err)
+	}
+}
+
+func TestLinesAreTakenInTheirOrder(t *testing.T) {
+	var got []string
+	err := eachLine(strings.NewReader("b\n\na\nc"), func(line string) error {
+		got = append(got, line)
+		return nil
+	})
+	if want := []string{"b", "a", "c"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("want %q\ngot  %q, error %v", want, got, err)
+	}
+	if err := eachLine(strings.NewReader(strings.Repeat("x", 1<<20)), func(string) error { return nil }); err == nil {
+		t.Error("a line that is no path was taken")
+	}
+}

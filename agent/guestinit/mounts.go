@@ -1,0 +1,41 @@
+// Package guestinit does the duties of PID 1 in a guest: the kernel's file
+// systems, the modules of the image, the processes nobody waits for, and the
+// end.
+package guestinit
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// kernelMounts are what programs expect to find, in order.
+var kernelMounts = []struct {
+	fstype, target string
+	flags          uintptr
+	data           string
+}{
+	{"proc", "/proc", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
+	{"sysfs", "/sys", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
+	{"devtmpfs", "/dev", unix.MS_NOSUID, "mode=0755"},
+	{"tmpfs", "/run", unix.MS_NOSUID | unix.MS_NODEV, "mode=0755"},
+	{"tmpfs", "/tmp", unix.MS_NOSUID | unix.MS_NODEV, "mode=1777"},
+	{"cgroup2", "/sys/fs/cgroup", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
+}
+
+// Mount mounts the kernel's file systems. What is mounted already stays.
+func Mount() error {
+	for _, m := range kernelMounts {
+		if err := os.MkdirAll(m.target, 0o755); err != nil {
+			return err
+		}
+		err := unix.Mount(m.fstype, m.target, m.fstype, m.flags, m.data)
+		if err != nil && !errors.Is(err, unix.EBUSY) {
+			return &fs.PathError{Op: fmt.Sprintf("mount(%s)", m.fstype), Path: m.target, Err: err}
+		}
+	}
+	return nil
+}
