@@ -1,0 +1,113 @@
+package qemu
+
+import (
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// Names of the sockets in the runtime directory.
+const (
+	monitorSocket = "qmp.sock"
+	vhostSocket   = "vhost.sock"
+	vsockSocket   = "vsock.sock"
+)
+
+// firstExtraFile is the descriptor that exec.Cmd gives its first extra file.
+const firstExtraFile = 3
+
+// findBinary returns the path of the QEMU program.
+func findBinary(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", fmt.Errorf("QEMU is missing (%w): install it with: apt-get install --no-install-recommends qemu-system-x86", err)
+	}
+	return path, nil
+}
+
+// command returns the command that starts QEMU, with the end of a chardev's options for the QMP socket.
+func (vm *VM) command(monitor string) *exec.Cmd {
+	return exec.Command(vm.cfg.Binary, vm.arguments(monitor)...)
+}
+
+// CommandLine returns a command line that starts the same VM by hand, with its boot disks and without those that were attached
+// later, the console on the terminal. See Reproduce for what it needs besides.
+func (vm *VM) CommandLine() []string {
+	return vm.command("path=" + escape(vm.path(monitorSocket))).Args
+}
+
+// Reproduce returns the lines for a shell that start the same VM by hand: its directory, its vsock backend, itself.
+func (vm *VM) Reproduce() string {
+	lines := "mkdir -p -m 0700 " + quote(vm.cfg.Dir) + "\n"
+	if !vm.vsock.inKernel {
+		lines += shellLine(vm.backendCommand().Args) + " &\n"
+	}
+	return lines + shellLine(vm.CommandLine()) + "\n"
+}
+
+// arguments returns QEMU's arguments.
+func (vm *VM) arguments(monitor string) []string {
+	cfg := &vm.cfg
+	args := []string{
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-machine", "q35,memory-backend=memory,accel=" + vm.accelerator.Name,
+		"-cpu", "max", "-smp", strconv.Itoa(cfg.CPUs), "-m", fmt.Sprintf("%dM", cfg.MemoryMiB),
+		// The vsock backend reads and writes the guest's memory: it must be shared.
+		"-object", fmt.Sprintf("memory-backend-memfd,id=memory,size=%dM,share=on", cfg.MemoryMiB),
+		"-chardev", "socket,id=monitor,server=on,wait=off," + monitor, "-mon", "chardev=monitor,mode=control",
+		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
+	}
+	for bridge := 1; bridge <= cfg.Bridges; bridge++ {
+		args = append(args, "-device", bridgeDevice(bridge))
+	}
+	args = append(args, vm.vsockArguments()...)
+	for _, d := range vm.disks.bootDisks() {
+		args = append(args, "-blockdev", toJSON(d.fileNode()), "-blockdev", toJSON(d.rawNode(FileNode(d.ID))), "-device", toJSON(d.device()))
+	}
+	for _, option := range []struct{ name, value string }{{"-kernel", cfg.Kernel}, {"-initrd", cfg.Initrd}, {"-append", cfg.Append}} {
+		if option.value != "" {
+			args = append(args, option.name, option.value)
+		}
+	}
+	return args
+}
+
+// bridgeDevice returns the options of a bridge for disks. Debian's cloud kernels know ACPI hotplug and no SHPC; and a bridge
+// without SHPC gets no windows from the firmware unless it asks for them.
+func bridgeDevice(bridge int) string {
+	return fmt.Sprintf("pci-bridge,id=%s,bus=pcie.0,addr=%#x,shpc=off,chassis_nr=%d,mem-reserve=2M,pref64-reserve=2M,io-reserve=4K",
+		slot{bridge: bridge}.bus(), bridgeSlot(bridge), bridge)
+}
+
+// escape writes a value for a list of options, in which a comma ends a value and two are a comma.
+func escape(value string) string { return strings.ReplaceAll(value, ",", ",,") }
+
+// toJSON writes options as QEMU also takes them on its command line.
+func toJSON(options any) string {
+	text, err := json.Marshal(options)
+	if err != nil {
+		panic(err) // structs of strings, numbers and booleans
+	}
+	return string(text)
+}
+
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./:=,@%+-]+$`)
+
+// quote writes a word for a POSIX shell.
+func quote(word string) string {
+	if plainWord.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+func shellLine(words []string) string {
+	quoted := make([]string, len(words))
+	for i, word := range words {
+		quoted[i] = quote(word)
+	}
+	return strings.Join(quoted, " ")
+}

@@ -1,0 +1,178 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"time"
+
+	"github.com/directvol/directvol/host/qmp"
+)
+
+// unwindTimeout limits the undoing of an attach that failed.
+const unwindTimeout = 10 * time.Second
+
+// Disk is a disk for a VM.
+type Disk struct {
+	// ID names the disk in this VM: 1 to 25 letters, digits, '.', '_' and '-', the first a letter or digit.
+	ID string
+	// Path is its store on the host: a file or a block device, taken as it is, without a format.
+	Path string
+	// ReadOnly keeps guest and QEMU from writing. One store may be several disks if all are read-only.
+	ReadOnly bool
+	// Serial is what the guest sees as the disk's serial, of 20 bytes at most; empty for none.
+	Serial string
+}
+
+// Attached is a disk that a VM has.
+type Attached struct {
+	Disk
+	// PCIPath is where the guest finds it, as protocols/pcipath writes it.
+	PCIPath string
+}
+
+// FileNode returns the name of the block node that opens a disk's store.
+func FileNode(id string) string { return "file-" + id }
+
+// RawNode returns the name of the block node that a disk's device uses, above FileNode.
+func RawNode(id string) string { return "drive-" + id }
+
+// DeviceID returns the name of a disk's device, as QMP events have it.
+func DeviceID(id string) string { return "disk-" + id }
+
+// maxSerial is VIRTIO_BLK_ID_BYTES of <linux/virtio_blk.h>.
+const maxSerial = 20
+
+// diskID leaves room for the prefix of a block node's name, which has 31 bytes at most.
+var diskID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,24}$`)
+
+func (d Disk) check() error {
+	switch {
+	case !diskID.MatchString(d.ID):
+		return fmt.Errorf("disk id %.60q: want 1 to 25 letters, digits, '.', '_' and '-', the first a letter or digit", d.ID)
+	case len(d.Serial) > maxSerial:
+		return fmt.Errorf("disk %s: serial %.60q has %d bytes: a virtio disk's has %d at most", d.ID, d.Serial, len(d.Serial), maxSerial)
+	}
+	return nil
+}
+
+// nodeOptions are the options of a block node (BlockdevOptions in qapi/block-core.json).
+type nodeOptions struct {
+	Driver   string `json:"driver"`
+	NodeName string `json:"node-name"`
+	Filename string `json:"filename,omitempty"`
+	File     string `json:"file,omitempty"`
+	ReadOnly bool   `json:"read-only"`
+	Discard  string `json:"discard"`
+}
+
+func (d *disk) fileNode() nodeOptions {
+	return nodeOptions{Driver: d.store.driver, NodeName: FileNode(d.ID), Filename: d.store.path, ReadOnly: d.ReadOnly, Discard: "unmap"}
+}
+
+func (d *disk) rawNode(file string) nodeOptions {
+	return nodeOptions{Driver: "raw", NodeName: RawNode(d.ID), File: file, ReadOnly: d.ReadOnly, Discard: "unmap"}
+}
+
+// deviceOptions are the properties of a virtio-blk-pci device.
+type deviceOptions struct {
+	Driver        string `json:"driver"`
+	ID            string `json:"id"`
+	Bus           string `json:"bus"`
+	Address       string `json:"addr"`
+	Drive         string `json:"drive"`
+	Serial        string `json:"serial,omitempty"`
+	Vectors       int    `json:"vectors"`
+	DisableLegacy string `json:"disable-legacy"`
+	WriteError    string `json:"werror"`
+	ReadError     string `json:"rerror"`
+}
+
+// device returns the disk's device. A guest has some two hundred interrupt vectors, and a disk with MSI-X takes three: it gets
+// none, and shares a line. An I/O error is the guest's to handle: the default for a full store stops the VM, with all its disks.
+func (d *disk) device() deviceOptions {
+	return deviceOptions{
+		Driver: "virtio-blk-pci", ID: DeviceID(d.ID), Bus: d.slot.bus(), Address: d.slot.address(), Drive: RawNode(d.ID), Serial: d.Serial,
+		Vectors: 0, DisableLegacy: "on", WriteError: "report", ReadError: "report",
+	}
+}
+
+// Disk returns a disk that the VM has: a boot disk, or one attached and not detached since.
+func (vm *VM) Disk(id string) (Attached, bool) {
+	d := vm.disks.find(id)
+	if d == nil {
+		return Attached{}, false
+	}
+	return d.attached(), true
+}
+
+// AttachDisk gives the running VM a disk and returns where its guest will find it; the guest may need a moment, and is not waited
+// for. An id or a store that the VM has already is refused (ErrAttached). What fails is undone; where that fails too, as the error
+// then says, the disk keeps its slot and DetachDisk takes up the undoing.
+func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
+	d, err := vm.disks.reserve(want)
+	if err != nil {
+		return Attached{}, fmt.Errorf("attach %w", err)
+	}
+	defer d.unlock()
+	err = vm.plug(ctx, d)
+	if err == nil {
+		return d.attached(), nil
+	}
+	err = fmt.Errorf("attach disk %s (%s): %w", d.ID, d.Path, err)
+	unwind, cancel := context.WithTimeout(context.WithoutCancel(ctx), unwindTimeout)
+	defer cancel()
+	if left := vm.removeNodes(unwind, d.ID); left != nil {
+		return Attached{}, fmt.Errorf("%w; what was done is not undone yet, detach the disk for that: %w", err, left)
+	}
+	vm.disks.release(d)
+	return Attached{}, err
+}
+
+// plug adds a disk's nodes and its device.
+func (vm *VM) plug(ctx context.Context, d *disk) error {
+	for _, node := range []nodeOptions{d.fileNode(), d.rawNode(FileNode(d.ID))} {
+		if err := vm.execute(ctx, "blockdev-add", node, nil); err != nil {
+			return err
+		}
+	}
+	return vm.execute(ctx, "device_add", d.device(), nil)
+}
+
+// removeNodes removes a disk's block nodes, or what is there of them.
+func (vm *VM) removeNodes(ctx context.Context, id string) error {
+	for _, node := range []string{RawNode(id), FileNode(id)} {
+		err := vm.execute(ctx, "blockdev-del", map[string]string{"node-name": node}, nil)
+		if answer := new(qmp.Error); !errors.As(err, &answer) {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		// QEMU has no error class for "there is no such node".
+		nodes, queryErr := vm.blockNodes(ctx)
+		if queryErr != nil {
+			return queryErr
+		}
+		if _, exists := nodes[node]; exists {
+			return err
+		}
+	}
+	return nil
+}
+
+// ReplaceFileNode puts another block node, by its name, under a disk's raw node, while the disk is in use; FileNode(id) puts things
+// back. It is how a test makes a disk fail: the other node is a blkdebug over the file node.
+func (vm *VM) ReplaceFileNode(ctx context.Context, id, node string) error {
+	d, err := vm.disks.acquire(ctx, id)
+	if err != nil {
+		return fmt.Errorf("replace the file node of %w", err)
+	}
+	defer d.unlock()
+	options := map[string][]nodeOptions{"options": {d.rawNode(node)}}
+	if err := vm.execute(ctx, "blockdev-reopen", options, nil); err != nil {
+		return fmt.Errorf("replace the file node of disk %s by %s: %w", id, node, err)
+	}
+	return nil
+}

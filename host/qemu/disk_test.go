@@ -1,0 +1,338 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/directvol/directvol/host/qmp"
+)
+
+const mib = 1 << 20
+
+func TestAttachNeedsTwoNodesAndADevice(t *testing.T) {
+	vm, q := fakeVM(t)
+	a, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib), Serial: "s1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "02/01"; a.PCIPath != want {
+		t.Errorf("PCI path:\nwant %s\ngot  %s", want, a.PCIPath)
+	}
+	want := []string{"qmp_capabilities", "blockdev-add", "blockdev-add", "device_add"}
+	q.with(func() {
+		if !slices.Equal(q.commands, want) {
+			t.Errorf("commands:\nwant %v\ngot  %v", want, q.commands)
+		}
+	})
+	if got, ok := vm.Disk("data"); !ok || got != a {
+		t.Errorf("Disk:\nwant %v\ngot  %v, %v", a, got, ok)
+	}
+}
+
+func TestAttachUnwindsEachStep(t *testing.T) {
+	for failing := 1; failing <= 3; failing++ {
+		t.Run(fmt.Sprintf("step %d", failing), func(t *testing.T) {
+			vm, q := fakeVM(t)
+			step := 0
+			q.hook = func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
+				if command == "blockdev-add" || command == "device_add" {
+					step++
+				}
+				return nil, &qmp.Error{Class: "GenericError", Desc: "no"}, step == failing && strings.HasSuffix(command, "add")
+			}
+			path := image(t, mib)
+			if _, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: path}); err == nil || !strings.Contains(err.Error(), path) {
+				t.Errorf("want an error with the path, got %v", err)
+			}
+			q.with(func() {
+				if len(q.nodes) != 0 || len(q.devices) != 0 {
+					t.Errorf("left behind: nodes %v, devices %v", q.nodes, q.devices)
+				}
+				q.hook = nil
+			})
+			if _, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: path}); err != nil {
+				t.Errorf("a second try: %v", err)
+			}
+		})
+	}
+}
+
+// QEMU may carry out a device_add whose caller has given up: the disk is then there, and must stay known.
+func TestAttachThatCannotBeUndoneIsLeftToDetach(t *testing.T) {
+	vm, q := fakeVM(t)
+	q.hook = func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
+		if command == "device_add" {
+			q.devices[DeviceID("data")] = true
+			return nil, &qmp.Error{Class: "GenericError", Desc: "no"}, true
+		}
+		return nil, nil, false
+	}
+	d := Disk{ID: "data", Path: image(t, mib)}
+	if _, err := vm.AttachDisk(limited(t), d); err == nil || !strings.Contains(err.Error(), "detach the disk") {
+		t.Errorf("want an error that says what to do, got %v", err)
+	}
+	if _, err := vm.AttachDisk(limited(t), d); !errors.Is(err, ErrAttached) {
+		t.Errorf("attached over the half of itself:\nwant %v\ngot  %v", ErrAttached, err)
+	}
+	if err := vm.DetachDisk(limited(t), "data"); err != nil {
+		t.Error(err)
+	}
+	q.with(func() {
+		if len(q.nodes) != 0 || len(q.devices) != 0 {
+			t.Errorf("left behind: nodes %v, devices %v", q.nodes, q.devices)
+		}
+	})
+}
+
+func TestOneStoreIsOneDisk(t *testing.T) {
+	vm, _ := fakeVM(t)
+	path := image(t, mib)
+	link, hard := filepath.Join(t.TempDir(), "link"), path+".hard"
+	if err := os.Symlink(path, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(path, hard); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := vm.AttachDisk(limited(t), Disk{ID: "a", Path: path}); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []Disk{
+		{ID: "a", Path: image(t, mib)}, {ID: "b", Path: path}, {ID: "b", Path: link}, {ID: "b", Path: hard}, {ID: "b", Path: path, ReadOnly: true},
+	} {
+		if _, err := vm.AttachDisk(limited(t), d); !errors.Is(err, ErrAttached) {
+			t.Errorf("%+v:\nwant %v\ngot  %v", d, ErrAttached, err)
+		}
+	}
+	shared := image(t, mib)
+	for _, id := range []string{"r1", "r2"} {
+		if _, err := vm.AttachDisk(limited(t), Disk{ID: id, Path: shared, ReadOnly: true}); err != nil {
+			t.Errorf("read-only %s: %v", id, err)
+		}
+	}
+}
+
+func TestAttachRefusesWhatIsNoDisk(t *testing.T) {
+	vm, q := fakeVM(t)
+	for _, d := range []Disk{
+		{ID: "", Path: image(t, mib)}, {ID: "a,b", Path: image(t, mib)}, {ID: strings.Repeat("x", 26), Path: image(t, mib)},
+		{ID: "a", Path: "/nonexistent"}, {ID: "a", Path: "/dev/null"}, {ID: "a", Path: t.TempDir()},
+		{ID: "a", Path: image(t, mib), Serial: strings.Repeat("s", 21)},
+	} {
+		if _, err := vm.AttachDisk(limited(t), d); err == nil {
+			t.Errorf("%+v: attached", d)
+		}
+	}
+	q.with(func() {
+		if len(q.commands) != 1 {
+			t.Errorf("QEMU was asked: %v", q.commands)
+		}
+	})
+}
+
+func TestResizeNeverShrinks(t *testing.T) {
+	vm, q := fakeVM(t)
+	path := image(t, 4*mib)
+	if _, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: path}); err != nil {
+		t.Fatal(err)
+	}
+	if err := vm.ResizeDisk(limited(t), "data", 4*mib-512); !errors.Is(err, ErrShrink) {
+		t.Errorf("a smaller size:\nwant %v\ngot  %v", ErrShrink, err)
+	}
+	// Grown behind QEMU's back, the file is larger than QEMU knows.
+	if err := os.Truncate(path, 8*mib); err != nil {
+		t.Fatal(err)
+	}
+	if err := vm.ResizeDisk(limited(t), "data", 6*mib); !errors.Is(err, ErrShrink) {
+		t.Errorf("a size smaller than the file's:\nwant %v\ngot  %v", ErrShrink, err)
+	}
+	if err := vm.ResizeDisk(limited(t), "data", 4*mib); err != nil {
+		t.Errorf("the present size: %v", err)
+	}
+	q.with(func() {
+		if slices.Contains(q.commands, "block_resize") {
+			t.Errorf("QEMU was asked: %v", q.commands)
+		}
+	})
+	if err := vm.ResizeDisk(limited(t), "data", 16*mib); err != nil {
+		t.Errorf("a larger size: %v", err)
+	}
+}
+
+func TestResizeDoesNotTrustOK(t *testing.T) {
+	vm, q := fakeVM(t)
+	if _, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)}); err != nil {
+		t.Fatal(err)
+	}
+	q.with(func() {
+		q.hook = func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
+			return struct{}{}, nil, command == "block_resize" // as host_device does
+		}
+	})
+	err := vm.ResizeDisk(limited(t), "data", 2*mib)
+	if err == nil || !strings.Contains(err.Error(), "1048576 bytes, not 2097152") {
+		t.Errorf("want an error with both sizes, got %v", err)
+	}
+}
+
+func TestResizeRefusals(t *testing.T) {
+	vm, _ := fakeVM(t)
+	if _, err := vm.AttachDisk(limited(t), Disk{ID: "ro", Path: image(t, mib), ReadOnly: true}); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		id    string
+		bytes uint64
+		want  string
+	}{{"ro", 2 * mib, "read-only"}, {"ro", mib + 1, "multiple of 512"}, {"ro", 1 << 63, "at most"}, {"none", mib, "no such disk"}} {
+		if err := vm.ResizeDisk(limited(t), test.id, test.bytes); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s to %d:\nwant %s\ngot  %v", test.id, test.bytes, test.want, err)
+		}
+	}
+}
+
+func TestDetachRemovesAllAndMayBeRepeated(t *testing.T) {
+	vm, q := fakeVM(t)
+	d := Disk{ID: "data", Path: image(t, mib)}
+	first, err := vm.AttachDisk(limited(t), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := vm.DetachDisk(limited(t), "data"); err != nil {
+			t.Error(err)
+		}
+	}
+	q.with(func() {
+		if len(q.nodes) != 0 || len(q.devices) != 0 {
+			t.Errorf("left behind: nodes %v, devices %v", q.nodes, q.devices)
+		}
+	})
+	if again, err := vm.AttachDisk(limited(t), d); err != nil || again != first {
+		t.Errorf("attached again:\nwant %v\ngot  %v, %v", first, again, err)
+	}
+}
+
+func TestDetachIsTakenUpWhereItStopped(t *testing.T) {
+	vm, q := fakeVM(t)
+	q.guestLetsGo = false
+	d := Disk{ID: "data", Path: image(t, mib)}
+	if _, err := vm.AttachDisk(limited(t), d); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := vm.DetachDisk(ctx, "data"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("want %v, got %v", context.DeadlineExceeded, err)
+	}
+	if _, err := vm.AttachDisk(limited(t), d); !errors.Is(err, ErrAttached) {
+		t.Errorf("attached while it leaves:\nwant %v\ngot  %v", ErrAttached, err)
+	}
+	// The guest lets go while nobody waits, and a node refuses once.
+	refused := false
+	q.with(func() {
+		q.letGo(DeviceID("data"))
+		q.hook = func(command string, arguments json.RawMessage) (any, *qmp.Error, bool) {
+			if refused || command != "blockdev-del" || !strings.Contains(string(arguments), FileNode("data")) {
+				return nil, nil, false
+			}
+			refused = true
+			return nil, &qmp.Error{Class: "GenericError", Desc: "Node is in use"}, true
+		}
+	})
+	if err := vm.DetachDisk(limited(t), "data"); err == nil {
+		t.Error("detached, though its file node stayed")
+	}
+	if err := vm.DetachDisk(limited(t), "data"); err != nil {
+		t.Error(err)
+	}
+	q.with(func() {
+		if len(q.nodes) != 0 {
+			t.Errorf("nodes left behind: %v", q.nodes)
+		}
+	})
+}
+
+func TestDetachTellsThatGuestRefuses(t *testing.T) {
+	vm, q := fakeVM(t)
+	q.hook = func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
+		if command == "device_del" {
+			q.event("DEVICE_UNPLUG_GUEST_ERROR", `{"device": "disk-data", "path": "/machine/peripheral/disk-data"}`)
+		}
+		return struct{}{}, nil, command == "device_del"
+	}
+	if _, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := vm.DetachDisk(limited(t), "data"); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("want a refusal, got %v", err)
+	}
+}
+
+func TestReplaceFileNodeKeepsTheOtherOptions(t *testing.T) {
+	vm, q := fakeVM(t)
+	if _, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)}); err != nil {
+		t.Fatal(err)
+	}
+	var got string
+	q.with(func() {
+		q.hook = func(command string, arguments json.RawMessage) (any, *qmp.Error, bool) {
+			if command == "blockdev-reopen" {
+				got = string(arguments)
+			}
+			return nil, nil, false
+		}
+	})
+	if err := vm.ReplaceFileNode(limited(t), "data", "bad"); err != nil {
+		t.Fatal(err)
+	}
+	want := `{"options":[{"driver":"raw","node-name":"drive-data","file":"bad","read-only":false,"discard":"unmap"}]}`
+	q.with(func() {
+		if got != want {
+			t.Errorf("arguments:\nwant %s\ngot  %s", want, got)
+		}
+	})
+}
+
+func TestBootDisksStay(t *testing.T) {
+	vm, _ := fakeVM(t)
+	if err := vm.disks.addBoot(0, Disk{ID: "root", Path: image(t, mib)}); err != nil {
+		t.Fatal(err)
+	}
+	if a, _ := vm.Disk("root"); a.PCIPath != "11" {
+		t.Errorf("PCI path:\nwant 11\ngot  %s", a.PCIPath)
+	}
+	if err := vm.DetachDisk(limited(t), "root"); err == nil || !strings.Contains(err.Error(), "boot disk") {
+		t.Errorf("want a refusal, got %v", err)
+	}
+}
+
+func TestSlotsAreReusedAndRunOut(t *testing.T) {
+	taken := make(map[slot]bool)
+	for i := range 2 * disksPerBridge {
+		s, err := freeSlot(2, taken)
+		if err != nil {
+			t.Fatalf("disk %d: %v", i, err)
+		}
+		taken[s] = true
+	}
+	if _, err := freeSlot(2, taken); err == nil || !strings.Contains(err.Error(), "all 60") {
+		t.Errorf("want an error, got %v", err)
+	}
+	back := slot{2, 0x1e}
+	delete(taken, back)
+	if s, err := freeSlot(2, taken); err != nil || s != back {
+		t.Errorf("slot:\nwant %v\ngot  %v, %v", back, s, err)
+	}
+	if want, got := "03/1e", back.path().String(); got != want {
+		t.Errorf("PCI path:\nwant %s\ngot  %s", want, got)
+	}
+}

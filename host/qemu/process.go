@@ -1,0 +1,153 @@
+package qemu
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxSocketPath is what sun_path of unix(7) holds, less its final zero.
+	maxSocketPath = 107
+	// tailBytes is how much of what a process said last is kept for errors.
+	tailBytes = 4096
+	// reapTimeout is how long a process may take from closing its sockets to its end.
+	reapTimeout = 5 * time.Second
+)
+
+// process is a child that lives no longer than this process, and that a Ctrl-C on the terminal does not reach.
+type process struct {
+	name string
+	cmd  *exec.Cmd
+	said *tail
+	done chan struct{} // closed when it has ended
+	err  error         // how it ended, once done is closed
+}
+
+// startProcess starts a child. Its standard error is kept.
+func startProcess(name string, cmd *exec.Cmd) (*process, error) {
+	p := &process{name: name, cmd: cmd, said: &tail{}, done: make(chan struct{})}
+	cmd.Stderr = p.said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
+	cmd.WaitDelay = reapTimeout
+	started := make(chan error)
+	go func() {
+		// The kernel sends Pdeathsig when the thread that forked ends, so that thread waits here.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			p.err = cmd.Wait()
+			close(p.done)
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	return p, nil
+}
+
+// kill ends the process and waits until it has ended.
+func (p *process) kill() {
+	p.cmd.Process.Kill() // fails only where it has ended
+	<-p.done
+}
+
+// running reports whether the process has not ended.
+func (p *process) running() bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// state says how the process ended and what it said last. It is for a process that has ended.
+func (p *process) state() string {
+	state := p.cmd.ProcessState.String()
+	if said := p.said.String(); said != "" {
+		state += ": " + said
+	}
+	return state
+}
+
+// tail keeps the end of what is written to it.
+type tail struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.text = append(t.text, p...)
+	if over := len(t.text) - tailBytes; over > 0 {
+		t.text = append(t.text[:0], t.text[over:]...)
+	}
+	return len(p), nil
+}
+
+// String returns what was kept, without the space around it.
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.TrimSpace(strings.ToValidUTF8(string(t.text), "?"))
+}
+
+// drain passes on what is written to it, and goes on taking it when that fails: a pipe that nobody empties stops its writer.
+type drain struct {
+	to     io.Writer
+	failed bool
+}
+
+func (d *drain) Write(p []byte) (int, error) {
+	if !d.failed {
+		_, err := d.to.Write(p)
+		d.failed = err != nil
+	}
+	return len(p), nil
+}
+
+// listenUnix listens on a unix socket and returns its descriptor, to be inherited.
+func listenUnix(path string) (*os.File, error) {
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	defer listener.Close()
+	listener.SetUnlinkOnClose(false)
+	return listener.File()
+}
+
+// claimSocket makes sure that a socket can be made at path: a stale one is removed, one on which somebody listens is left.
+func claimSocket(path string) error {
+	if len(path) > maxSocketPath {
+		return fmt.Errorf("socket %s: the path has %d bytes, the kernel takes %d: use a shorter runtime directory", path, len(path), maxSocketPath)
+	}
+	conn, err := net.Dial("unix", path)
+	switch {
+	case err == nil:
+		conn.Close()
+		return fmt.Errorf("socket %s is taken: a VM runs in this directory: stop it or use another one", path)
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case !errors.Is(err, unix.ECONNREFUSED):
+		return fmt.Errorf("socket %s: %w", path, err)
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("stale socket: %w", err)
+	}
+	return nil
+}

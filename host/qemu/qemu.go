@@ -1,0 +1,254 @@
+// Package qemu runs one virtual machine with qemu-system-x86_64 and changes its disks while it runs, by QMP
+// (docs/interop/qmp-spec and qapi/*.json in QEMU's sources). It chooses the accelerator and the vsock transport by what the
+// host can really do.
+//
+// The PCI topology is fixed, so that where a disk will appear in the guest is known before the guest has seen it:
+//
+//	pcie.0 ─┬─ 02 … 0a  bridges b1 … b9, each with disks in 01 … 1e: paths 02/01, 02/02, …
+//	        ├─ 10       vsock
+//	        └─ 11 … 1e  boot disks, there from the start: paths 11, 12, …
+//
+// A disk is two block nodes and a device: FileNode opens the store, RawNode above it is what the device uses, and a test can
+// put a faulty node between the two (ReplaceFileNode).
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/directvol/directvol/host/qmp"
+)
+
+// startTimeout limits a Start whose context has no deadline.
+const startTimeout = 30 * time.Second
+
+// Config says what a VM is. Dir, Kernel and GuestCID are needed to boot; Directvol where the host has no /dev/vhost-vsock.
+type Config struct {
+	// Dir is for the VM's sockets. It is made, with mode 0700, where it is not there; what was made is removed when the VM ends.
+	Dir string
+	// Kernel and Initrd are files of a kernel and its initial file system, Append the kernel's command line.
+	Kernel, Initrd, Append string
+	// MemoryMiB is the guest's memory, 1024 where it is 0, and CPUs the number of its processors, 1 where it is 0.
+	MemoryMiB, CPUs int
+	// Bridges is how many PCI bridges there are, of 30 disks each: 2 where it is 0, and at most 9.
+	Bridges int
+	// GuestCID is the guest's vsock address, 3 or more and no other VM's.
+	GuestCID uint32
+	// BootDisks are attached to the root bus before the guest starts, in this order, and stay.
+	BootDisks []Disk
+	// Console gets what the guest writes to its first serial port. It should not block: a guest waits for its console.
+	Console io.Writer
+	// Directvol is the directvol program, whose vhost-vsock subcommand is the vsock backend where the kernel has none.
+	Directvol string
+	// Binary is the QEMU program, qemu-system-x86_64 where it is empty.
+	Binary string
+	// Log is logrus's standard logger where it is nil.
+	Log *logrus.Entry
+}
+
+// withDefaults fills in what was left zero, or says what cannot be.
+func (cfg Config) withDefaults() (Config, error) {
+	setDefault(&cfg.MemoryMiB, 1024)
+	setDefault(&cfg.CPUs, 1)
+	setDefault(&cfg.Bridges, 2)
+	setDefault(&cfg.Binary, "qemu-system-x86_64")
+	if cfg.Console == nil {
+		cfg.Console = io.Discard
+	}
+	if cfg.Log == nil {
+		cfg.Log = logrus.NewEntry(logrus.StandardLogger())
+	}
+	if cfg.Dir == "" {
+		return cfg, errors.New("no runtime directory for the VM's sockets: set Dir")
+	}
+	var err error
+	if cfg.Dir, err = filepath.Abs(cfg.Dir); err != nil {
+		return cfg, fmt.Errorf("runtime directory %s: %w", cfg.Dir, err)
+	}
+	switch {
+	case cfg.GuestCID < 3 || cfg.GuestCID == ^uint32(0):
+		return cfg, fmt.Errorf("guest CID %d: 0, 1, 2 and %d have meanings of their own (vsock(7)): use 3 or more", cfg.GuestCID, ^uint32(0))
+	case cfg.MemoryMiB < 0 || cfg.CPUs < 0:
+		return cfg, fmt.Errorf("%d MiB of memory and %d processors: want positive numbers", cfg.MemoryMiB, cfg.CPUs)
+	case cfg.Bridges < 0 || cfg.Bridges > maxBridges:
+		return cfg, fmt.Errorf("%d PCI bridges: want 1 to %d", cfg.Bridges, maxBridges)
+	case len(cfg.BootDisks) > maxBootDisks:
+		return cfg, fmt.Errorf("%d boot disks: the root bus has room for %d", len(cfg.BootDisks), maxBootDisks)
+	case cfg.Kernel == "" && (cfg.Initrd != "" || cfg.Append != ""):
+		return cfg, errors.New("an initrd or a kernel command line without a kernel: set Kernel")
+	}
+	return cfg, nil
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// VM is a running virtual machine. It is safe for concurrent use, and ends no later than the process that started it.
+type VM struct {
+	cfg         Config
+	log         *logrus.Entry
+	accelerator Accelerator
+	vsock       vsockTransport
+	madeDir     bool
+	disks       *diskTable
+	qemu        *process
+	backend     *process // nil where the host's kernel is the backend
+	qmp         *qmp.Client
+	events      *qmp.Subscription
+	done        chan struct{}
+	shutdown    *Shutdown // set before done is closed; nil where QEMU told of none
+}
+
+// Start starts a VM and returns when QEMU answers; the guest then boots. The context limits Start alone: the VM runs until its
+// guest powers off, or Kill. A Start that fails leaves nothing behind.
+func Start(ctx context.Context, cfg Config) (*VM, error) {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, startTimeout)
+		defer cancel()
+	}
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("start VM: %w", err)
+	}
+	vm := &VM{cfg: cfg, log: cfg.Log, disks: newDiskTable(cfg.Bridges), done: make(chan struct{})}
+	if err := vm.start(ctx); err != nil {
+		vm.cleanUp()
+		return nil, fmt.Errorf("start VM: %w", err)
+	}
+	go vm.supervise()
+	return vm, nil
+}
+
+// start takes the steps of Start; what it leaves when it fails is cleanUp's.
+func (vm *VM) start(ctx context.Context) error {
+	binary, err := findBinary(vm.cfg.Binary)
+	if err != nil {
+		return err
+	}
+	vm.cfg.Binary = binary
+	for i, d := range vm.cfg.BootDisks {
+		if err := vm.disks.addBoot(i, d); err != nil {
+			return err
+		}
+	}
+	vm.accelerator = DetectAccelerator()
+	vm.log.Infof("accelerator %s: %s", vm.accelerator.Name, vm.accelerator.Reason)
+	vm.vsock = detectVsock("/")
+	vm.log.Infof("vsock by %s: %s", vm.vsock.name(), vm.vsock.reason)
+	if err := vm.makeDir(); err != nil {
+		return err
+	}
+	if err := claimSocket(vm.path(monitorSocket)); err != nil { // before anything that runs in the directory is touched
+		return err
+	}
+	if !vm.vsock.inKernel {
+		if err := vm.startBackend(ctx); err != nil {
+			return err
+		}
+	}
+	return vm.startQEMU(ctx)
+}
+
+// makeDir makes the runtime directory, or takes one that is there.
+func (vm *VM) makeDir() error {
+	err := os.Mkdir(vm.cfg.Dir, 0o700)
+	switch {
+	case err == nil:
+		vm.madeDir = true
+	case !errors.Is(err, os.ErrExist):
+		return fmt.Errorf("runtime directory: %w", err)
+	}
+	return vm.checkDir()
+}
+
+// checkDir refuses a directory that others may enter, or that is another's:
+// whoever may connect to the sockets owns the guest. It is not changed, as it may
+// be anything, /tmp say.
+func (vm *VM) checkDir() error {
+	info, err := os.Lstat(vm.cfg.Dir)
+	if err != nil {
+		return fmt.Errorf("runtime directory: %w", err)
+	}
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	if !info.IsDir() || info.Mode().Perm()&0o077 != 0 || !ok || int(owner.Uid) != os.Geteuid() {
+		return fmt.Errorf("runtime directory %s: want one that is yours with mode 0700, or none yet: it is made then", vm.cfg.Dir)
+	}
+	return nil
+}
+
+// startQEMU starts QEMU with a QMP socket that listens already, so that nothing needs to wait for it to appear.
+func (vm *VM) startQEMU(ctx context.Context) error {
+	path := vm.path(monitorSocket)
+	listener, err := listenUnix(path)
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	cmd := vm.command(fmt.Sprintf("fd=%d", firstExtraFile))
+	cmd.ExtraFiles = []*os.File{listener}
+	cmd.Stdout = &drain{to: vm.cfg.Console}
+	if vm.qemu, err = startProcess("QEMU", cmd); err != nil {
+		os.Remove(path)
+		return err
+	}
+	listener.Close() // QEMU's copy is now the only one: when QEMU ends, so does the Dial
+	client, err := qmp.Dial(ctx, path)
+	if err != nil {
+		return vm.explain(ctx, err)
+	}
+	vm.qmp = client
+	vm.events = client.Subscribe("SHUTDOWN")
+	return nil
+}
+
+// path returns the path of a file in the runtime directory.
+func (vm *VM) path(name string) string { return filepath.Join(vm.cfg.Dir, name) }
+
+// Accelerator returns what runs the guest's processors, and why.
+func (vm *VM) Accelerator() Accelerator { return vm.accelerator }
+
+// Version returns QEMU's version.
+func (vm *VM) Version() string { return vm.qmp.Version().String() }
+
+// QMP returns the VM's QMP connection, which stays the VM's: do not close it, and leave its disks' nodes and devices alone.
+func (vm *VM) QMP() *qmp.Client { return vm.qmp }
+
+// execute runs a QMP command; where QEMU has ended, the error says so.
+func (vm *VM) execute(ctx context.Context, command string, arguments, result any) error {
+	err := vm.qmp.Execute(ctx, command, arguments, result)
+	if err == nil {
+		return nil
+	}
+	select {
+	case <-vm.qmp.Done():
+		return vm.explain(ctx, err)
+	default:
+		return err
+	}
+}
+
+// explain says that QEMU has ended, where that is what a failed QMP connection means: the socket closes a moment before the
+// process is reaped.
+func (vm *VM) explain(ctx context.Context, err error) error {
+	ctx, cancel := context.WithTimeout(ctx, reapTimeout)
+	defer cancel()
+	select {
+	case <-vm.qemu.done:
+		return fmt.Errorf("%w (%w)", vm.ended(), err)
+	case <-ctx.Done():
+		return err
+	}
+}

@@ -1,0 +1,113 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+)
+
+// ErrEnded is the failure of a call on a VM whose QEMU has ended; the error says how, and what QEMU said last.
+var ErrEnded = errors.New("QEMU has ended")
+
+// Shutdown is how a VM ended that was shut down: QMP's SHUTDOWN event and QEMU's exit.
+type Shutdown struct {
+	// Guest says whether the guest asked for it.
+	Guest bool
+	// Reason is QEMU's (ShutdownCause): guest-shutdown for a power-off, guest-reset for a reboot, which ends the VM too,
+	// guest-panic, host-qmp-quit, host-signal, ….
+	Reason string
+	// ExitCode is QEMU's exit status, 0 where all went well, -1 where a signal ended it.
+	ExitCode int
+}
+
+// Done returns a channel that is closed when the VM has ended and what it used is removed.
+func (vm *VM) Done() <-chan struct{} { return vm.done }
+
+// AwaitShutdown waits until the VM has been shut down and QEMU has exited. It is an error (ErrEnded) if QEMU ended without being
+// shut down: it crashed, or was killed.
+func (vm *VM) AwaitShutdown(ctx context.Context) (Shutdown, error) {
+	select {
+	case <-vm.done:
+	case <-ctx.Done():
+		return Shutdown{}, fmt.Errorf("wait for the VM's shutdown: %w", ctx.Err())
+	}
+	if vm.shutdown == nil {
+		return Shutdown{}, vm.ended()
+	}
+	return *vm.shutdown, nil
+}
+
+// Kill ends the VM at once, as pulling the plug does, and returns when it has ended.
+func (vm *VM) Kill() {
+	vm.qemu.kill()
+	<-vm.done
+}
+
+// ended says how QEMU ended.
+func (vm *VM) ended() error { return fmt.Errorf("%w: %s", ErrEnded, vm.qemu.state()) }
+
+// supervise waits for the end of the VM.
+func (vm *VM) supervise() {
+	defer close(vm.done)
+	if vm.backend != nil {
+		go vm.watchBackend()
+	}
+	var shutdown *Shutdown
+	for event := range vm.events.Events() { // ends with the connection
+		if shutdown != nil {
+			continue
+		}
+		var data struct {
+			Guest  bool   `json:"guest"`
+			Reason string `json:"reason"`
+		}
+		if err := json.Unmarshal(event.Data, &data); err != nil {
+			vm.log.WithError(err).Warnf("QMP event %s: %s", event.Name, event.Data)
+			continue
+		}
+		shutdown = &Shutdown{Guest: data.Guest, Reason: data.Reason}
+	}
+	<-vm.qemu.done
+	if shutdown != nil {
+		shutdown.ExitCode = vm.qemu.cmd.ProcessState.ExitCode()
+		vm.shutdown = shutdown
+	} else {
+		vm.log.Warn(vm.ended())
+	}
+	vm.cleanUp()
+}
+
+// watchBackend tells of a backend that ends before QEMU.
+func (vm *VM) watchBackend() {
+	<-vm.backend.done
+	select {
+	case <-vm.qemu.done: // the backend follows QEMU, and may be the first to be reaped
+	case <-time.After(reapTimeout):
+		vm.log.Error(vm.VsockErr())
+	}
+}
+
+// cleanUp ends what still runs and removes what was made.
+func (vm *VM) cleanUp() {
+	for _, p := range []*process{vm.qemu, vm.backend} {
+		if p != nil {
+			p.kill()
+		}
+	}
+	if vm.qmp != nil {
+		vm.qmp.Close()
+	}
+	if vm.qemu != nil {
+		os.Remove(vm.path(monitorSocket))
+	}
+	if vm.backend != nil {
+		os.Remove(vm.path(vhostSocket))
+		os.Remove(vm.path(vsockSocket))
+	}
+	if vm.madeDir {
+		os.Remove(vm.cfg.Dir) // stays where somebody else put something into it
+	}
+}

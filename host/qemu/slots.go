@@ -1,0 +1,56 @@
+package qemu
+
+import (
+	"fmt"
+
+	"github.com/directvol/directvol/protocols/pcipath"
+)
+
+// Where things sit on the root bus; the package comment draws it. Slot 0 is the host bridge, 1f the ICH9's own devices.
+const (
+	firstBridgeSlot = 0x02
+	maxBridges      = 9
+	vsockSlot       = 0x10
+	firstBootSlot   = 0x11
+	maxBootDisks    = 0x1e - firstBootSlot + 1
+	disksPerBridge  = 0x1e // slots 01 to 1e
+)
+
+// slot is a place for a disk: on bridge 1 and up, or on the root bus, which is bridge 0.
+type slot struct{ bridge, device int }
+
+// bus returns QEMU's name of the slot's bus.
+func (s slot) bus() string {
+	if s.bridge == 0 {
+		return "pcie.0"
+	}
+	return fmt.Sprintf("b%d", s.bridge)
+}
+
+// address returns the slot's address on its bus.
+func (s slot) address() string { return fmt.Sprintf("%#x", s.device) }
+
+// path returns where the guest finds the slot.
+func (s slot) path() pcipath.Path {
+	device := pcipath.Slot{Device: uint8(s.device)}
+	if s.bridge == 0 {
+		return pcipath.Path{Slots: []pcipath.Slot{device}}
+	}
+	return pcipath.Path{Slots: []pcipath.Slot{{Device: uint8(bridgeSlot(s.bridge))}, device}}
+}
+
+// bridgeSlot returns the slot of a bridge on the root bus.
+func bridgeSlot(bridge int) int { return firstBridgeSlot + bridge - 1 }
+
+// freeSlot returns the first slot behind the bridges that is not taken.
+func freeSlot(bridges int, taken map[slot]bool) (slot, error) {
+	for bridge := 1; bridge <= bridges; bridge++ {
+		for device := 1; device <= disksPerBridge; device++ {
+			if s := (slot{bridge, device}); !taken[s] {
+				return s, nil
+			}
+		}
+	}
+	return slot{}, fmt.Errorf("all %d hotplug slots are taken: detach a disk, or start the VM with more than %d bridges (at most %d)",
+		bridges*disksPerBridge, bridges, maxBridges)
+}

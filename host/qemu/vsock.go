@@ -1,0 +1,153 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/protocols/address"
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+// vsockTransport is how bytes get between the host's processes and the guest's.
+type vsockTransport struct {
+	inKernel bool   // by the host kernel's vhost-vsock, else by a process
+	reason   string // why
+}
+
+func (t vsockTransport) name() string {
+	if t.inKernel {
+		return "the kernel"
+	}
+	return "a backend process"
+}
+
+// detectVsock looks below root for the kernel's backend.
+func detectVsock(root string) vsockTransport {
+	device := filepath.Join(root, "dev/vhost-vsock")
+	f, err := os.OpenFile(device, os.O_RDWR, 0)
+	if err != nil {
+		return vsockTransport{false, err.Error()}
+	}
+	f.Close()
+	return vsockTransport{true, device + " opens"}
+}
+
+// vsockArguments returns QEMU's arguments for the guest's vsock device.
+func (vm *VM) vsockArguments() []string {
+	if vm.vsock.inKernel {
+		return []string{"-device", fmt.Sprintf("vhost-vsock-pci,bus=pcie.0,addr=%#x,guest-cid=%d", vsockSlot, vm.cfg.GuestCID)}
+	}
+	return []string{
+		"-chardev", "socket,id=vsock,path=" + escape(vm.path(vhostSocket)),
+		"-device", fmt.Sprintf("vhost-user-vsock-pci,bus=pcie.0,addr=%#x,chardev=vsock", vsockSlot),
+	}
+}
+
+// AgentAddress returns where the guest's agent is reached, for protocols/address.
+func (vm *VM) AgentAddress() string { return vm.GuestAddress(agentpb.Port) }
+
+// GuestAddress returns where a vsock port of the guest is reached, for protocols/address.
+func (vm *VM) GuestAddress(port uint32) string {
+	if vm.vsock.inKernel {
+		return address.Address{Scheme: address.VSock, CID: vm.cfg.GuestCID, Port: port}.String()
+	}
+	return address.Address{Scheme: address.HVSock, Path: vm.path(vsockSocket), Port: port}.String()
+}
+
+// backendCommand returns the command that starts the vsock backend.
+func (vm *VM) backendCommand() *exec.Cmd {
+	return exec.Command(vm.cfg.Directvol, "vhost-vsock", "--socket", vm.path(vhostSocket), "--uds-path", vm.path(vsockSocket),
+		"--guest-cid", strconv.FormatUint(uint64(vm.cfg.GuestCID), 10))
+}
+
+// startBackend starts the vsock backend and waits until QEMU can connect to it.
+func (vm *VM) startBackend(ctx context.Context) error {
+	if vm.cfg.Directvol == "" {
+		return fmt.Errorf("the host's kernel offers no vsock (%s) and there is no program for it: set Directvol", vm.vsock.reason)
+	}
+	for _, name := range []string{vhostSocket, vsockSocket} {
+		if err := claimSocket(vm.path(name)); err != nil {
+			return err
+		}
+	}
+	watch, err := watchDir(vm.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	defer watch.Close()
+	if vm.backend, err = startProcess("the vsock backend", vm.backendCommand()); err != nil {
+		return err
+	}
+	// The backend gives the socket its name when it listens on it.
+	return awaitFile(ctx, watch, vm.path(vhostSocket), vm.backend)
+}
+
+// watchDir returns a file from which something can be read whenever a name was added to a directory (inotify(7)).
+func watchDir(dir string) (*os.File, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("inotify_init1: %w", err)
+	}
+	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_CREATE|unix.IN_MOVED_TO); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("watch directory %s: %w", dir, err)
+	}
+	return os.NewFile(uintptr(fd), "inotify"), nil
+}
+
+// awaitFile waits until a process has made the file at path, in the directory of the watch.
+func awaitFile(ctx context.Context, watch *os.File, path string, maker *process) error {
+	waiting, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() {
+		select {
+		case <-maker.done:
+		case <-waiting.Done():
+		}
+		watch.SetReadDeadline(time.Unix(1, 0))
+	}()
+	names := make([]byte, 4096)
+	for {
+		if _, err := os.Lstat(path); err == nil {
+			return nil
+		}
+		if _, err := watch.Read(names); err == nil {
+			continue
+		} else if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return fmt.Errorf("wait for %s: %w", path, err)
+		}
+		if !maker.running() {
+			return fmt.Errorf("%s ended before it was ready: %s", maker.name, maker.state())
+		}
+		return fmt.Errorf("wait for %s to make %s: %w", maker.name, path, ctx.Err())
+	}
+}
+
+// VsockDone returns a channel that is closed when the guest can no longer be reached by vsock: with the VM's end, or before it
+// where the backend process died. QEMU cannot take up another backend: such a VM has no vsock any more, and its disks go on.
+func (vm *VM) VsockDone() <-chan struct{} {
+	if vm.backend == nil {
+		return vm.qemu.done
+	}
+	return vm.backend.done
+}
+
+// VsockErr returns why vsock has ended, nil while it has not. A backend ends with its QEMU, and may be the first to be seen ended.
+func (vm *VM) VsockErr() error {
+	switch {
+	case !vm.qemu.running():
+		return vm.ended()
+	case vm.backend != nil && !vm.backend.running():
+		return fmt.Errorf("%s has ended, so this VM has no vsock until it is started anew, and its disks go on: %s", vm.backend.name, vm.backend.state())
+	default:
+		return nil
+	}
+}

@@ -1,0 +1,295 @@
+package qmp
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// longEnough limits what must happen; nothing waits for it to pass.
+const longEnough = time.Minute
+
+// peer is the QEMU end of one connection, played by the test.
+type peer struct {
+	t     *testing.T
+	conn  net.Conn
+	lines *bufio.Scanner
+}
+
+// command is one that the client sent.
+type command struct {
+	Execute   string
+	Arguments json.RawMessage
+	ID        uint64
+}
+
+// next returns the client's next command; the zero one when the client has gone.
+func (p *peer) next() command {
+	var cmd command
+	if p.lines.Scan() {
+		if err := json.Unmarshal(p.lines.Bytes(), &cmd); err != nil {
+			p.t.Errorf("the client sent %q: %v", p.lines.Text(), err)
+		}
+	}
+	return cmd
+}
+
+func (p *peer) say(format string, args ...any) { fmt.Fprintf(p.conn, format+"\r\n", args...) }
+
+func (p *peer) answer(cmd command, result string) { p.say(`{"return": %s, "id": %d}`, result, cmd.ID) }
+
+// listen plays QEMU for one connection and returns its socket.
+func listen(t *testing.T, play func(*peer)) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "qmp.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	played := make(chan struct{})
+	go func() {
+		defer close(played)
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		play(&peer{t, conn, bufio.NewScanner(conn)})
+	}()
+	t.Cleanup(func() { l.Close(); <-played })
+	return path
+}
+
+// connect dials a peer that is through with the negotiation when it plays.
+func connect(t *testing.T, play func(*peer)) *Client {
+	t.Helper()
+	path := listen(t, func(p *peer) {
+		p.say("%s", greetingLine)
+		cmd := p.next()
+		if cmd.Execute != "qmp_capabilities" {
+			t.Errorf("first command:\nwant qmp_capabilities\ngot  %q", cmd.Execute)
+		}
+		p.answer(cmd, "{}")
+		play(p)
+	})
+	c, err := Dial(limited(t), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func limited(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), longEnough)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestDialReadsVersion(t *testing.T) {
+	c := connect(t, func(p *peer) { p.next() })
+	if want, got := "7.2.22 (Debian)", c.Version().String(); got != want {
+		t.Errorf("version:\nwant %s\ngot  %s", want, got)
+	}
+}
+
+func TestDialSaysThatSocketIsTaken(t *testing.T) {
+	path := listen(t, func(p *peer) { p.next() }) // accepts, and greets nobody
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := Dial(ctx, path)
+	if !errors.Is(err, ErrNoGreeting) || !strings.Contains(err.Error(), path) {
+		t.Errorf("want ErrNoGreeting and the path, got %v", err)
+	}
+}
+
+func TestDialRefusesOtherProtocols(t *testing.T) {
+	for _, line := range []string{"HTTP/1.1 400 Bad Request", `{"return": {}}`, ""} {
+		path := listen(t, func(p *peer) { p.say("%s", line) })
+		if _, err := Dial(limited(t), path); err == nil {
+			t.Errorf("%q taken for a greeting", line)
+		}
+	}
+}
+
+func TestAnswersAreMatchedById(t *testing.T) {
+	c := connect(t, func(p *peer) {
+		first, second := p.next(), p.next()
+		p.answer(second, `"`+second.Execute+`"`)
+		p.answer(first, `"`+first.Execute+`"`)
+		p.next()
+	})
+	failures := make(chan error, 2)
+	for _, name := range []string{"query-a", "query-b"} {
+		go func() {
+			var got string
+			err := c.Execute(limited(t), name, nil, &got)
+			if err == nil && got != name {
+				err = fmt.Errorf("answer to %s is %s", name, got)
+			}
+			failures <- err
+		}()
+	}
+	for range 2 {
+		if err := <-failures; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestErrorIsTyped(t *testing.T) {
+	c := connect(t, func(p *peer) {
+		p.say(`{"id": %d, "error": {"class": "DeviceNotFound", "desc": "Device 'x' not found"}}`, p.next().ID)
+		p.next()
+	})
+	err := c.Execute(limited(t), "device_del", map[string]string{"id": "x"}, nil)
+	var qerr *Error
+	if !errors.As(err, &qerr) || qerr.Class != DeviceNotFound {
+		t.Errorf("want an *Error of class %s, got %v", DeviceNotFound, err)
+	}
+	if want, got := "qmp device_del: DeviceNotFound: Device 'x' not found", err.Error(); got != want {
+		t.Errorf("error:\nwant %s\ngot  %s", want, got)
+	}
+}
+
+func TestLateAnswerReachesNobody(t *testing.T) {
+	given := make(chan struct{})
+	c := connect(t, func(p *peer) {
+		late := p.next()
+		<-given
+		p.answer(late, `"late"`)
+		p.answer(p.next(), `"in time"`)
+		p.next()
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := c.Execute(ctx, "slow", nil, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("want %v, got %v", context.DeadlineExceeded, err)
+	}
+	close(given)
+	var got string
+	if err := c.Execute(limited(t), "quick", nil, &got); err != nil || got != "in time" {
+		t.Errorf("want the answer in time, got %q, %v", got, err)
+	}
+}
+
+func TestPeerThatDoesNotReadEndsTheConnection(t *testing.T) {
+	over := make(chan struct{})
+	c := connect(t, func(*peer) { <-over })
+	defer close(over)
+	// On a slow machine a first limit may pass before anything is written.
+	for limit := 50 * time.Millisecond; c.Err() == nil && limit < longEnough; limit *= 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		if err := c.Execute(ctx, "big", strings.Repeat("x", 1<<20), nil); err == nil {
+			t.Error("a command that nobody read succeeded")
+		}
+		cancel()
+	}
+	if err := c.Err(); err == nil || !strings.Contains(err.Error(), "does not read") {
+		t.Errorf("reason:\nwant QEMU does not read\ngot  %v", err)
+	}
+}
+
+func TestGarbageEndsTheConnectionWithReason(t *testing.T) {
+	for _, test := range []struct{ name, line, want string }{
+		{"no JSON", "\x00\x01garbage", "not a QMP line"},
+		{"an answer never asked for", `{"return": {}, "id": 99}`, "command 99"},
+		{"an answer without id", `{"error": {"class": "GenericError", "desc": "JSON parse error"}}`, "JSON parse error"},
+		{"a second greeting", greetingLine, "second greeting"},
+		{"an oversize line", strings.Repeat("x", MaxLine+1), "4194304 bytes"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := connect(t, func(p *peer) {
+				p.next()
+				p.say("%s", test.line)
+				p.next()
+			})
+			err := c.Execute(limited(t), "query", nil, nil)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("in flight:\nwant %s\ngot  %v", test.want, err)
+			}
+			<-c.Done()
+			if err := c.Execute(limited(t), "query", nil, nil); !errors.Is(err, c.Err()) {
+				t.Errorf("afterwards:\nwant %v\ngot  %v", c.Err(), err)
+			}
+		})
+	}
+}
+
+func TestAnswerJustBeforeTheEndCounts(t *testing.T) {
+	c := connect(t, func(p *peer) { p.answer(p.next(), "{}") }) // and hangs up, as QEMU does after quit
+	if err := c.Execute(limited(t), "quit", nil, nil); err != nil {
+		t.Error(err)
+	}
+	<-c.Done()
+	if !errors.Is(c.Err(), io.EOF) {
+		t.Errorf("reason:\nwant %v\ngot  %v", io.EOF, c.Err())
+	}
+}
+
+func TestCloseFailsWhatIsInFlight(t *testing.T) {
+	sent := make(chan struct{})
+	c := connect(t, func(p *peer) { p.next(); close(sent); p.next() })
+	failure := make(chan error)
+	go func() { failure <- c.Execute(limited(t), "slow", nil, nil) }()
+	<-sent
+	c.Close()
+	c.Close()
+	if err := <-failure; !errors.Is(err, ErrClosed) {
+		t.Errorf("want %v, got %v", ErrClosed, err)
+	}
+}
+
+func TestSubscriberThatDoesNotReadHoldsUpNothing(t *testing.T) {
+	const sent = eventBuffer + 10
+	c := connect(t, func(p *peer) {
+		cmd := p.next()
+		for i := range sent {
+			p.say(`{"event": "TICK", "data": {"n": %d}, "timestamp": {"seconds": 1, "microseconds": 2}}`, i)
+			p.say(`{"event": "OTHER", "timestamp": {"seconds": 1, "microseconds": 2}}`)
+		}
+		p.answer(cmd, "{}")
+		p.next()
+	})
+	ticks := c.Subscribe("TICK")
+	if err := c.Execute(limited(t), "tick", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if want, got := uint64(sent-eventBuffer), ticks.Dropped(); got != want {
+		t.Errorf("dropped:\nwant %d\ngot  %d", want, got)
+	}
+	c.Close()
+	n := 0
+	for e := range ticks.Events() {
+		if want := fmt.Sprintf(`{"n": %d}`, n); string(e.Data) != want || e.Name != "TICK" {
+			t.Errorf("event %d:\nwant TICK %s\ngot  %s %s", n, want, e.Name, e.Data)
+		}
+		n++
+	}
+	if n != eventBuffer {
+		t.Errorf("events:\nwant %d\ngot  %d", eventBuffer, n)
+	}
+}
+
+func TestSubscriptionEndsOnce(t *testing.T) {
+	c := connect(t, func(p *peer) { p.next() })
+	s := c.Subscribe("X")
+	s.Close()
+	s.Close()
+	if _, open := <-s.Events(); open {
+		t.Error("a closed subscription gave an event")
+	}
+	c.Close()
+	s.Close()
+	if _, open := <-c.Subscribe("X").Events(); open {
+		t.Error("a subscription on a connection that ended gave an event")
+	}
+}

@@ -1,0 +1,122 @@
+package qmp
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+)
+
+// MaxLine is the longest line accepted from the wire, in bytes. QEMU's longest answers (every block node of a VM with some
+// hundred disks) stay well under 1 MiB.
+const MaxLine = 4 << 20
+
+// Version is QEMU's version, as the greeting and query-version tell it.
+type Version struct {
+	Major, Minor, Micro int
+	// Package is the distributor's name for the build, with its parentheses; often empty.
+	Package string
+}
+
+// String returns the version as QEMU prints it, like "7.2.22 (Debian 1:7.2+dfsg-7)".
+func (v Version) String() string {
+	s := fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Micro)
+	if v.Package != "" {
+		s += " " + v.Package
+	}
+	return s
+}
+
+// Error is the answer of QEMU to a command that failed.
+type Error struct {
+	// Class is one of QapiErrorClass: GenericError, CommandNotFound, DeviceNotActive, DeviceNotFound, KVMMissingCap.
+	Class string `json:"class"`
+	// Desc is for people: QEMU promises nothing about its wording.
+	Desc string `json:"desc"`
+}
+
+// Error returns the class and the description.
+func (e *Error) Error() string { return e.Class + ": " + e.Desc }
+
+// DeviceNotFound is the class of the answer to a command that names a device QEMU does not have.
+const DeviceNotFound = "DeviceNotFound"
+
+// greeting is the first line of a connection.
+type greeting struct {
+	Version struct {
+		QEMU struct {
+			Major int `json:"major"`
+			Minor int `json:"minor"`
+			Micro int `json:"micro"`
+		} `json:"qemu"`
+		Package string `json:"package"`
+	} `json:"version"`
+}
+
+// message is one line of the wire: exactly one of Greeting, Return, Error and Event is set.
+type message struct {
+	Greeting  *greeting       `json:"QMP"`
+	Return    json.RawMessage `json:"return"`
+	Error     *Error          `json:"error"`
+	Event     string          `json:"event"`
+	ID        *uint64         `json:"id"`
+	Data      json.RawMessage `json:"data"`
+	Timestamp struct {
+		Seconds      int64 `json:"seconds"`
+		Microseconds int64 `json:"microseconds"`
+	} `json:"timestamp"`
+}
+
+// parseLine reads one line of the wire.
+func parseLine(line []byte) (message, error) {
+	var m message
+	if err := json.Unmarshal(line, &m); err != nil {
+		return message{}, fmt.Errorf("not a QMP line: %w: %s", err, excerpt(line))
+	}
+	kinds := 0
+	for _, is := range []bool{m.Greeting != nil, m.Return != nil, m.Error != nil, m.Event != ""} {
+		if is {
+			kinds++
+		}
+	}
+	if kinds != 1 {
+		return message{}, fmt.Errorf("not a QMP line: want one of QMP, return, error and event, got %d: %s", kinds, excerpt(line))
+	}
+	return m, nil
+}
+
+// time returns the host's clock at an event; it is the zero time where QEMU could not read it (it then sends -1).
+func (m *message) time() time.Time {
+	if m.Timestamp.Seconds < 0 {
+		return time.Time{}
+	}
+	return time.Unix(m.Timestamp.Seconds, m.Timestamp.Microseconds*1000)
+}
+
+// excerpt quotes the beginning of a line for an error.
+func excerpt(line []byte) string {
+	const most = 80
+	if len(line) > most {
+		return fmt.Sprintf("%q… (%d bytes)", line[:most], len(line))
+	}
+	return fmt.Sprintf("%q", line)
+}
+
+// errTruncated says that a connection ended in the middle of a line.
+var errTruncated = fmt.Errorf("line cut short: %w", io.ErrUnexpectedEOF)
+
+// splitLines is a bufio.SplitFunc for lines that end in a newline. Unlike bufio.ScanLines it passes over empty lines and takes
+// no half line at the end.
+func splitLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
+	if i := bytes.IndexByte(data, '\n'); i >= 0 {
+		if line := bytes.TrimSpace(data[:i]); len(line) > 0 {
+			return i + 1, line, nil
+		}
+		return i + 1, nil, nil
+	}
+	if atEOF && len(bytes.TrimSpace(data)) > 0 {
+		return 0, nil, errTruncated
+	}
+	return 0, nil, nil
+}

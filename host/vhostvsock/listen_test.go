@@ -1,0 +1,90 @@
+package vhostvsock
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestStaleSocketIsReplaced(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	for _, stale := range []string{path, path + newSuffix} {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: stale})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		l.Close()
+	}
+	fd, err := listenUnix(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatalf("the replaced socket does not listen: %v", err)
+	}
+	c.Close()
+}
+
+func TestTakenPathsAreRefusedAndUndisturbed(t *testing.T) {
+	dir := t.TempDir()
+	live := filepath.Join(dir, "live")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: live})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	long := filepath.Join(dir, strings.Repeat("x", maxSocketPath))
+	for path, want := range map[string]string{
+		live:                            "taken by a running process",
+		file:                            "not a socket",
+		long:                            "choose a shorter one",
+		filepath.Join(dir, "none", "s"): "make its folder first",
+		"":                              "empty",
+	} {
+		other := filepath.Join(dir, "other")
+		for _, cfg := range []Config{{Socket: path, UDSPath: other, GuestCID: 3}, {Socket: other, UDSPath: path, GuestCID: 3}} {
+			if _, err := Listen(cfg); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("listening on %q\n got error %v\nwant %q", path, err, want)
+			}
+			wantMissing(t, other)
+		}
+	}
+	// The live one saw nothing of it: the first connection is this one.
+	c, err := net.Dial("unix", live)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Write([]byte("me"))
+	c.Close()
+	got, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer got.Close()
+	b := make([]byte, 4)
+	if n, _ := got.Read(b); string(b[:n]) != "me" {
+		t.Errorf("first connection of the live listener said %q, want %q", b[:n], "me")
+	}
+}
+
+func TestReservedCIDsAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	for _, cid := range []uint64{0, 1, 2, 1<<32 - 1, 1 << 32, 1<<64 - 1} {
+		b, err := Listen(Config{Socket: dir + "/q", UDSPath: dir + "/c", GuestCID: cid})
+		if err == nil {
+			b.Close()
+			t.Errorf("guest CID %d was accepted", cid)
+		}
+	}
+}

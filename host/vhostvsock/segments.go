@@ -1,0 +1,53 @@
+package vhostvsock
+
+// segments is a run of bytes that lies in pieces, as descriptor chains do.
+type segments [][]byte
+
+// size is the number of bytes in s.
+func (s segments) size() int {
+	n := 0
+	for _, b := range s {
+		n += len(b)
+	}
+	return n
+}
+
+// appendRange appends to dst the pieces that hold n bytes of s from offset
+// skip on, or fewer where s ends before.
+func (s segments) appendRange(dst segments, skip, n int) segments {
+	for _, b := range s {
+		if n == 0 {
+			break
+		}
+		if skip >= len(b) {
+			skip -= len(b)
+			continue
+		}
+		b = b[skip:]
+		skip = 0
+		if len(b) > n {
+			b = b[:n]
+		}
+		n -= len(b)
+		dst = append(dst, b)
+	}
+	return dst
+}
+
+// copyTo copies from the beginning of s and returns the number of bytes.
+func (s segments) copyTo(p []byte) int {
+	n := 0
+	for _, b := range s {
+		n += copy(p[n:], b)
+	}
+	return n
+}
+
+// copyFrom copies to the beginning of s and returns the number of bytes.
+func (s segments) copyFrom(p []byte) int {
+	n := 0
+	for _, b := range s {
+		n += copy(b, p[n:])
+	}
+	return n
+}
