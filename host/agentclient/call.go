@@ -1,0 +1,112 @@
+package agentclient
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/directvol/directvol/protocols/service"
+)
+
+const (
+	// A call that is made again waits first, and twice as long each time.
+	firstPause   = 10 * time.Millisecond
+	longestPause = 200 * time.Millisecond
+	// reasonLimit is how long the reason of a broken connection may take to be known after it.
+	reasonLimit = time.Second
+)
+
+// call makes a call, again and again where the connection breaks and that does no harm, until its deadline.
+func call[R any, PR service.Message[R]](ctx context.Context, c *Client, m method, request proto.Message) (PR, error) {
+	ctx, cancel := c.limit(ctx)
+	defer cancel()
+	var before *failed
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		response, failed := attempt[R, PR](ctx, c, m, request)
+		if failed == nil {
+			return response, nil
+		}
+		if before != nil && failed.kind == broken && !failed.sent && ctx.Err() != nil {
+			failed.err = before.err // what the last attempt met is only that time was up
+		}
+		before = failed
+		if failed.kind != broken || failed.sent && !m.repeatable || !wait(ctx, pause) {
+			return nil, c.failure(ctx, m, failed)
+		}
+	}
+}
+
+// failed is how an attempt ended that brought no good answer.
+type failed struct {
+	kind kind
+	err  error // with a gRPC code
+	sent bool  // the agent may have got the request
+}
+
+type kind uint8
+
+const (
+	broken   kind = iota // no answer: there was no connection, it ended, or time is up
+	answered             // by the agent, with an error
+	nonsense             // something came that is no answer
+)
+
+// attempt makes a call once.
+func attempt[R any, PR service.Message[R]](ctx context.Context, c *Client, m method, request proto.Message) (PR, *failed) {
+	link, err := c.connected(ctx)
+	if err != nil {
+		return nil, &failed{kind: broken, err: status.Error(codes.Unavailable, err.Error())}
+	}
+	inTime := context.AfterFunc(ctx, link.conn.hurry)
+	defer func() {
+		if !inTime() {
+			link.conn.relax()
+		}
+	}()
+	hasAnswer, before := false, link.conn.requests()
+	response, err := service.Call[R, PR](noting(ctx, &hasAnswer), link.client, m.service, m.name, request)
+	if err == nil {
+		return response, nil
+	}
+	f := &failed{kind: nonsense, err: err, sent: link.conn.requests() != before}
+	violation := link.conn.violation()
+	switch {
+	case hasAnswer:
+		f.kind = answered
+	case violation != nil:
+		f.err = status.Errorf(codes.Internal, "the guest answered nonsense: %v", violation)
+	case status.Code(err) == codes.Unavailable, ctx.Err() != nil:
+		f.kind = broken
+	}
+	return nil, f
+}
+
+// limit returns the context of one call: it has a deadline, and ends with the client.
+func (c *Client) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	var cancel context.CancelFunc
+	if _, ok := ctx.Deadline(); ok {
+		ctx, cancel = context.WithCancel(ctx)
+	} else {
+		ctx, cancel = context.WithTimeout(ctx, c.timeout)
+	}
+	stop := context.AfterFunc(c.life, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
+// wait returns true after d, or false where ctx ends before.
+func wait(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,71 @@
+package agentclient
+
+import (
+	"fmt"
+	"math"
+	"unicode/utf8"
+
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+// Bounds of an answer, each far above what an honest one needs.
+const (
+	maxText   = 4 << 10 // bytes
+	maxUsages = 16
+	maxNames  = 64
+)
+
+func checkVersion(v *agentpb.VersionCheckResponse) error {
+	return checkTexts(&v.GrpcVersion, &v.AgentVersion)
+}
+
+func checkStats(stats *agentpb.VolumeStatsResponse) error {
+	if len(stats.Usage) > maxUsages {
+		return fmt.Errorf("%d usages, at most %d make sense", len(stats.Usage), maxUsages)
+	}
+	for i, u := range stats.Usage {
+		switch {
+		case u.Unit != agentpb.VolumeUsage_BYTES && u.Unit != agentpb.VolumeUsage_INODES:
+			return fmt.Errorf("usage %d has unit %d, neither bytes nor inodes", i, u.Unit)
+		case u.Total > math.MaxInt64: // CSI counts in int64.
+			return fmt.Errorf("usage %d has a total of %d", i, u.Total)
+		case u.Available > u.Total || u.Used > u.Total:
+			return fmt.Errorf("usage %d has %d available and %d used of %d", i, u.Available, u.Used, u.Total)
+		}
+	}
+	if stats.VolumeCondition == nil {
+		return nil
+	}
+	return checkTexts(&stats.VolumeCondition.Message)
+}
+
+func checkDetails(details *agentpb.GuestDetailsResponse) error {
+	agent := details.AgentDetails
+	if agent == nil {
+		return nil
+	}
+	texts := []*string{&agent.Version}
+	for _, names := range [][]string{agent.DeviceHandlers, agent.StorageHandlers, agent.ExtraFeatures} {
+		if len(names) > maxNames {
+			return fmt.Errorf("a list of %d names, at most %d make sense", len(names), maxNames)
+		}
+		for i := range names {
+			texts = append(texts, &names[i])
+		}
+	}
+	return checkTexts(texts...)
+}
+
+// checkTexts refuses a text that is too long or no UTF-8, and makes the others printable.
+func checkTexts(texts ...*string) error {
+	for _, text := range texts {
+		if len(*text) > maxText {
+			return fmt.Errorf("a text of %d bytes, at most %d make sense", len(*text), maxText)
+		}
+		if !utf8.ValidString(*text) {
+			return fmt.Errorf("%.80q is no UTF-8", *text)
+		}
+		*text = printable(*text)
+	}
+	return nil
+}

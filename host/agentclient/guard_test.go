@@ -1,0 +1,167 @@
+package agentclient
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/directvol/directvol/protocols/frame"
+)
+
+// ttrpc's server tells the standard logger of every connection that a test breaks.
+func init() { logrus.SetOutput(io.Discard) }
+
+// logged counts the lines that reach the standard logger, which is ttrpc's.
+type logged struct{ lines atomic.Int64 }
+
+func (l *logged) Levels() []logrus.Level   { return logrus.AllLevels }
+func (l *logged) Fire(*logrus.Entry) error { l.lines.Add(1); return nil }
+
+func countLog(t *testing.T) *logged {
+	t.Helper()
+	l := &logged{}
+	hooks := logrus.LevelHooks{}
+	hooks.Add(l)
+	old := logrus.StandardLogger().ReplaceHooks(hooks)
+	t.Cleanup(func() { logrus.StandardLogger().ReplaceHooks(old) })
+	return l
+}
+
+func TestGuestCannotFloodTheHostsLog(t *testing.T) {
+	log := countLog(t)
+	for name, flood := range map[string]string{
+		"streams that wait for nothing": strings.Repeat("\x00\x00\x00\x00\x00\x00\x00\x07\x02\x00", 1<<16),
+		"one answer again and again":    strings.Repeat("\x00\x00\x00\x00\x00\x00\x00\x01\x02\x00", 1<<16),
+		"bytes":                         strings.Repeat("\xff", 1<<20),
+	} {
+		c := dial(t, hostile(t, flood), Config{Timeout: time.Hour})
+		c.Check(t.Context())
+		c.link.client.UserOnCloseWait(t.Context()) // it has read all that it will
+		if got := log.lines.Swap(0); got > 1 {
+			t.Errorf("%s\nwant at most a line for the call\ngot  %d", name, got)
+		}
+	}
+}
+
+// TestCallsLeftUnansweredAreBounded: what is kept of calls that were given up does not grow for ever.
+func TestCallsLeftUnansweredAreBounded(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer theirs.Close()
+	go io.Copy(io.Discard, theirs)
+	g := newGuardedConn(ours, time.Hour)
+	for i := range uint32(maxOwed) {
+		if _, err := g.Write(frame.Header{StreamID: 2*i + 1, Type: frame.TypeRequest}.Append(nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := g.Write(frame.Header{StreamID: 2*maxOwed + 1, Type: frame.TypeRequest}.Append(nil)); err == nil {
+		t.Errorf("request %d\nwant an error\ngot  none", maxOwed+1)
+	}
+	if got := g.requests(); got != maxOwed {
+		t.Errorf("requests\nwant %d\ngot  %d", maxOwed, got)
+	}
+}
+
+// recorded is a connection that takes everything, and remembers the limits of its writes.
+type recorded struct {
+	net.Conn
+	limits []time.Duration
+}
+
+func (r *recorded) Write(p []byte) (int, error) { return len(p), nil }
+func (r *recorded) SetWriteDeadline(at time.Time) error {
+	r.limits = append(r.limits, time.Until(at))
+	return nil
+}
+
+func TestWritesAreHurriedWhileACallIsOverdue(t *testing.T) {
+	conn := &recorded{}
+	g := newGuardedConn(conn, time.Hour)
+	request := func(id uint32) {
+		if _, err := g.Write(frame.Header{StreamID: id, Type: frame.TypeRequest}.Append(nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	request(1)
+	g.hurry() // between two writes: the next is hurried
+	g.hurry()
+	request(3)
+	g.relax()
+	request(5) // one is still overdue
+	g.relax()
+	request(7)
+	g.setWriting()
+	g.hurry() // in the midst of a write
+	want := []bool{false, true, true, false, false, true}
+	var got []bool
+	for _, limit := range conn.limits {
+		got = append(got, limit <= hurryLimit)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("writes that are hurried\nwant %v\ngot  %v, by limits %v", want, got, conn.limits)
+	}
+}
+
+// FuzzGuard gives a reader what a guest may send, in pieces of any size, while answers are due on streams 1 and 3.
+func FuzzGuard(f *testing.F) {
+	answer := func(stream uint32, length int) []byte {
+		return append(frame.Header{Length: uint32(length), StreamID: stream, Type: frame.TypeResponse}.Append(nil), make([]byte, length)...)
+	}
+	f.Add(append(answer(3, 20), answer(1, 0)...), uint8(7))
+	f.Add(append(answer(1, 0), answer(1, 0)...), uint8(1))
+	f.Add(answer(5, 4), uint8(255))
+	f.Add(answer(1, 3)[:12], uint8(3))
+	f.Add(frame.Header{StreamID: 1, Type: frame.TypeData}.Append(nil), uint8(9))
+	f.Add([]byte("\xff\xff\xff\xff\x00\x00\x00\x01\x02\x00"), uint8(4))
+	f.Fuzz(func(t *testing.T, sent []byte, piece uint8) {
+		if len(sent) > 4<<10 {
+			return // longer is slower, and says no more
+		}
+		in := &scripted{Reader: bytes.NewReader(sent), piece: int(piece)}
+		g := newGuardedConn(in, 0)
+		g.owe(frame.Header{StreamID: 1})
+		g.owe(frame.Header{StreamID: 3})
+		got, err := io.ReadAll(g)
+		if (err != nil) != (g.violation() != nil) || (err != nil) != in.closed {
+			t.Errorf("read ended with %v, the violation is %v, closed: %v", err, g.violation(), in.closed)
+		}
+		if err == nil && !bytes.Equal(got, sent) {
+			t.Errorf("admitted\nwant %x\ngot  %x", sent, got)
+		}
+		if want := admissible(sent); (err == nil) != want {
+			t.Errorf("%x\nwant it admitted: %v\ngot  %v", sent, want, err)
+		}
+	})
+}
+
+// admissible says by itself whether a guest may send these bytes.
+func admissible(sent []byte) bool {
+	due := map[uint32]bool{1: true, 3: true}
+	for len(sent) >= frame.HeaderBytes {
+		h := frame.ParseHeader(sent)
+		if !due[h.StreamID] || h.Type != frame.TypeResponse || h.Length > maxAnswer {
+			return false
+		}
+		due[h.StreamID] = false
+		sent = sent[min(frame.HeaderBytes+int(h.Length), len(sent)):]
+	}
+	return true
+}
+
+// scripted is a connection from which a few bytes can be read at a time.
+type scripted struct {
+	net.Conn
+	io.Reader
+	piece  int
+	closed bool
+}
+
+func (s *scripted) Read(p []byte) (int, error) { return s.Reader.Read(p[:min(len(p), 1+s.piece)]) }
+func (s *scripted) Close() error               { s.closed = true; return nil }

@@ -1,0 +1,67 @@
+package agentclient
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/ttrpc"
+)
+
+// dialLimit is for one attempt to connect: a guest that boots, or has lost the request, leaves it without an answer, and the next one may get one.
+const dialLimit = 5 * time.Second
+
+// link is one connection to the agent.
+type link struct {
+	conn   *guardedConn
+	client *ttrpc.Client
+	ended  atomic.Bool
+}
+
+// connected returns the connection, and dials once where there is none or it has ended.
+func (c *Client) connected(ctx context.Context) (*link, error) {
+	select {
+	case c.turn <- struct{}{}:
+		defer func() { <-c.turn }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if c.link != nil && !c.link.ended.Load() {
+		return c.link, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialLimit)
+	defer cancel()
+	conn, err := c.address.Dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l := &link{conn: newGuardedConn(conn, c.timeout)}
+	l.client = ttrpc.NewClient(l.conn, ttrpc.WithUnaryClientInterceptor(noteAnswer), ttrpc.WithOnClose(func() { l.ended.Store(true) }))
+	c.link = l
+	return l, nil
+}
+
+// close ends the connection, and the calls on it.
+func (l *link) close() {
+	l.ended.Store(true)
+	l.client.Close()
+}
+
+type noteKey struct{}
+
+// noting returns a context for a call that sets answered where the agent has answered, be it with an error.
+func noting(ctx context.Context, answered *bool) context.Context {
+	return context.WithValue(ctx, noteKey{}, answered)
+}
+
+// noteAnswer tells the agent's errors from those of the connection, whose codes are the same.
+func noteAnswer(ctx context.Context, request *ttrpc.Request, response *ttrpc.Response, _ *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
+	err := invoke(ctx, request, response)
+	if note, ok := ctx.Value(noteKey{}).(*bool); ok {
+		*note = err == nil
+	}
+	return err
+}
