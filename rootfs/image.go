@@ -1,0 +1,145 @@
+// Package rootfs builds the image that a guest boots from: an initramfs with the programs it is given and the few kernel
+// modules they need, beside the kernel that goes with it. It needs no root, and the same input gives the same bytes.
+//
+// The image is a cpio archive in the "newc" format, not compressed: the kernel's documents
+// (Documentation/driver-api/early-userspace/buffer-format.rst) define it. Compression would not pay: under emulation a
+// guest inflates gzip in the time that the smaller image saves, and xz takes half a second longer.
+package rootfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/directvol/directvol/rootfs/kernel"
+)
+
+// ModuleList is the guest's file that names the modules to load: one absolute path a line, in load order, to be given
+// to finit_module(2) without parameters. It is there, maybe empty, in every image.
+const ModuleList = "/etc/directvol/modules"
+
+// DefaultModules are in every image, with what they need: disks and vsock on virtio's PCI transport, and xfs. Debian's
+// kernel for virtual machines has ext4 built in.
+func DefaultModules() []string {
+	return []string{"virtio_pci", "virtio_blk", "vmw_vsock_virtio_transport", "xfs"}
+}
+
+// Program is a file of the host that the guest can run.
+type Program struct {
+	// Guest is its absolute path in the guest.
+	Guest string
+	// Host is the file it is made from.
+	Host string
+}
+
+// Image is what to build.
+type Image struct {
+	// Kernel is where the kernel comes from; the zero value is Debian's package.
+	Kernel kernel.Source
+	// Modules names modules beside DefaultModules. Those built into the kernel are passed over.
+	Modules []string
+	// Programs go into the image with mode 0755. One must be /init, which the kernel starts as PID 1.
+	Programs []Program
+	// Out and KernelOut are the host files for the image and its kernel. Each is replaced whole or not at all; folders
+	// that are missing are made.
+	Out, KernelOut string
+}
+
+// Result is what was built.
+type Result struct {
+	// Kernel is the kernel's release, as the guest's uname -r prints it.
+	Kernel string `json:"kernel"`
+	// Modules are the modules' paths in the guest, in load order.
+	Modules []string `json:"modules"`
+	// Image and ImageBytes are the image's path on the host and its size.
+	Image      string `json:"image"`
+	ImageBytes int64  `json:"image_bytes"`
+	// KernelImage and KernelBytes are the same of the kernel.
+	KernelImage string `json:"kernel_image"`
+	KernelBytes int64  `json:"kernel_bytes"`
+}
+
+// Build makes the image and copies its kernel. After an error, a cancelled ctx included, both files are as they were, or
+// the kernel alone is new.
+func Build(ctx context.Context, img Image) (Result, error) {
+	if img.Out == "" || img.KernelOut == "" {
+		return Result{}, errors.New("build image: a path for the image or for the kernel is missing: name both")
+	}
+	if filepath.Clean(img.Out) == filepath.Clean(img.KernelOut) {
+		return Result{}, fmt.Errorf("build image: %s is to be both the image and the kernel", img.Out)
+	}
+	k, err := kernel.Open(ctx, img.Kernel)
+	if err != nil {
+		return Result{}, err
+	}
+	a := newArchive()
+	result := Result{Kernel: k.Version, Image: img.Out, KernelImage: img.KernelOut}
+	if result.Modules, err = addModules(a, k, append(DefaultModules(), img.Modules...)); err != nil {
+		return Result{}, err
+	}
+	if err := addPrograms(a, img.Programs); err != nil {
+		return Result{}, err
+	}
+	if err := a.checkInit(); err != nil {
+		return Result{}, err
+	}
+	vmlinuz, err := os.Open(k.Image)
+	if err != nil {
+		return Result{}, err
+	}
+	defer vmlinuz.Close()
+	if result.KernelBytes, err = replaceFile(ctx, img.KernelOut, vmlinuz.WriteTo); err != nil {
+		return Result{}, fmt.Errorf("write kernel %s: %w", img.KernelOut, err)
+	}
+	if result.ImageBytes, err = replaceFile(ctx, img.Out, a.WriteTo); err != nil {
+		return Result{}, fmt.Errorf("write image %s: %w", img.Out, err)
+	}
+	return result, nil
+}
+
+// addModules puts the modules in, with the list of them, and returns their guest paths in load order.
+func addModules(a *archive, k *kernel.Kernel, names []string) ([]string, error) {
+	modules, err := k.Order(names...)
+	if err != nil {
+		return nil, err
+	}
+	var paths []string
+	var list strings.Builder
+	for _, m := range modules {
+		data, err := m.Read()
+		if err != nil {
+			return nil, err
+		}
+		guest := path.Join("/lib/modules", k.Version, m.Path)
+		if err := a.addFile(guest, 0o644, data); err != nil {
+			return nil, err
+		}
+		paths = append(paths, guest)
+		list.WriteString(guest + "\n")
+	}
+	return paths, a.addFile(ModuleList, 0o644, []byte(list.String()))
+}
+
+func addPrograms(a *archive, programs []Program) error {
+	for _, p := range programs {
+		info, err := os.Stat(p.Host)
+		if err == nil && !info.Mode().IsRegular() { // a device may have no end
+			err = fmt.Errorf("%s is no regular file", p.Host)
+		}
+		if err != nil {
+			return fmt.Errorf("program %s: %w", p.Guest, err)
+		}
+		data, err := os.ReadFile(p.Host)
+		if err != nil {
+			return fmt.Errorf("program %s: %w", p.Guest, err)
+		}
+		if err := a.addFile(p.Guest, 0o755, data); err != nil {
+			return fmt.Errorf("program %s: %w", p.Host, err)
+		}
+	}
+	return nil
+}

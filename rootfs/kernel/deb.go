@@ -1,0 +1,163 @@
+package kernel
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+const (
+	maxEntries  = 1 << 17 // entries of a package
+	maxUnpacked = 4 << 30 // bytes of all files taken from a package
+)
+
+// wanted matches the files of a kernel package that are unpacked.
+var wanted = regexp.MustCompile(`^(boot/vmlinuz-[^/]+|(usr/)?lib/modules/[^/]+/(modules\.builtin(\.modinfo)?|kernel/.+\.ko(\.xz)?))$`)
+
+// unpackOnce gives the folder with the files of deb, unpacked below cache by the first call for the same bytes.
+func unpackOnce(ctx context.Context, deb, cache string, progress io.Writer) (string, error) {
+	sum, err := fileSum(deb)
+	if err != nil {
+		return "", err
+	}
+	// The name covers what is taken too: another version of this program must not find a folder that lacks something.
+	dir := filepath.Join(cache, fmt.Sprintf("kernel-%s-%08x", sum, crc32.ChecksumIEEE([]byte(wanted.String()))))
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		return dir, err
+	}
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return "", err
+	}
+	temp, err := os.MkdirTemp(cache, "unpack-*")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(temp)
+	defer watch(progress, "unpacking the kernel package", temp)()
+	if err := unpackDeb(ctx, deb, temp); err != nil {
+		return "", err
+	}
+	if err := os.Chmod(temp, 0o755); err != nil {
+		return "", err
+	}
+	if err := os.Rename(temp, dir); err != nil && !errors.Is(err, fs.ErrExist) { // another process may have been first
+		return "", err
+	}
+	return dir, nil
+}
+
+// unpackDeb lets dpkg-deb decompress the package and unpacks its tar stream into dir.
+func unpackDeb(ctx context.Context, deb, dir string) error {
+	tool, err := exec.LookPath("dpkg-deb")
+	if err != nil {
+		return errors.New("dpkg-deb is not installed: install dpkg, or unpack the package elsewhere and name the folder (--kernel-dir)")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends dpkg-deb when its output is refused
+	cmd := exec.CommandContext(ctx, tool, "--fsys-tarfile", deb)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	unpackErr := unpackTar(out, dir)
+	refused := unpackErr != nil && ctx.Err() == nil && !errors.Is(unpackErr, io.ErrUnexpectedEOF)
+	if unpackErr != nil {
+		cancel()
+		out.Close() // dpkg-deb's own children write to it, and outlive it until they fail
+	}
+	waitErr := cmd.Wait()
+	complaint := lastLine(stderr.Bytes())
+	switch {
+	case refused:
+		return unpackErr // dpkg-deb was ended for it
+	case complaint != "" && waitErr != nil: // the cause of an unpackErr too
+		return fmt.Errorf("%s: %w", complaint, waitErr)
+	}
+	return errors.Join(unpackErr, waitErr)
+}
+
+// unpackTar writes the wanted files of a tar stream into dir and nothing outside of it; other entries are passed over.
+// A name that leads out of the archive's root is refused, wanted or not. Links and special files are never made.
+func unpackTar(r io.Reader, dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	archive := tar.NewReader(r)
+	total := int64(0)
+	for range maxEntries {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			_, err := io.Copy(io.Discard, r) // the padding, so that the writer can finish
+			return err
+		}
+		if err != nil {
+			return fmt.Errorf("read tar stream: %w", err)
+		}
+		name := path.Clean(strings.TrimPrefix(header.Name, "./"))
+		if !filepath.IsLocal(name) {
+			return fmt.Errorf("tar entry %.100q leads out of the package: refused", header.Name)
+		}
+		if header.Typeflag != tar.TypeReg || !wanted.MatchString(name) {
+			continue
+		}
+		if total += header.Size; header.Size > maxModule || total > maxUnpacked {
+			return fmt.Errorf("tar entry %.100q has %d bytes: too large for a kernel package", name, header.Size)
+		}
+		if err := unpackFile(root, name, archive); err != nil {
+			return fmt.Errorf("unpack %.100q: %w", name, err)
+		}
+	}
+	return fmt.Errorf("tar stream has more than %d entries: no kernel package", maxEntries)
+}
+
+func unpackFile(root *os.Root, name string, r io.Reader) error {
+	if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
+		return err
+	}
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, r)
+	return errors.Join(err, f.Close())
+}
+
+// fileSum is the SHA-256 of a file, in hexadecimal.
+func fileSum(file string) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return "", fmt.Errorf("read %s: %w", file, err)
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+// lastLine is the last line of a program's complaints: the one that says what ended it.
+func lastLine(output []byte) string {
+	output = bytes.TrimSpace(output)
+	return string(output[bytes.LastIndexByte(output, '\n')+1:])
+}
