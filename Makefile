@@ -1,0 +1,66 @@
+# The commands of this repository; `make help` lists them. What they make goes to build/.
+
+# An ordinary user's PATH lacks mkfs and fsck, sudo's lacks Go.
+export PATH := $(PATH):/usr/sbin:/sbin:/usr/local/go/bin
+# Builds work without git, and without a C compiler: only the race detector wants one.
+export GOFLAGS := $(GOFLAGS) -buildvcs=false
+export CGO_ENABLED := 0
+
+# Guest programs are small, and the same bytes wherever they are built.
+GUEST_BUILD := go build -v -trimpath -ldflags='-s -w'
+
+# What each needs beside Go, as COMMAND-OR-FILE=PACKAGE.
+DEMO_NEEDS := qemu-system-x86_64=qemu-system-x86 mkfs.ext4=e2fsprogs mkfs.xfs=xfsprogs
+BENCH_NEEDS := $(DEMO_NEEDS) fio=fio strace=strace
+TEST_NEEDS := $(DEMO_NEEDS) gcc=gcc /usr/include/stdlib.h=libc6-dev
+
+.PHONY: help demo bench test test-long build guest lint generate clean deps-demo deps-bench deps-test
+
+help: ## list the targets
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+demo: deps-demo guest ## boot a VM and run the main job in it, told on the terminal and in build/demo.json
+	@rm -f build/demo.json
+	go build -v -o build/demo ./tools/demo
+	build/demo
+
+bench: deps-bench guest ## measure it beside its floors and, with KATA_AGENT=PATH, beside kata-agent: build/bench.md
+	go build -v -o build/bench ./tools/bench
+	build/bench
+
+test: deps-test guest ## run every test but the long ones; those below tests/ may boot VMs, one at a time
+	CGO_ENABLED=1 go build -v -race ./...
+	CGO_ENABLED=1 go test -race -p 2 -timeout 25m ./protocols/... ./agent/... ./host/... ./rootfs/... ./tools/...
+	CGO_ENABLED=1 go test -race -p 1 -timeout 25m -count=1 -v ./tests/...
+
+test-long: deps-demo guest ## run campaigns and soaks in VMs: hours
+	go test -tags long -p 1 -timeout 3h -count=1 -v ./tests/...
+
+build: ## build the programs
+	go build -v -o build/ ./host/cmd/directvol ./rootfs/cmd/directvol-rootfs ./tools/agent-ctl
+	$(GUEST_BUILD) -o build/ ./agent/cmd/directvol-agent
+	$(GUEST_BUILD) -o build/test-guest ./tests/guest
+
+guest: build ## make the guest's kernel and image, and the image for tests
+	build/directvol-rootfs --program /init=build/directvol-agent --out build/guest.cpio --kernel-out build/vmlinuz
+	build/directvol-rootfs --program /init=build/directvol-agent --program /test-guest=build/test-guest --out build/guest-test.cpio --kernel-out build/vmlinuz
+
+lint: ## check with go vet, staticcheck and gofmt
+	go vet ./...
+	go tool staticcheck ./...
+	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "run gofmt -w on:" $$unformatted; exit 1; }
+
+generate: ## write the Go code that is made from protocols/proto
+	go run ./protocols/internal/generate
+
+clean: ## remove build/, the downloaded kernel with it
+	rm -rf build
+
+deps-demo:
+	@.ci/need $(DEMO_NEEDS)
+
+deps-bench:
+	@.ci/need $(BENCH_NEEDS)
+
+deps-test:
+	@.ci/need $(TEST_NEEDS)

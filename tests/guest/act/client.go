@@ -1,0 +1,214 @@
+package act
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"time"
+)
+
+// Dial connects to a vsock port of the guest.
+type Dial func(ctx context.Context, port uint32) (net.Conn, error)
+
+// Client acts in one guest. It holds no connection between two calls and is safe for concurrent use. Every call ends with its context; a guest's own failure comes back
+// as an [*Error].
+type Client struct {
+	dial Dial
+}
+
+// NewClient returns a client of the guest that dial reaches.
+func NewClient(dial Dial) *Client { return &Client{dial: dial} }
+
+// Exec runs a program and waits for its end. A program that ran and failed is no error: look at Exit.
+func (c *Client) Exec(ctx context.Context, cmd Command) (Exit, error) {
+	return ask[Exit](ctx, c, OpExec, cmd)
+}
+
+// ReadFile reads a whole file, of MaxData bytes at most.
+func (c *Client) ReadFile(ctx context.Context, path string) ([]byte, error) {
+	data, err := c.ReadAt(ctx, path, 0, MaxData)
+	if err == nil && len(data) == MaxData {
+		return nil, fmt.Errorf("read %s: it holds %d bytes or more: read it in parts", path, MaxData)
+	}
+	return data, err
+}
+
+// ReadAt reads length bytes from offset on, fewer only at the file's end.
+func (c *Client) ReadAt(ctx context.Context, path string, offset int64, length int) ([]byte, error) {
+	data, err := ask[Data](ctx, c, OpReadFile, ReadFile{Path: path, Offset: offset, Length: length})
+	if len(data.Data) > length {
+		return nil, fmt.Errorf("read %s: the guest sent %d bytes where %d were asked for", path, len(data.Data), length)
+	}
+	return data.Data, err
+}
+
+// WriteFile writes a whole file, as os.WriteFile does. It works for the kernel's files too.
+func (c *Client) WriteFile(ctx context.Context, path string, data []byte) error {
+	return c.call(ctx, OpWriteFile, WriteFile{Path: path, Data: data, Truncate: true}, nil)
+}
+
+// WriteAt writes data at offset and leaves the rest of the file as it is.
+func (c *Client) WriteAt(ctx context.Context, path string, offset int64, data []byte) error {
+	return c.call(ctx, OpWriteFile, WriteFile{Path: path, Offset: offset, Data: data}, nil)
+}
+
+// Stat asks for a file's status, following symbolic links.
+func (c *Client) Stat(ctx context.Context, path string) (Stat, error) {
+	return ask[Stat](ctx, c, OpStat, Path{path})
+}
+
+// StatFS asks for the status of the filesystem that holds path.
+func (c *Client) StatFS(ctx context.Context, path string) (StatFS, error) {
+	return ask[StatFS](ctx, c, OpStatFS, Path{path})
+}
+
+// DeviceSize asks the guest's kernel for a block device's size in bytes.
+func (c *Client) DeviceSize(ctx context.Context, device string) (uint64, error) {
+	size, err := ask[Size](ctx, c, OpDeviceSize, Path{device})
+	return size.Bytes, err
+}
+
+// Mkdir makes a directory and its parents. One that is there is no error.
+func (c *Client) Mkdir(ctx context.Context, path string, mode fs.FileMode) error {
+	return c.call(ctx, OpMkdir, Mkdir{Path: path, Mode: uint32(mode.Perm())}, nil)
+}
+
+// Mount mounts behind the agent's back.
+func (c *Client) Mount(ctx context.Context, m Mount) error {
+	return c.call(ctx, OpMount, m, nil)
+}
+
+// Unmount unmounts behind the agent's back.
+func (c *Client) Unmount(ctx context.Context, path string, flags int) error {
+	return c.call(ctx, OpUnmount, Unmount{Path: path, Flags: flags}, nil)
+}
+
+// ShutdownFS forces a filesystem down; see [ShutdownFS] for the flags.
+func (c *Client) ShutdownFS(ctx context.Context, path string, flags uint32) error {
+	return c.call(ctx, OpShutdownFS, ShutdownFS{Path: path, Flags: flags}, nil)
+}
+
+// Grow grows a filesystem behind the agent's back, and returns how long its ioctl took in the guest.
+func (c *Client) Grow(ctx context.Context, g Grow) (time.Duration, error) {
+	grown, err := ask[Grown](ctx, c, OpGrowFS, g)
+	return time.Duration(grown.Nanoseconds), err
+}
+
+// LoadModules loads the kernel modules that a file of the guest lists, a path a line. One that is loaded already is no error.
+func (c *Client) LoadModules(ctx context.Context, list string) error {
+	return c.call(ctx, OpLoadModules, Path{list}, nil)
+}
+
+// Sync writes out the filesystem that holds path (syncfs), or all of them where path is empty.
+func (c *Client) Sync(ctx context.Context, path string) error {
+	return c.call(ctx, OpSync, Path{path}, nil)
+}
+
+// DialVsock makes a connection that begins in the guest; see [DialVsock].
+func (c *Client) DialVsock(ctx context.Context, d DialVsock) (Dialed, error) {
+	return ask[Dialed](ctx, c, OpDialVsock, d)
+}
+
+// Echo connects to the echo port. The caller closes the connection.
+func (c *Client) Echo(ctx context.Context) (net.Conn, error) {
+	return c.dial(ctx, EchoPort)
+}
+
+// BareEcho connects to the bare echo. The caller closes the connection.
+func (c *Client) BareEcho(ctx context.Context) (net.Conn, error) {
+	return c.dial(ctx, BareEchoPort)
+}
+
+// ask runs an operation that answers with one R.
+func ask[R any](ctx context.Context, c *Client, op string, args any) (R, error) {
+	var result R
+	err := c.call(ctx, op, args, &result)
+	return result, err
+}
+
+// call runs an operation that answers once, into result unless that is nil.
+func (c *Client) call(ctx context.Context, op string, args, result any) error {
+	s, err := c.begin(ctx, op, args)
+	if err != nil {
+		return err
+	}
+	defer s.end()
+	done, err := s.next(result)
+	if err != nil || done {
+		return err
+	}
+	if done, err = s.next(nil); err == nil && !done {
+		err = fmt.Errorf("%s: the guest's answer goes on after its result", op)
+	}
+	return err
+}
+
+// session is one operation that runs on its connection.
+type session struct {
+	ctx   context.Context
+	op    string
+	conn  net.Conn
+	lines *Lines
+	keep  func() bool // detaches the connection from the context
+}
+
+// begin connects and sends the request. From here on the context's end closes the connection.
+func (c *Client) begin(ctx context.Context, op string, args any) (*session, error) {
+	raw, err := json.Marshal(args)
+	if err != nil {
+		return nil, fmt.Errorf("%s: encode: %w", op, err)
+	}
+	conn, err := c.dial(ctx, Port)
+	if err != nil {
+		return nil, fmt.Errorf("%s: reach the test guest: %w", op, err)
+	}
+	s := &session{ctx: ctx, op: op, conn: conn, lines: NewLines(conn)}
+	s.keep = context.AfterFunc(ctx, func() { conn.Close() })
+	if err := s.send(Request{Op: op, Args: raw}); err != nil {
+		s.end()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *session) send(r Request) error { return s.cause(s.lines.Send(r)) }
+
+// next receives one reply into result and says whether it was the last. The guest's own failure is an error and the last.
+func (s *session) next(result any) (done bool, err error) {
+	var reply Reply
+	if err := s.cause(s.lines.Receive(&reply)); err != nil {
+		return true, err
+	}
+	if reply.Error != nil {
+		return true, fmt.Errorf("%s: %w", s.op, reply.Error)
+	}
+	if result != nil && len(reply.Result) > 0 {
+		if err := json.Unmarshal(reply.Result, result); err != nil {
+			return true, fmt.Errorf("%s: decode the guest's answer: %w", s.op, err)
+		}
+	}
+	return reply.Done, nil
+}
+
+// cause names the operation, and the context's end where that is what broke the connection.
+func (s *session) cause(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case s.ctx.Err() != nil:
+		return fmt.Errorf("%s: %w", s.op, context.Cause(s.ctx))
+	case errors.Is(err, io.EOF):
+		return fmt.Errorf("%s: the guest ended the connection without an answer: %w", s.op, io.ErrUnexpectedEOF)
+	default:
+		return fmt.Errorf("%s: %w", s.op, err)
+	}
+}
+
+func (s *session) end() {
+	s.keep()
+	s.conn.Close()
+}

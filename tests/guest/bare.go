@@ -1,0 +1,76 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/tests/guest/act"
+)
+
+// bareEcho serves an echo in a process that does nothing else, for ever. Go's runtime is not told that its threads wait: where it is, it keeps a thread awake that looks for work to
+// hand them, on the processor that the answer needs. So each connection has a P of its own, and there is no garbage collector to stop for.
+func bareEcho() error {
+	listener, err := listenEcho(&unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: act.BareEchoPort})
+	if err != nil {
+		return fmt.Errorf("listen on vsock port %d: %w", act.BareEchoPort, err)
+	}
+	return serveBareEcho(listener)
+}
+
+// serveBareEcho takes the whole process: whatever else runs in it stops sooner or later.
+func serveBareEcho(listener int) error {
+	runtime.GOMAXPROCS(act.BareEchoes + 1)
+	debug.SetGCPercent(-1)
+	buffers := make(chan []byte, act.BareEchoes) // nothing is freed: they are used again
+	for range cap(buffers) {
+		buffers <- make([]byte, 4<<10)
+	}
+	for {
+		buffer := <-buffers
+		conn, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+		switch {
+		case err == nil:
+			go func() {
+				echoBare(conn, buffer)
+				buffers <- buffer
+			}()
+			continue
+		case !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ECONNABORTED):
+			return err
+		}
+		buffers <- buffer
+	}
+}
+
+// echoBare is two system calls a round.
+func echoBare(conn int, buffer []byte) {
+	defer unix.Close(conn)
+	for {
+		n, ok := raw(unix.SYS_READ, conn, buffer)
+		if !ok || n == 0 {
+			return
+		}
+		for rest := buffer[:n]; len(rest) > 0; {
+			n, ok := raw(unix.SYS_WRITE, conn, rest)
+			if !ok {
+				return
+			}
+			rest = rest[n:]
+		}
+	}
+}
+
+// raw is read(2) or write(2), again where a signal came between.
+func raw(call uintptr, conn int, buffer []byte) (n int, ok bool) {
+	for {
+		n, _, errno := unix.RawSyscall(call, uintptr(conn), uintptr(unsafe.Pointer(unsafe.SliceData(buffer))), uintptr(len(buffer)))
+		if errno != unix.EINTR {
+			return int(n), errno == 0
+		}
+	}
+}

@@ -1,0 +1,85 @@
+// Command guest is the program that acts inside test guests: it serves tests/guest/act's operations and an echo over vsock. No other image holds it.
+//
+// A test image has it as /test-guest, and its kernel is told rdinit=/test-guest. As PID 1 it starts itself once more, as a child that serves, and becomes /init, which is
+// the agent and has PID 1's duties: neither knows of the other, and the agent that is tested is the one that is shipped.
+//
+// Where it is an image's /init itself it loads the image's modules and serves the echo, and that is all: the least that a guest can do to answer, which a boot is
+// measured against. Told bare-echo it is the echo that round trips are measured against.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/mdlayher/vsock"
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/guestinit"
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/ops"
+)
+
+func main() {
+	var err error
+	switch {
+	case os.Getpid() == 1 && os.Args[0] == "/init":
+		err = echoOnly()
+	case os.Getpid() == 1: // before the arguments: what the kernel passes on as arguments is not ours
+		err = becomeInit()
+	case len(os.Args) == 2 && os.Args[1] == "serve":
+		err = serve()
+	case len(os.Args) == 2 && os.Args[1] == act.BareEcho:
+		err = bareEcho()
+	default:
+		err = fmt.Errorf("usage: %s serve, or bare-echo, or be the first process of a test guest", os.Args[0])
+	}
+	fmt.Fprintln(os.Stderr, "test-guest:", err)
+	os.Exit(1)
+}
+
+// becomeInit starts the serving child and turns this process into /init. It returns only where there is none. Nothing is mounted yet, so the program is found by the
+// path it has in the image, not through /proc.
+func becomeInit() error {
+	child, err := os.StartProcess("/test-guest", []string{"/test-guest", "serve"}, &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
+	if err != nil {
+		// The agent shall run all the same: what its test then sees is this line and a port that nobody listens on.
+		fmt.Fprintln(os.Stderr, "test-guest: start the server:", err)
+	} else if err := child.Release(); err != nil {
+		fmt.Fprintln(os.Stderr, "test-guest: let go of the server:", err)
+	}
+	if err := unix.Exec("/init", append([]string{"/init"}, os.Args[1:]...), os.Environ()); err != nil {
+		return &os.PathError{Op: "exec", Path: "/init", Err: err}
+	}
+	return nil
+}
+
+// echoOnly is the init of a guest that does nothing else.
+func echoOnly() error {
+	if err := guestinit.LoadModules(guestinit.ModuleList); err != nil {
+		return err
+	}
+	echoes, err := listenEcho(&unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: act.EchoPort})
+	if err != nil {
+		return fmt.Errorf("listen on vsock port %d: %w", act.EchoPort, err)
+	}
+	return serveEcho(echoes)
+}
+
+// serve listens on both ports once the kernel can do vsock, and serves for ever. Binding to any context ID needs no vsock device, which may come later still.
+func serve() error {
+	if err := awaitVsock(); err != nil {
+		return err
+	}
+	echoes, err := listenEcho(&unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: act.EchoPort})
+	if err != nil {
+		return fmt.Errorf("listen on vsock port %d: %w", act.EchoPort, err)
+	}
+	operations, err := vsock.ListenContextID(unix.VMADDR_CID_ANY, act.Port, nil)
+	if err != nil {
+		return fmt.Errorf("listen on vsock port %d: %w", act.Port, err)
+	}
+	failed := make(chan error)
+	go func() { failed <- fmt.Errorf("echo: %w", serveEcho(echoes)) }()
+	go func() { failed <- fmt.Errorf("operations: %w", ops.Serve(operations)) }()
+	return <-failed
+}

@@ -1,0 +1,99 @@
+package ops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/directvol/directvol/tests/guest/act"
+)
+
+// blockSize settles a block's size: whole sectors, within the protocol's bound.
+func blockSize(asked int) (int, error) {
+	switch {
+	case asked == 0:
+		return act.DefaultBlock, nil
+	case asked < 0 || asked > act.MaxBlock || asked%512 != 0:
+		return 0, fmt.Errorf("block size %d: want a multiple of 512, at most %d", asked, act.MaxBlock)
+	default:
+		return asked, nil
+	}
+}
+
+// writeBlocks is the checksummed writer. A block is emitted after fsync has returned success for it and never otherwise.
+func writeBlocks(ctx context.Context, args act.WriteBlocks, emit func(act.Block) error) error {
+	size, err := blockSize(args.BlockBytes)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(args.Path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := syncDirectory(filepath.Dir(args.Path)); err != nil {
+		return err
+	}
+	block := make([]byte, size)
+	for index := uint64(0); args.Detached || ctx.Err() == nil; index++ {
+		if args.LimitBytes > 0 && (index+1)*uint64(size) > args.LimitBytes {
+			return nil
+		}
+		act.Fill(block, args.Seed, index)
+		if err := writeDurably(f, block, int64(index)*int64(size)); err != nil {
+			return atBlock(index, err)
+		}
+		if err := emit(act.Block{Index: index, Bytes: size, Sum: act.Sum(index, block)}); err != nil && !args.Detached {
+			return err
+		}
+	}
+	return nil
+}
+
+func writeDurably(f *os.File, block []byte, offset int64) error {
+	if _, err := f.WriteAt(block, offset); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+// syncDirectory makes the file's name as durable as its content is going to be.
+func syncDirectory(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// verifyBlocks emits what the file holds now, block after block, until the last one asked for or the file's end.
+func verifyBlocks(ctx context.Context, args act.VerifyBlocks, emit func(act.Block) error) error {
+	size, err := blockSize(args.BlockBytes)
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(args.Path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	block := make([]byte, size)
+	for i := uint64(0); i < args.Count && ctx.Err() == nil; i++ {
+		index := args.From + i
+		n, err := f.ReadAt(block, int64(index)*int64(size))
+		if err != nil && !errors.Is(err, io.EOF) {
+			return atBlock(index, err)
+		}
+		if n == 0 {
+			return nil
+		}
+		if err := emit(act.Block{Index: index, Bytes: n, Sum: act.Sum(index, block[:n])}); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,45 @@
+package ops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"syscall"
+
+	"github.com/mdlayher/vsock"
+
+	"github.com/directvol/directvol/tests/guest/act"
+)
+
+// dialVsock is a peer that begins in the guest.
+func dialVsock(ctx context.Context, args act.DialVsock) (act.Dialed, error) {
+	if args.Await < 0 || args.Await > act.MaxData {
+		return act.Dialed{}, fmt.Errorf("dial vsock: %d bytes awaited are outside 0 to %d", args.Await, act.MaxData)
+	}
+	if args.CID == act.OwnCID {
+		own, err := vsock.ContextID()
+		if err != nil {
+			return act.Dialed{}, err
+		}
+		args.CID = own
+	}
+	conn, err := vsock.DialContext(ctx, args.CID, args.Port, nil)
+	if err != nil {
+		return act.Dialed{}, fmt.Errorf("dial vsock %d:%d: %w", args.CID, args.Port, err)
+	}
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	defer conn.Close()
+	if _, err := conn.Write(args.Send); err != nil && !endedByPeer(err) {
+		return act.Dialed{}, err
+	}
+	data, err := io.ReadAll(io.LimitReader(conn, int64(args.Await)))
+	if endedByPeer(err) {
+		err = nil
+	}
+	return act.Dialed{Data: data}, err
+}
+
+func endedByPeer(err error) bool {
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}

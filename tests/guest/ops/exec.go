@@ -1,0 +1,55 @@
+package ops
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"syscall"
+
+	"github.com/directvol/directvol/agent/guestinit"
+	"github.com/directvol/directvol/tests/guest/act"
+)
+
+// execute runs a program, which is killed when ctx ends.
+func execute(ctx context.Context, args act.Command) (act.Exit, error) {
+	if len(args.Argv) == 0 {
+		return act.Exit{}, errors.New("exec: no program named")
+	}
+	if len(args.Stdin) > act.MaxData {
+		return act.Exit{}, fmt.Errorf("exec %s: %d bytes of input are more than %d", args.Argv[0], len(args.Stdin), act.MaxData)
+	}
+	var stdout, stderr head
+	cmd := exec.CommandContext(ctx, args.Argv[0], args.Argv[1:]...)
+	cmd.Env = args.Env
+	cmd.Stdin = bytes.NewReader(args.Stdin) // a pipe: an image may have no /dev/null
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if _, failed := errors.AsType[*exec.ExitError](err); err != nil && !failed {
+		return act.Exit{}, fmt.Errorf("exec: %w", err)
+	}
+	exit := act.Exit{
+		Code: cmd.ProcessState.ExitCode(), Stdout: stdout.kept.Bytes(), Stderr: stderr.kept.Bytes(),
+		Truncated: stdout.truncated || stderr.truncated,
+	}
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		exit.Signal = status.Signal().String()
+	}
+	return exit, nil
+}
+
+func loadModules(args act.Path) error { return guestinit.LoadModules(args.Path) }
+
+// head keeps the first MaxOutput bytes that are written to it and swallows the rest, so that the writer never blocks.
+type head struct {
+	kept      bytes.Buffer
+	truncated bool
+}
+
+func (h *head) Write(p []byte) (int, error) {
+	keep := min(len(p), act.MaxOutput-h.kept.Len())
+	h.kept.Write(p[:keep])
+	h.truncated = h.truncated || keep < len(p)
+	return len(p), nil
+}

@@ -1,0 +1,56 @@
+package ops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/tests/guest/act"
+)
+
+func readFile(_ context.Context, args act.ReadFile) (act.Data, error) {
+	if args.Length < 0 || args.Length > act.MaxData {
+		return act.Data{}, fmt.Errorf("read %s: length %d is outside 0 to %d", args.Path, args.Length, act.MaxData)
+	}
+	f, err := os.Open(args.Path)
+	if err != nil {
+		return act.Data{}, err
+	}
+	defer f.Close()
+	// In small pieces: /proc's files allocate what one read asks for.
+	data, err := io.ReadAll(io.NewSectionReader(f, args.Offset, int64(args.Length)))
+	return act.Data{Data: data}, err
+}
+
+// writeFile makes one write of it, since the kernel's own files take a value whole or not at all.
+func writeFile(args act.WriteFile) error {
+	if len(args.Data) > act.MaxData {
+		return fmt.Errorf("write %s: %d bytes are more than %d", args.Path, len(args.Data), act.MaxData)
+	}
+	flags := os.O_WRONLY | os.O_CREATE
+	if args.Truncate {
+		flags |= os.O_TRUNC
+	}
+	f, err := os.OpenFile(args.Path, flags, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(args.Data, args.Offset)
+	return errors.Join(err, f.Close())
+}
+
+func stat(_ context.Context, args act.Path) (act.Stat, error) {
+	var s unix.Stat_t
+	if err := unix.Stat(args.Path, &s); err != nil {
+		return act.Stat{}, &os.PathError{Op: "stat", Path: args.Path, Err: err}
+	}
+	return act.Stat{Dev: s.Dev, Ino: s.Ino, Mode: s.Mode, Nlink: uint64(s.Nlink), UID: s.Uid, GID: s.Gid, Rdev: s.Rdev, Size: s.Size}, nil
+}
+
+func mkdir(args act.Mkdir) error {
+	return os.MkdirAll(args.Path, os.FileMode(args.Mode).Perm())
+}

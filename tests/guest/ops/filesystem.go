@@ -1,0 +1,83 @@
+package ops
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/tests/guest/act"
+)
+
+// ioctlShutdown is _IOR('X', 125, __u32): XFS_IOC_GOINGDOWN in the kernel's fs/xfs/libxfs/xfs_fs.h and EXT4_IOC_SHUTDOWN in its include/uapi/linux/ext4.h.
+const ioctlShutdown = 0x8004587d
+
+func statFS(_ context.Context, args act.Path) (act.StatFS, error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(args.Path, &s); err != nil {
+		return act.StatFS{}, &os.PathError{Op: "statfs", Path: args.Path, Err: err}
+	}
+	return act.StatFS{
+		Type: int64(s.Type), BlockSize: int64(s.Bsize), Flags: int64(s.Flags),
+		Blocks: s.Blocks, Free: s.Bfree, Available: s.Bavail, Files: s.Files, FilesFree: s.Ffree,
+	}, nil
+}
+
+func deviceSize(_ context.Context, args act.Path) (act.Size, error) {
+	f, err := os.Open(args.Path)
+	if err != nil {
+		return act.Size{}, err
+	}
+	defer f.Close()
+	var bytes uint64
+	err = ioctl(f, "BLKGETSIZE64", unix.BLKGETSIZE64, unsafe.Pointer(&bytes))
+	return act.Size{Bytes: bytes}, err
+}
+
+func shutdownFS(args act.ShutdownFS) error {
+	f, err := os.Open(args.Path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return ioctl(f, "shutdown", ioctlShutdown, unsafe.Pointer(&args.Flags))
+}
+
+func ioctl(f *os.File, name string, request uintptr, arg unsafe.Pointer) error {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(arg)); errno != 0 {
+		return &os.PathError{Op: "ioctl " + name, Path: f.Name(), Err: errno}
+	}
+	return nil
+}
+
+func mount(args act.Mount) error {
+	if err := unix.Mount(args.Source, args.Target, args.FSType, args.Flags, args.Data); err != nil {
+		return fmt.Errorf("mount %s %s on %s: %w", args.FSType, args.Source, args.Target, err)
+	}
+	return nil
+}
+
+func unmount(args act.Unmount) error {
+	if err := unix.Unmount(args.Path, args.Flags); err != nil {
+		return &os.PathError{Op: "umount", Path: args.Path, Err: err}
+	}
+	return nil
+}
+
+func sync(args act.Path) error {
+	if args.Path == "" {
+		unix.Sync()
+		return nil
+	}
+	f, err := os.Open(args.Path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.Syncfs(int(f.Fd())); err != nil {
+		return &os.PathError{Op: "syncfs", Path: args.Path, Err: err}
+	}
+	return nil
+}

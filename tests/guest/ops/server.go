@@ -1,0 +1,82 @@
+// Package ops is the guest's side of tests/guest/act: it serves the operations over any listener, which in a test guest is vsock and in a unit test a unix socket.
+// It runs what it is told by whoever connects, so it belongs in no image but a test's.
+package ops
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/directvol/directvol/tests/guest/act"
+)
+
+// Serve answers connections until l is closed, whose error it returns. Operations that run then go on until they end.
+func Serve(l net.Listener) error {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		go serve(conn)
+	}
+}
+
+// serve runs a connection's one operation.
+func serve(conn net.Conn) {
+	defer conn.Close()
+	lines := act.NewLines(conn)
+	var req act.Request
+	if err := lines.Receive(&req); err != nil {
+		finish(lines, fmt.Errorf("receive the request: %w", err))
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() { // ends with the connection at the latest
+		defer cancel()
+		var stop act.Request
+		_ = lines.Receive(&stop)
+	}()
+	run, ok := operations[req.Op]
+	if !ok {
+		finish(lines, fmt.Errorf("unknown operation %q", req.Op))
+		return
+	}
+	finish(lines, run(ctx, req.Args, func(result any) error { return reply(lines, result) }))
+}
+
+func reply(lines *act.Lines, result any) error {
+	raw, err := json.Marshal(result)
+	if err != nil {
+		return err
+	}
+	return lines.Send(act.Reply{Result: raw})
+}
+
+// finish sends the last line. A client that has gone away does not want it.
+func finish(lines *act.Lines, err error) {
+	last := act.Reply{Done: true}
+	if err != nil {
+		last.Error = describe(err)
+	}
+	_ = lines.Send(last)
+}
+
+// describe makes an error fit for the wire.
+func describe(err error) *act.Error {
+	if e, ok := errors.AsType[*act.Error](err); ok {
+		return e
+	}
+	e := &act.Error{Message: err.Error()}
+	errors.As(err, &e.Errno)
+	return e
+}
+
+// atBlock says which block an error hit.
+func atBlock(index uint64, err error) error {
+	e := &act.Error{Message: err.Error(), Index: &index}
+	errors.As(err, &e.Errno)
+	return e
+}

@@ -1,0 +1,71 @@
+package house
+
+import (
+	"go/ast"
+	"strconv"
+)
+
+// noSleep finds time.Sleep, called or passed on, under whatever name the file knows the package.
+func noSleep(t *tree) (broken []string) {
+	for _, file := range t.sources {
+		name, imported := file.imports()["time"]
+		if !imported || file.generated() {
+			continue
+		}
+		if name == "." {
+			broken = append(broken, file.path+`: imports "time" as ., which hides what it uses`)
+		}
+		ast.Inspect(file.File, func(node ast.Node) bool {
+			if selector, ok := node.(*ast.SelectorExpr); ok && selector.Sel.Name == "Sleep" && isName(selector.X, name) {
+				broken = append(broken, t.at(node, "%s.Sleep: wait for what is to happen, not for a while", name))
+			}
+			return true
+		})
+	}
+	return broken
+}
+
+// skipsSayWhy finds SkipNow, and Skip without a word, in files that use package testing.
+func skipsSayWhy(t *tree) (broken []string) {
+	for _, file := range t.sources {
+		if _, tests := file.imports()["testing"]; !tests {
+			continue
+		}
+		ast.Inspect(file.File, func(node ast.Node) bool {
+			if call, ok := node.(*ast.CallExpr); ok && isMuteSkip(call) {
+				broken = append(broken, t.at(node, "skips without a word: say why, and how to run the test"))
+			}
+			return true
+		})
+	}
+	return broken
+}
+
+func isMuteSkip(call *ast.CallExpr) bool {
+	selector, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok {
+		return false
+	}
+	switch selector.Sel.Name {
+	case "SkipNow":
+		return true
+	case "Skip", "Skipf":
+		return len(call.Args) == 0 || (len(call.Args) == 1 && isEmptyString(call.Args[0]))
+	default:
+		return false
+	}
+}
+
+func isEmptyString(expr ast.Expr) bool {
+	literal, ok := expr.(*ast.BasicLit)
+	if !ok {
+		return false
+	}
+	text, err := strconv.Unquote(literal.Value)
+	return err == nil && text == ""
+}
+
+func isName(expr ast.Expr, name string) bool {
+	ident, ok := expr.(*ast.Ident)
+	return ok && ident.Name == name
+}

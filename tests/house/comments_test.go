@@ -1,0 +1,114 @@
+package house
+
+import (
+	"go/ast"
+	"go/token"
+	"slices"
+	"strings"
+)
+
+// packageComments wants one file of each package to begin with what the package is. A folder of tests only needs a doc.go.
+func packageComments(t *tree) (broken []string) {
+	said := map[string]bool{}
+	for _, file := range t.sources {
+		said[file.dir()] = said[file.dir()] || saysWhatItIs(file)
+	}
+	for dir, ok := range said {
+		if !ok {
+			broken = append(broken, dir+`: no package comment that begins with "Package <name> " (or "Command <name> " for a program)`)
+		}
+	}
+	slices.Sort(broken)
+	return broken
+}
+
+func saysWhatItIs(file source) bool {
+	if file.test() || file.Doc == nil {
+		return false
+	}
+	begins := "Package " + file.Name.Name + " "
+	if file.Name.Name == "main" {
+		begins = "Command "
+	}
+	return strings.HasPrefix(file.Doc.Text(), begins)
+}
+
+// exportedComments wants a comment on whatever other packages can see: for constants and variables one on their group will do.
+func exportedComments(t *tree) (broken []string) {
+	for _, file := range t.sources {
+		if file.test() || file.generated() || file.Name.Name == "main" {
+			continue
+		}
+		for _, decl := range file.Decls {
+			for _, name := range undocumented(decl) {
+				broken = append(broken, t.at(name, "%s has no comment", name.Name))
+			}
+		}
+	}
+	return broken
+}
+
+func undocumented(decl ast.Decl) (names []*ast.Ident) {
+	switch decl := decl.(type) {
+	case *ast.FuncDecl:
+		if decl.Name.IsExported() && decl.Doc == nil && (decl.Recv == nil || receiver(decl).IsExported()) {
+			return []*ast.Ident{decl.Name}
+		}
+	case *ast.GenDecl:
+		for _, spec := range decl.Specs {
+			switch spec := spec.(type) {
+			case *ast.TypeSpec:
+				if spec.Name.IsExported() && decl.Doc == nil && spec.Doc == nil {
+					names = append(names, spec.Name)
+				}
+			case *ast.ValueSpec:
+				if decl.Doc == nil && spec.Doc == nil && spec.Comment == nil {
+					names = append(names, slices.DeleteFunc(slices.Clone(spec.Names), func(n *ast.Ident) bool { return !n.IsExported() })...)
+				}
+			}
+		}
+	}
+	return names
+}
+
+// receiver is the name of a method's type.
+func receiver(method *ast.FuncDecl) *ast.Ident {
+	typ := method.Recv.List[0].Type
+	for {
+		switch t := typ.(type) {
+		case *ast.StarExpr:
+			typ = t.X
+		case *ast.IndexExpr:
+			typ = t.X
+		case *ast.IndexListExpr:
+			typ = t.X
+		case *ast.Ident:
+			return t
+		default:
+			return ast.NewIdent("_")
+		}
+	}
+}
+
+// screen is how many lines a function may have, from its first to its closing brace.
+const screen = 70
+
+func shortFunctions(t *tree) (broken []string) {
+	for _, file := range t.sources {
+		if file.test() || file.generated() {
+			continue
+		}
+		for _, decl := range file.Decls {
+			function, ok := decl.(*ast.FuncDecl)
+			if !ok {
+				continue
+			}
+			if lines := t.line(function.End()) - t.line(function.Pos()) + 1; lines > screen {
+				broken = append(broken, t.at(function, "%s has %d lines, more than %d", function.Name.Name, lines, screen))
+			}
+		}
+	}
+	return broken
+}
+
+func (t *tree) line(p token.Pos) int { return t.Position(p).Line }

@@ -1,0 +1,72 @@
+package house
+
+import (
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+)
+
+// rooms is the table of CONTRIBUTING.md: what each room may import beside itself.
+var rooms = map[string][]string{
+	"protocols": nil,
+	"agent":     {"protocols"},
+	"host":      {"protocols"},
+	"rootfs":    nil,
+	"tools":     {"protocols", "agent", "host", "rootfs", "tests"},
+	"tests":     {"protocols", "agent", "host", "rootfs"},
+}
+
+// besides is what may stand at the top with the rooms and dotfiles. build holds products.
+var besides = []string{"build", "deploy", "docs", "Makefile", "README.md", "LICENSE", "CONTRIBUTING.md", "go.mod", "go.sum"}
+
+func onlyRooms(t *tree) (broken []string) {
+	entries, err := fs.ReadDir(t, ".")
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for _, entry := range entries {
+		name := entry.Name()
+		if _, room := rooms[name]; !room && !strings.HasPrefix(name, ".") && !slices.Contains(besides, name) {
+			broken = append(broken, name+": no room, and nothing that may stand beside them")
+		}
+	}
+	return broken
+}
+
+func roomImports(t *tree) (broken []string) {
+	for _, file := range t.sources {
+		for imported := range file.imports() {
+			inside, ours := strings.CutPrefix(imported, module+"/")
+			room, _, _ := strings.Cut(inside, "/")
+			if ours && room != file.room() && !slices.Contains(rooms[file.room()], room) {
+				broken = append(broken, fmt.Sprintf("%s: %s may not import %s", file.path, file.room(), imported))
+			}
+		}
+	}
+	return broken
+}
+
+// vague are names that say nothing of what is inside.
+var vague = []string{"util", "utils", "common", "helper", "helpers", "misc", "manager", "lib", "base"}
+
+func forbiddenNames(t *tree) (broken []string) {
+	for _, file := range t.sources {
+		if name := strings.TrimSuffix(file.Name.Name, "_test"); slices.Contains(vague, name) {
+			broken = append(broken, fmt.Sprintf("%s: package %s", file.path, name))
+		}
+	}
+	_ = fs.WalkDir(t, ".", func(name string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil || !entry.IsDir():
+			return err
+		case ignored(name):
+			return fs.SkipDir
+		case slices.Contains(vague, path.Base(name)):
+			broken = append(broken, name+": folder")
+		}
+		return nil
+	})
+	return broken
+}

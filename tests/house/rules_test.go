@@ -1,0 +1,40 @@
+package house
+
+import (
+	"os"
+	"testing"
+)
+
+// rule returns a line for each place that breaks it.
+type rule func(*tree) []string
+
+// rules are all of them, by name. Each needs an entry in violations, too.
+var rules = map[string]rule{
+	"only the rooms at the top":             onlyRooms,
+	"rooms import what the table says":      roomImports,
+	"packages say what they are":            packageComments,
+	"exported identifiers have a contract":  exportedComments,
+	"names say what a thing is":             forbiddenNames,
+	"functions fit a screen":                shortFunctions,
+	"nothing is waited for by sleeping":     noSleep,
+	"a skipped test says why":               skipsSayWhy,
+	"go.mod names Go's version and no more": goVersion,
+	"every dependency is explained":         dependenciesExplained,
+}
+
+// top is the checkout's top, from this package's folder, where go test runs.
+const top = "../.."
+
+func TestHouseRules(t *testing.T) {
+	checkout := load(t, os.DirFS(top))
+	if len(checkout.sources) == 0 {
+		t.Fatalf("no Go file under %s", top)
+	}
+	for name, broken := range rules {
+		t.Run(name, func(t *testing.T) {
+			for _, line := range broken(checkout) {
+				t.Error(line)
+			}
+		})
+	}
+}

@@ -1,0 +1,121 @@
+package house
+
+import (
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+// violations holds, for each rule, small trees that break it, each by the one line that has to be complained of.
+var violations = map[string][]struct {
+	files map[string]string
+	want  string
+}{
+	"only the rooms at the top": {
+		{files: map[string]string{"pkg/x.go": "package pkg"}, want: "pkg: no room"},
+		{files: map[string]string{"main.go": "package main"}, want: "main.go: no room"},
+	},
+	"rooms import what the table says": {
+		{files: one("agent/x/x.go", imports("host/qmp")), want: "agent may not import " + module + "/host/qmp"},
+		{files: one("host/x/x.go", imports("agent/rpc")), want: "host may not import"},
+		{files: one("host/x/x_test.go", imports("tests/vm")), want: "host may not import"},
+		{files: one("protocols/x/x.go", imports("agent/rpc")), want: "protocols may not import"},
+		{files: one("rootfs/x.go", imports("protocols/address")), want: "rootfs may not import"},
+		{files: one("tests/x/x.go", imports("tools/demo")), want: "tests may not import"},
+		{files: one("agent/x/x.go", "//go:build plan9\n\n"+imports("host/qmp")), want: "agent may not import"},
+	},
+	"packages say what they are": {
+		{files: one("agent/x/x.go", "package x"), want: "agent/x: no package comment"},
+		{files: one("agent/x/x.go", "// Package y is another.\npackage x"), want: "agent/x: no package comment"},
+		{files: one("agent/x/x.go", "// Package x is.\n\npackage x"), want: "agent/x: no package comment"},
+		{files: one("tools/x/x.go", "// Package main is.\npackage main"), want: "tools/x: no package comment"},
+		{files: one("tests/x/x_test.go", "// Package x is only tests.\npackage x"), want: "tests/x: no package comment"},
+	},
+	"exported identifiers have a contract": {
+		{files: one("agent/x/x.go", "package x\nfunc F() {}"), want: "agent/x/x.go:2: F has no comment"},
+		{files: one("agent/x/x.go", "package x\ntype T struct{}"), want: "T has no comment"},
+		{files: one("agent/x/x.go", "package x\n// T is.\ntype T[A any] struct{}\nfunc (*T[A]) M() {}"), want: "M has no comment"},
+		{files: one("agent/x/x.go", "package x\nvar a, B = 1, 2"), want: "B has no comment"},
+		{files: one("agent/x/x.go", "package x\nconst (\n\ta = 1\n\tC = 2\n)"), want: "x.go:4: C has no comment"},
+	},
+	"names say what a thing is": {
+		{files: one("agent/util/x.go", "package volume"), want: "agent/util: folder"},
+		{files: one("agent/x/x.go", "package helpers"), want: "package helpers"},
+		{files: one("agent/x/x_test.go", "package common_test"), want: "package common"},
+		{files: one("deploy/misc/unit.service", ""), want: "deploy/misc: folder"},
+	},
+	"functions fit a screen": {
+		{files: one("agent/x/x.go", "package x\nfunc f() {"+strings.Repeat("\n", screen)+"}"), want: "f has 71 lines"},
+	},
+	"nothing is waited for by sleeping": {
+		{files: one("agent/x/x_test.go", "package x\nimport \"time\"\nfunc f() { time.Sleep(1) }"), want: "x_test.go:3: time.Sleep"},
+		{files: one("agent/x/x.go", "package x\nimport clock \"time\"\nvar wait = clock.Sleep"), want: "clock.Sleep"},
+		{files: one("agent/x/x.go", "package x\nimport . \"time\"\nfunc f() { Sleep(1) }"), want: "hides what it uses"},
+	},
+	"a skipped test says why": {
+		{files: one("agent/x/x_test.go", "package x\nimport \"testing\"\nfunc TestX(t *testing.T) { t.Skip() }"), want: "x_test.go:3: skips without a word"},
+		{files: one("agent/x/x_test.go", "package x\nimport \"testing\"\nfunc TestX(t *testing.T) { t.Skip(\"\") }"), want: "without a word"},
+		{files: one("tests/vm/vm.go", "package vm\nimport \"testing\"\nfunc f(t testing.TB) { t.SkipNow() }"), want: "without a word"},
+	},
+	"go.mod names Go's version and no more": {
+		{files: one("go.mod", "module m\n\ngo 1.25\n"), want: "no line go 1.26"},
+		{files: one("go.mod", "module m\n\ngo 1.260\n"), want: "no line go 1.26"},
+		{files: one("go.mod", "module m\n\ngo 1.26.0\n\ntoolchain go1.26.8\n"), want: "toolchain go1.26.8"},
+		{files: map[string]string{}, want: "go.mod"},
+	},
+	"every dependency is explained": {
+		{files: map[string]string{"go.mod": "require (\n\texample.org/a v1.0.0\n)\n", "CONTRIBUTING.md": "We love `example.org/a`.\n"}, want: "`example.org/a`"},
+		{files: map[string]string{"go.mod": "require example.org/a v1.0.0\n", "CONTRIBUTING.md": "| `example.org/ab` | x |\n"}, want: "`example.org/a`"},
+	},
+}
+
+// clean breaks no rule, and comes as close to each as one may.
+var clean = map[string]string{
+	"agent/x/x.go": "// Package x is.\npackage x\nimport (\n\t\"time\"\n\t_ \"" + module + "/protocols/address\"\n\t_ \"" + module + "/agent/rpc\"\n)\n" +
+		"// Both are.\nconst (\n\tA = 1\n\tB = 2\n)\nvar C time.Duration // is\ntype hidden struct{}\nfunc (hidden) M() {}\n" +
+		"func f() {" + strings.Repeat("\n", screen-1) + "}\ntype bed struct{}\nfunc (bed) Sleep() {}\nfunc g(b bed) { b.Sleep() }",
+	"agent/x/x_test.go":       "package x_test\nimport \"testing\"\nfunc TestX(t *testing.T) { t.Skip(\"it is Sunday: run it tomorrow\") }\nfunc Exported() {" + strings.Repeat("\n", screen) + "}",
+	"protocols/xpb/x.pb.go":   "// Code generated by x. DO NOT EDIT.\n\npackage xpb\nfunc F() {" + strings.Repeat("\n", screen) + "}",
+	"protocols/xpb/doc.go":    "// Package xpb is.\npackage xpb",
+	"tools/demo/main.go":      "// Command demo is.\npackage main\nimport _ \"" + module + "/tests/vm\"\nfunc main() {}",
+	"build/util/x.go":         "package util",
+	"rootfs/testdata/lib/x.c": "",
+	".ci/run":                 "",
+	"go.mod":                  "module m\n\ngo 1.26.3\n\nrequire example.org/a v1.0.0\n\nrequire (\n\texample.org/b v1.0.0 // indirect\n)\n",
+	"CONTRIBUTING.md":         "| `example.org/a` | is why |\n",
+}
+
+func one(path, text string) map[string]string { return map[string]string{path: text} }
+
+// imports is a file that imports one of our packages.
+func imports(inside string) string { return "package x\nimport _ \"" + module + "/" + inside + "\"" }
+
+func fixture(t *testing.T, files map[string]string) *tree {
+	mapped := fstest.MapFS{}
+	for path, text := range files {
+		mapped[path] = &fstest.MapFile{Data: []byte(text)}
+	}
+	return load(t, mapped)
+}
+
+func TestEveryRuleCatchesWhatBreaksIt(t *testing.T) {
+	for name, broken := range rules {
+		if len(violations[name]) == 0 {
+			t.Errorf("nothing shows that the rule %q is looking: add a violation", name)
+		}
+		for _, v := range violations[name] {
+			got := broken(fixture(t, v.files))
+			if len(got) != 1 || !strings.Contains(got[0], v.want) {
+				t.Errorf("%s: %v\nwant: one line with %q\n got: %q", name, v.files, v.want, got)
+			}
+		}
+	}
+}
+
+func TestRulesLetAGoodTreePass(t *testing.T) {
+	for name, broken := range rules {
+		if got := broken(fixture(t, clean)); len(got) != 0 {
+			t.Errorf("%s\nwant: nothing\n got: %q", name, got)
+		}
+	}
+}

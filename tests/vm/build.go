@@ -1,0 +1,55 @@
+package vm
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// Build is what make has built, by absolute path.
+type Build struct {
+	Dir       string // build/
+	Directvol string // the host's program
+	Kernel    string
+	Image     string // the guest's image, as it is shipped
+	TestImage string // the same with tests/guest in it
+}
+
+// FindBuild looks in build/ at the top of the repository that this process runs
+// in. What is missing is named together with the target that makes it.
+func FindBuild() (Build, error) {
+	top, err := os.Getwd()
+	if err != nil {
+		return Build{}, err
+	}
+	for !exists(filepath.Join(top, "go.mod")) {
+		parent := filepath.Dir(top)
+		if parent == top {
+			return Build{}, errors.New("no go.mod here or above: run this in the repository")
+		}
+		top = parent
+	}
+	dir := filepath.Join(top, "build")
+	b := Build{
+		Dir:       dir,
+		Directvol: filepath.Join(dir, "directvol"),
+		Kernel:    filepath.Join(dir, "vmlinuz"),
+		Image:     filepath.Join(dir, "guest.cpio"),
+		TestImage: filepath.Join(dir, "guest-test.cpio"),
+	}
+	for _, product := range []struct{ path, target string }{
+		{b.Directvol, "build"}, {b.Kernel, "guest"}, {b.Image, "guest"}, {b.TestImage, "guest"},
+	} {
+		if !exists(product.path) {
+			return b, fmt.Errorf("build/%s is missing: run make %s", filepath.Base(product.path), product.target)
+		}
+	}
+	return b, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}

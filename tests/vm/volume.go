@@ -1,0 +1,197 @@
+package vm
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/directvol/directvol/host/sandbox"
+	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/tests/guest/act"
+)
+
+// Volume is a scratch volume of a guest, and what the host knows of it.
+type Volume struct {
+	sandbox.Volume
+	guest     *Guest
+	GuestPath string    // where it is mounted; "" where it is not
+	files     []written // by this volume's writers
+}
+
+// written is a file that a checksummed writer has written, or is writing.
+type written struct {
+	name   string
+	writer *act.Writer
+}
+
+// Volume formats a scratch disk of so many bytes, and names it. It is attached
+// to nothing yet.
+func (g *Guest) Volume(ctx context.Context, id, fstype string, bytes int64) (*Volume, error) {
+	image, err := Scratch(ctx, g.Dir, fstype, bytes)
+	if err != nil {
+		return nil, err
+	}
+	return &Volume{Volume: sandbox.Volume{ID: id, Path: image, FSType: fstype}, guest: g}, nil
+}
+
+// Mount attaches the volume where it is not attached, and mounts it.
+func (v *Volume) Mount(ctx context.Context) error {
+	if err := v.guest.Attach(ctx, v.Volume); err != nil {
+		return err
+	}
+	path, err := v.guest.Mount(ctx, v.ID)
+	v.GuestPath = path
+	return err
+}
+
+// Unmount unmounts the volume. It stays attached.
+func (v *Volume) Unmount(ctx context.Context) error {
+	if err := v.guest.Unmount(ctx, v.ID); err != nil {
+		return err
+	}
+	v.GuestPath = ""
+	return nil
+}
+
+// Detach unmounts the volume and takes its disk away.
+func (v *Volume) Detach(ctx context.Context) error {
+	if err := v.guest.Detach(ctx, v.ID); err != nil {
+		return err
+	}
+	v.GuestPath = ""
+	return nil
+}
+
+// Stats asks the agent.
+func (v *Volume) Stats(ctx context.Context) (*agentpb.VolumeStatsResponse, error) {
+	return v.guest.Sandbox.Stats(ctx, v.ID)
+}
+
+// Resize grows disk and filesystem.
+func (v *Volume) Resize(ctx context.Context, bytes uint64) error {
+	return v.guest.Sandbox.Resize(ctx, v.ID, bytes)
+}
+
+// StartWriter starts a checksummed writer on a file of its own, which fsyncs
+// each block before it acknowledges it to the host. It ends at limit bytes; 0
+// means that it goes on until it is stopped or fails.
+func (v *Volume) StartWriter(ctx context.Context, limit uint64) (*act.Writer, error) {
+	n := len(v.files)
+	name := fmt.Sprintf("written-%d", n)
+	writer, err := v.guest.Act.StartWriter(ctx, act.WriteBlocks{Path: v.GuestPath + "/" + name, Seed: uint64(n), LimitBytes: limit})
+	if err != nil {
+		return nil, fmt.Errorf("volume %s: %w", v.ID, err)
+	}
+	v.files = append(v.files, written{name, writer})
+	return writer, nil
+}
+
+// Verify reads every file of the volume's writers back, and compares it with
+// the sums that were acknowledged. It returns the bytes that are equal; less
+// than all of them is an error. Unless it is nil, progress is told of each.
+func (v *Volume) Verify(ctx context.Context, progress func(bytes uint64)) (uint64, error) {
+	var sum uint64
+	for _, f := range v.files {
+		ledger := f.writer.Ledger()
+		found, err := v.guest.Act.Verify(ctx, v.GuestPath+"/"+f.name, ledger, func(read, _ uint64) {
+			if progress != nil {
+				progress(sum + read*uint64(ledger.BlockBytes()))
+			}
+		})
+		sum += found.Bytes
+		if err == nil {
+			err = found.Err()
+		}
+		if err != nil {
+			return sum, fmt.Errorf("volume %s: %s: %w", v.ID, f.name, err)
+		}
+	}
+	return sum, nil
+}
+
+// Sizes are what the guest's kernel says of a mounted volume.
+type Sizes struct {
+	Device      string // its /dev name
+	DeviceBytes uint64
+	FSBytes     uint64 // the filesystem's total, less what it keeps for itself
+}
+
+// Sizes asks the guest's kernel, not the agent.
+func (v *Volume) Sizes(ctx context.Context) (Sizes, error) {
+	mounts, err := v.guest.Act.ReadFile(ctx, "/proc/self/mountinfo")
+	if err != nil {
+		return Sizes{}, err
+	}
+	device, err := mountedDevice(string(mounts), v.GuestPath)
+	if err != nil {
+		return Sizes{}, err
+	}
+	bytes, err := v.guest.Act.DeviceSize(ctx, device)
+	if err != nil {
+		return Sizes{}, err
+	}
+	fs, err := v.guest.Act.StatFS(ctx, v.GuestPath)
+	if err != nil {
+		return Sizes{}, err
+	}
+	return Sizes{Device: device, DeviceBytes: bytes, FSBytes: fs.Blocks * uint64(fs.BlockSize)}, nil
+}
+
+// mountedDevice returns the source of the mount at a path. The paths here hold
+// no character that mountinfo escapes.
+func mountedDevice(mountinfo, path string) (string, error) {
+	for line := range strings.Lines(mountinfo) {
+		fields := strings.Fields(line)
+		dash := slices.Index(fields, "-")
+		if len(fields) > 4 && fields[4] == path && dash >= 0 && dash+2 < len(fields) {
+			return fields[dash+2], nil
+		}
+	}
+	return "", fmt.Errorf("nothing is mounted at %s:\n%s", path, mountinfo)
+}
+
+// conditionInterval is how often AwaitCondition asks: the agent offers no event.
+const conditionInterval = 100 * time.Millisecond
+
+// AwaitCondition asks for the volume's condition until it is as wanted, and
+// returns its message.
+func (v *Volume) AwaitCondition(ctx context.Context, wanted func(*agentpb.VolumeCondition) bool) (string, error) {
+	again := time.NewTicker(conditionInterval)
+	defer again.Stop()
+	for {
+		stats, err := v.Stats(ctx)
+		if err != nil {
+			return "", err
+		}
+		if wanted(stats.VolumeCondition) {
+			return stats.VolumeCondition.Message, nil
+		}
+		select {
+		case <-ctx.Done():
+			return "", fmt.Errorf("volume %s: its condition is still %q: %w", v.ID, stats.VolumeCondition.Message, ctx.Err())
+		case <-again.C:
+		}
+	}
+}
+
+// Abnormal is the condition of a volume of which something is wrong.
+func Abnormal(c *agentpb.VolumeCondition) bool { return c.Abnormal }
+
+// Healthy is the condition of a volume of which nothing is.
+func Healthy(c *agentpb.VolumeCondition) bool { return !c.Abnormal }
+
+// RecordsErrors is the condition of a volume whose superblock remembers.
+func RecordsErrors(c *agentpb.VolumeCondition) bool {
+	return c.Abnormal && strings.Contains(c.Message, "records errors")
+}
+
+// Touch writes a small file and syncs it to the disk: the volume takes writes.
+func (v *Volume) Touch(ctx context.Context) error {
+	path := v.GuestPath + "/touched"
+	if err := v.guest.Act.WriteFile(ctx, path, []byte(v.ID)); err != nil {
+		return err
+	}
+	return v.guest.Act.Sync(ctx, path)
+}

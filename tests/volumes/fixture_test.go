@@ -1,0 +1,157 @@
+package volumes
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+const (
+	kiB = 1 << 10
+	miB = 1 << 20
+)
+
+// disks are how large the volumes are, by filesystem. mkfs.xfs wants 300 MiB or
+// more, and makes four allocation groups of 76 MiB of 304.
+var disks = map[string]uint64{"ext4": 64 * miB, "xfs": 304 * miB}
+
+// eachFilesystem runs a test for ext4 and for xfs.
+func eachFilesystem(t *testing.T, test func(t *testing.T, g *vm.Guest, fstype string)) {
+	g := guest(t)
+	for _, fstype := range []string{"ext4", "xfs"} {
+		t.Run(fstype, func(t *testing.T) { test(t, g, fstype) })
+	}
+}
+
+var volumes atomic.Int64
+
+// newVolume formats a volume. When the test ends it is detached where it is
+// attached, and whole.
+func newVolume(t *testing.T, g *vm.Guest, fstype string) *vm.Volume {
+	t.Helper()
+	v, err := g.Volume(limited(t), fmt.Sprintf("%s-%d", fstype, volumes.Add(1)), fstype, int64(disks[fstype]))
+	must(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), vm.Limit(callLimit))
+		defer cancel()
+		if err := v.Detach(ctx); err != nil {
+			t.Error(err)
+			return
+		}
+		fsck, err := vm.Check(ctx, fstype, v.Path)
+		if err == nil {
+			err = fsck.Err(fstype)
+		}
+		if err != nil {
+			t.Errorf("after the test: %v", err)
+			return // its image is what can be looked at
+		}
+		if err := os.Remove(v.Path); err != nil {
+			t.Error(err)
+		}
+	})
+	return v
+}
+
+// mounted returns a volume that is attached and mounted.
+func mounted(t *testing.T, g *vm.Guest, fstype string, options ...string) *vm.Volume {
+	t.Helper()
+	v := newVolume(t, g, fstype)
+	v.Options = options
+	must(t, v.Mount(limited(t)))
+	return v
+}
+
+// attached returns a volume that is attached, and a Storage for it.
+func attached(t *testing.T, g *vm.Guest, fstype string) (*vm.Volume, *agentpb.Storage) {
+	t.Helper()
+	v := newVolume(t, g, fstype)
+	must(t, g.Attach(limited(t), v.Volume))
+	disk, _ := g.VM().Disk(v.ID)
+	return v, &agentpb.Storage{Driver: "blk", Source: disk.PCIPath, Fstype: fstype, MountPoint: "/run/test/" + v.ID}
+}
+
+// container makes a container of storages.
+func container(t *testing.T, g *vm.Guest, id string, storages ...*agentpb.Storage) error {
+	t.Helper()
+	return g.Agent().CreateContainer(limited(t), &agentpb.CreateContainerRequest{ContainerId: id, Storages: storages})
+}
+
+// mounts returns the guest's mountinfo.
+func mounts(t *testing.T, g *vm.Guest) string {
+	t.Helper()
+	text, err := g.Act.ReadFile(limited(t), "/proc/self/mountinfo")
+	must(t, err)
+	return string(text)
+}
+
+func isMounted(t *testing.T, g *vm.Guest, path string) bool {
+	t.Helper()
+	return strings.Contains(mounts(t, g), " "+path+" ")
+}
+
+// leavesNoMount fails when a test has other mounts at its end than now.
+func leavesNoMount(t *testing.T, g *vm.Guest) {
+	t.Helper()
+	before := mounts(t, g)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), vm.Limit(callLimit))
+		defer cancel()
+		after, err := g.Act.ReadFile(ctx, "/proc/self/mountinfo")
+		if err != nil || string(after) != before {
+			t.Errorf("mounts\nwant %s\ngot  %s (error %v)", before, after, err)
+		}
+	})
+}
+
+func stats(t *testing.T, v *vm.Volume) *agentpb.VolumeStatsResponse {
+	t.Helper()
+	s, err := v.Stats(limited(t))
+	must(t, err)
+	return s
+}
+
+func statFS(t *testing.T, g *vm.Guest, path string) act.StatFS {
+	t.Helper()
+	s, err := g.Act.StatFS(limited(t), path)
+	must(t, err)
+	return s
+}
+
+func sizes(t *testing.T, v *vm.Volume) vm.Sizes {
+	t.Helper()
+	s, err := v.Sizes(limited(t))
+	must(t, err)
+	return s
+}
+
+func isHealthy(t *testing.T, v *vm.Volume) {
+	t.Helper()
+	if c := stats(t, v).VolumeCondition; c.Abnormal || c.Message != "OK" {
+		t.Errorf("condition of %s\nwant {false OK}\ngot  %v", v.ID, c)
+	}
+}
+
+// refused fails unless err is the agent's, with a code and words.
+func refused(t *testing.T, err error, code codes.Code, says ...string) {
+	t.Helper()
+	if got := status.Code(err); got != code {
+		t.Errorf("\nwant %v\ngot  %v", code, err)
+		return
+	}
+	for _, words := range says {
+		if !strings.Contains(err.Error(), words) {
+			t.Errorf("\nwant it to say %q\ngot  %v", words, err)
+		}
+	}
+}

@@ -1,0 +1,254 @@
+package volumes
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/directvol/directvol/protocols/address"
+	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// frameMax is what may follow a header, in bytes (ttrpc's PROTOCOL.md).
+const frameMax = 4 * miB
+
+// wire is a connection to the agent on which a test writes what it likes.
+type wire struct {
+	net.Conn
+	t *testing.T
+}
+
+func dialWire(t *testing.T, g *vm.Guest) wire {
+	t.Helper()
+	conn := dialPort(t, g, agentpb.Port)
+	must(t, conn.SetDeadline(time.Now().Add(vm.Limit(callLimit))))
+	return wire{conn, t}
+}
+
+// dialPort connects to a vsock port of the guest, for as long as the test runs.
+func dialPort(t *testing.T, g *vm.Guest, port uint32) net.Conn {
+	t.Helper()
+	to, err := address.Parse(g.VM().GuestAddress(port))
+	must(t, err)
+	conn, err := to.Dial(limited(t))
+	must(t, err)
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// framed makes a frame whose header is true.
+func framed(stream uint32, kind frame.Type, payload []byte) []byte {
+	return append(header(uint32(len(payload)), stream, kind), payload...)
+}
+
+func header(length, stream uint32, kind frame.Type) []byte {
+	return frame.Header{Length: length, StreamID: stream, Type: kind}.Append(nil)
+}
+
+// call makes the frame of a call.
+func call(t *testing.T, stream uint32, service, method string, payload []byte) []byte {
+	t.Helper()
+	request, err := proto.Marshal(&ttrpc.Request{Service: service, Method: method, Payload: payload})
+	must(t, err)
+	return framed(stream, frame.TypeRequest, request)
+}
+
+func (w wire) send(bytes []byte) {
+	w.t.Helper()
+	_, err := w.Write(bytes)
+	must(w.t, err)
+}
+
+// answer receives the answer to a call: its stream, and its error.
+func (w wire) answer() (stream uint32, _ error) {
+	w.t.Helper()
+	var first [frame.HeaderBytes]byte
+	_, err := io.ReadFull(w, first[:])
+	must(w.t, err)
+	head := frame.ParseHeader(first[:])
+	if head.Type != frame.TypeResponse || head.Length > frameMax {
+		w.t.Fatalf("no answer: %+v", head)
+	}
+	payload := make([]byte, head.Length)
+	_, err = io.ReadFull(w, payload)
+	must(w.t, err)
+	var response ttrpc.Response
+	must(w.t, proto.Unmarshal(payload, &response))
+	return head.StreamID, status.ErrorProto(response.Status)
+}
+
+// hangUp ends what we send, and waits until the agent has closed: it has then
+// read all of it.
+func (w wire) hangUp() {
+	w.t.Helper()
+	must(w.t, w.Conn.(interface{ CloseWrite() error }).CloseWrite())
+	if _, err := io.Copy(io.Discard, w); err != nil {
+		w.t.Errorf("want the agent to close\ngot  %v", err)
+	}
+}
+
+// undisturbed has another client at work while a test misbehaves.
+func undisturbed(t *testing.T, g *vm.Guest) {
+	t.Helper()
+	v := mounted(t, g, "ext4")
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	first := make(chan struct{})
+	go func() {
+		for n := 0; ; n++ {
+			if _, err := g.Agent().GetVolumeStats(ctx, v.GuestPath); err != nil {
+				ended <- err
+				return
+			}
+			if n == 0 {
+				close(first)
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; status.Code(err) != codes.Canceled {
+			t.Errorf("another client was disturbed: %v", err)
+		}
+		_, err := g.Agent().Version(context.Background())
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	select {
+	case <-first:
+	case err := <-ended:
+		t.Fatal(err)
+	}
+}
+
+func TestBrokenFramesDisturbNobody(t *testing.T) {
+	g := guest(t)
+	leavesNoMount(t, g)
+	undisturbed(t, g)
+	_, storage := attached(t, g, "xfs")
+	request, err := (&agentpb.CreateContainerRequest{ContainerId: "truncated", Storages: []*agentpb.Storage{storage}}).Marshal()
+	must(t, err)
+	whole := call(t, 1, agentpb.AgentServiceName, "CreateContainer", request)
+	noise := make([]byte, 8*kiB)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(noise)
+	for name, sent := range map[string][]byte{
+		"nothing":                 nil,
+		"half a header":           whole[:frame.HeaderBytes/2],
+		"a header and no more":    whole[:frame.HeaderBytes],
+		"all but the last byte":   whole[:len(whole)-1],
+		"more than there may be":  append(header(1<<30, 1, frame.TypeRequest), whole...),
+		"as much as can be said":  append(header(1<<32-1, 1, frame.TypeRequest), whole...),
+		"another protocol":        []byte("GET / HTTP/1.1\r\nHost: agent\r\n\r\n"),
+		"noise":                   noise,
+		"a frame of no kind":      framed(1, 9, whole),
+		"an answer":               framed(1, frame.TypeResponse, whole),
+		"zeros, which are frames": make([]byte, 100*frame.HeaderBytes),
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := dialWire(t, g)
+			w.send(sent)
+			w.hangUp()
+		})
+		t.Run(name+", and reset", func(t *testing.T) {
+			w := dialWire(t, g)
+			w.send(sent)
+			must(t, w.Close())
+		})
+	}
+}
+
+// What breaks one call and not the connection is answered, and the next call too.
+func TestBrokenCallsAreAnswered(t *testing.T) {
+	g := guest(t)
+	leavesNoMount(t, g)
+	undisturbed(t, g)
+	check := func(stream uint32) []byte { return call(t, stream, agentpb.HealthServiceName, "Check", nil) }
+	nonsense := bytes.Repeat([]byte{0xff}, 32)
+	for name, c := range map[string]struct {
+		sent []byte
+		code codes.Code
+	}{
+		"an oversize frame":        {framed(1, frame.TypeRequest, make([]byte, frameMax+1)), codes.ResourceExhausted},
+		"an even stream":           {check(2), codes.InvalidArgument},
+		"data without a call":      {framed(1, frame.TypeData, nonsense), codes.InvalidArgument},
+		"a request that is none":   {framed(1, frame.TypeRequest, nonsense), codes.InvalidArgument},
+		"an empty request":         {framed(1, frame.TypeRequest, nil), codes.Unimplemented},
+		"a payload that is none":   {call(t, 1, agentpb.AgentServiceName, "CreateContainer", nonsense), codes.InvalidArgument},
+		"a payload cut in a field": {call(t, 1, agentpb.AgentServiceName, "ResizeVolume", []byte{0x0a, 0x7f, '/'}), codes.InvalidArgument},
+		"no service":               {call(t, 1, "grpc.Nothing", "Check", nil), codes.Unimplemented},
+		"no method":                {call(t, 1, agentpb.AgentServiceName, "PauseContainers", nil), codes.Unimplemented},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := dialWire(t, g)
+			w.send(c.sent)
+			_, err := w.answer()
+			refused(t, err, c.code)
+			w.send(check(3))
+			if stream, err := w.answer(); stream != 3 || err != nil {
+				t.Errorf("the next call on the connection\nwant an answer on stream 3\ngot  one on %d, %v", stream, err)
+			}
+		})
+	}
+}
+
+// ttrpc answers for what is not built, with no help of ours: clients take it for
+// "this agent cannot".
+func TestMethodsThatAreNotBuiltAreUnimplemented(t *testing.T) {
+	g := guest(t)
+	w := dialWire(t, g)
+	stream, unbuilt := uint32(1), 0
+	for _, m := range agentpb.Methods() {
+		switch m.Method {
+		case "CreateSandbox", "DestroySandbox", "CreateContainer", "RemoveContainer", "GetVolumeStats", "ResizeVolume", "GetGuestDetails", "Check", "Version",
+			"GetMetrics", "UpdateEphemeralMounts":
+			continue
+		}
+		w.send(call(t, stream, m.Service, m.Method, nil))
+		_, err := w.answer()
+		refused(t, err, codes.Unimplemented, m.Method)
+		stream, unbuilt = stream+2, unbuilt+1
+	}
+	if unbuilt < 30 {
+		t.Errorf("only %d methods are not built: this test no longer knows which", unbuilt)
+	}
+}
+
+// A caller that gives up while its disk is awaited leaves nothing behind.
+func TestCallerThatHangsUpLeavesNothing(t *testing.T) {
+	g := guest(t)
+	leavesNoMount(t, g)
+	undisturbed(t, g)
+	request, err := (&agentpb.CreateContainerRequest{ContainerId: "gone", Storages: []*agentpb.Storage{
+		{Driver: "blk", Source: nowhere, Fstype: "ext4", MountPoint: "/run/test/gone"}}}).Marshal()
+	must(t, err)
+	w := dialWire(t, g)
+	w.send(call(t, 1, agentpb.AgentServiceName, "CreateContainer", request))
+	w.hangUp()
+}
+
+func TestPortThatNobodyListensOnIsRefused(t *testing.T) {
+	g := guest(t)
+	to, err := address.Parse(g.VM().GuestAddress(4711))
+	must(t, err)
+	conn, err := to.Dial(limited(t))
+	if err == nil {
+		conn.Close()
+		t.Fatal("connected to a port that nobody listens on")
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("want it refused\ngot  %v", err)
+	}
+}

@@ -1,0 +1,306 @@
+package volumes
+
+import (
+	"context"
+	"errors"
+	"path"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/directvol/directvol/host/qemu"
+	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// shownBy is more than twice the promise of 10 s from a fault to an abnormal
+// condition. It is the agent's own time, the same on any machine, and shorter
+// than the 30 s at which a volume is looked at for no reason.
+const shownBy = 25 * time.Second
+
+// turnsAbnormal waits for the condition that a fault makes.
+func turnsAbnormal(t *testing.T, v *vm.Volume, says string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), shownBy)
+	defer cancel()
+	message, err := v.AwaitCondition(ctx, func(c *agentpb.VolumeCondition) bool {
+		return c.Abnormal && strings.Contains(c.Message, says)
+	})
+	if err != nil {
+		t.Errorf("want a condition that says %q\ngot  %v", says, err)
+	}
+	t.Log(message)
+}
+
+// written starts a writer, which ends at limit where that is not 0, and returns
+// when it has something to lose.
+func written(t *testing.T, v *vm.Volume, limit uint64) *act.Writer {
+	t.Helper()
+	ctx := within(t, jobLimit)
+	writer, err := v.StartWriter(ctx, limit)
+	must(t, err)
+	must(t, writer.Await(ctx, 2*miB))
+	return writer
+}
+
+// fails waits until a writer has met its fault.
+func fails(t *testing.T, writer *act.Writer) {
+	t.Helper()
+	select {
+	case <-writer.Done():
+		if err := writer.Err(); err == nil || errors.Is(err, unix.ENOSPC) {
+			t.Fatalf("the writer\nwant it to meet the fault\ngot  %v", err)
+		}
+	case <-limited(t).Done():
+		t.Fatal("the writer has met no fault")
+	}
+}
+
+func remount(t *testing.T, v *vm.Volume) {
+	t.Helper()
+	must(t, v.Unmount(limited(t)))
+	must(t, v.Mount(limited(t)))
+}
+
+// The kernel's log is rate-limited for all devices together. Two faults come when
+// a third disk has filled it: they must show all the same, and that of nobody
+// else.
+func TestEveryFaultShowsThoughTheyComeTogether(t *testing.T) {
+	g := guest(t)
+	ext4, xfs, bystander := mounted(t, g, "ext4"), mounted(t, g, "xfs"), mounted(t, g, "xfs")
+	stormy, storm := fillLog(t, g)
+	first, second, third := written(t, ext4, 0), written(t, xfs, 0), written(t, bystander, 32*miB)
+	storm()
+	must(t, ext4.BreakWrites(limited(t)))
+	fails(t, first)
+	must(t, xfs.BreakWrites(limited(t)))
+	fails(t, second)
+	turnsAbnormal(t, xfs, "xfs")
+	turnsAbnormal(t, ext4, "ext4")
+	turnsAbnormal(t, ext4, "records errors") // its journal meets the fault some seconds later
+	must(t, third.Await(within(t, jobLimit), 32*miB))
+	isHealthy(t, bystander)
+
+	for _, v := range []*vm.Volume{ext4, xfs, stormy} {
+		must(t, v.Heal(limited(t)))
+		remount(t, v)
+	}
+	isHealthy(t, xfs)
+	must(t, ext4.Touch(limited(t)))
+	remembers(t, g, ext4)
+	for _, v := range []*vm.Volume{ext4, stormy} {
+		repair(t, v)
+		isHealthy(t, v)
+	}
+	freshlyVerified(t, ext4, first.Ledger().Bytes())
+	freshlyVerified(t, xfs, second.Ledger().Bytes())
+	freshlyVerified(t, bystander, third.Ledger().Bytes())
+}
+
+// fillLog returns a volume and what breaks it under more writers than the kernel
+// logs lines in five seconds, which is ten. What they were told is not compared:
+// seen on 6.1, where several processes fsync, one may be told of success though
+// another's fsync has just failed to commit the transaction of both.
+func fillLog(t *testing.T, g *vm.Guest) (v *vm.Volume, storm func()) {
+	t.Helper()
+	v = mounted(t, g, "ext4")
+	must(t, v.Resize(limited(t), 8*disks["ext4"])) // room for all until the fault
+	return v, func() {
+		t.Helper()
+		var writers []*act.Writer
+		for range 8 {
+			writers = append(writers, written(t, v, 0))
+		}
+		must(t, v.BreakWrites(limited(t)))
+		for _, writer := range writers {
+			fails(t, writer)
+		}
+	}
+}
+
+// repair runs e2fsck on the detached disk, and mounts it again.
+func repair(t *testing.T, v *vm.Volume) {
+	t.Helper()
+	must(t, v.Detach(limited(t)))
+	_, err := vm.Repair(limited(t), v.Path)
+	must(t, err)
+	must(t, v.Mount(limited(t)))
+}
+
+// remembers holds an ext4 with recorded errors to what it says of itself.
+func remembers(t *testing.T, g *vm.Guest, v *vm.Volume) {
+	t.Helper()
+	if c := stats(t, v).VolumeCondition; !vm.RecordsErrors(c) || !strings.Contains(c.Message, "e2fsck") {
+		t.Errorf("want a condition that says \"records errors\" and names e2fsck\ngot  %v", c)
+	}
+	goal := sizes(t, v).DeviceBytes + 16*miB
+	must(t, g.VM().ResizeDisk(limited(t), v.ID, goal))
+	before := extent(t, g, v)
+	refused(t, resize(t, g, v, goal), codes.FailedPrecondition, v.GuestPath, "records errors", "e2fsck")
+	if got := extent(t, g, v); got != before {
+		t.Errorf("it changed\nwant %+v\ngot  %+v", before, got)
+	}
+}
+
+func TestErrorThatExt4RecordsIsAConditionUntilE2fsck(t *testing.T) {
+	g := guest(t)
+	v := mounted(t, g, "ext4")
+	isHealthy(t, v)
+	trigger := "/sys/fs/ext4/" + path.Base(sizes(t, v).Device) + "/trigger_fs_error"
+	must(t, g.Act.WriteFile(limited(t), trigger, []byte("provoked")))
+	turnsAbnormal(t, v, "records errors")
+	must(t, v.Touch(limited(t))) // errors=continue, mkfs's default
+	remembers(t, g, v)
+	remount(t, v)
+	remembers(t, g, v)
+	repair(t, v)
+	isHealthy(t, v)
+	must(t, resize(t, g, v, 0))
+}
+
+func TestShutdownIsAConditionUntilItIsMountedAgain(t *testing.T) {
+	const flushJournal = 1
+	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+		v := mounted(t, g, fstype)
+		writer := written(t, v, 0)
+		goal := disks[fstype] + 16*miB
+		must(t, g.VM().ResizeDisk(limited(t), v.ID, goal))
+		must(t, g.Act.ShutdownFS(limited(t), v.GuestPath, flushJournal))
+		fails(t, writer)
+		turnsAbnormal(t, v, fstype)
+		if total := stats(t, v).Usage[0].Total; total == 0 || total > disks[fstype] {
+			t.Errorf("stats of what has shut down: %d bytes in all", total)
+		}
+		refused(t, resize(t, g, v, goal), codes.FailedPrecondition, v.GuestPath, "mount it again")
+		remount(t, v)
+		isHealthy(t, v)
+		must(t, resize(t, g, v, goal))
+		freshlyVerified(t, v, writer.Ledger().Bytes())
+	})
+}
+
+func TestUnpluggedDiskIsAConditionAndCanBeUnmounted(t *testing.T) {
+	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+		v := mounted(t, g, fstype)
+		writer := written(t, v, 0)
+		must(t, g.VM().QMP().Execute(limited(t), "device_del", map[string]string{"id": qemu.DeviceID(v.ID)}, nil))
+		fails(t, writer)
+		turnsAbnormal(t, v, "gone")
+		if total := stats(t, v).Usage[0].Total; total == 0 {
+			t.Error("no stats of what has lost its disk")
+		}
+		must(t, v.Detach(limited(t)))
+		must(t, v.Mount(limited(t)))
+		isHealthy(t, v)
+		freshlyVerified(t, v, writer.Ledger().Bytes())
+	})
+}
+
+// A full volume is no failure, and healthy when there is room again.
+func TestFullVolumeIsAConditionUntilThereIsRoom(t *testing.T) {
+	g := guest(t)
+	v := mounted(t, g, "ext4")
+	writer := written(t, v, 0)
+	ctx := within(t, jobLimit)
+	select {
+	case <-writer.Done():
+	case <-ctx.Done():
+		t.Fatal("the volume is not full yet")
+	}
+	if err := writer.Err(); err == nil || !strings.Contains(err.Error(), unix.ENOSPC.Error()) {
+		t.Errorf("the writer\nwant %v\ngot  %v", unix.ENOSPC, err)
+	}
+	turnsAbnormal(t, v, "out of space")
+	must(t, resize(t, g, v, 0))
+	must(t, v.Resize(ctx, 2*disks["ext4"]))
+	_, err := v.AwaitCondition(ctx, vm.Healthy)
+	must(t, err)
+	freshlyVerified(t, v, writer.Ledger().Bytes())
+}
+
+// What is mounted read-only is looked at without a write. It is mounted behind
+// the agent's back, so that its first look comes with the first question.
+func TestReadOnlyMountIsHealthyAndNotWrittenTo(t *testing.T) {
+	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+		v := mounted(t, g, fstype)
+		device := sizes(t, v).Device
+		must(t, v.Unmount(limited(t)))
+		ctx := limited(t)
+		const path = "/run/test/read-only"
+		must(t, g.Act.Mkdir(ctx, path, 0o755))
+		must(t, g.Act.Mount(ctx, act.Mount{Source: device, Target: path, FSType: fstype, Flags: unix.MS_RDONLY}))
+		before := writes(t, g, device)
+		answer, err := g.Agent().GetVolumeStats(ctx, path)
+		must(t, err)
+		if answer.VolumeCondition.Abnormal {
+			t.Errorf("its condition is %v", answer.VolumeCondition)
+		}
+		if after := writes(t, g, device); after != before {
+			t.Errorf("writes to the disk\nwant %s\ngot  %s", before, after)
+		}
+		must(t, g.Act.Unmount(ctx, path, 0))
+	})
+}
+
+// writes returns how many the guest's kernel has sent to a device
+// (Documentation/block/stat.rst).
+func writes(t *testing.T, g *vm.Guest, device string) string {
+	t.Helper()
+	stat, err := g.Act.ReadFile(limited(t), "/sys/class/block/"+path.Base(device)+"/stat")
+	must(t, err)
+	return strings.Fields(string(stat))[4]
+}
+
+// What somebody makes read-only on purpose is not sick, to a watch that knew it
+// when it was not.
+func TestReadOnlyRemountStaysHealthy(t *testing.T) {
+	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+		v := mounted(t, g, fstype)
+		device := sizes(t, v).Device
+		remountReadOnly(t, g, v)
+		// The watch looks where the kernel's log names its device. When it has
+		// looked nothing tells, so it is given a while.
+		must(t, g.Act.WriteFile(limited(t), "/dev/kmsg", []byte("look at "+path.Base(device))))
+		again := time.NewTicker(100 * time.Millisecond)
+		defer again.Stop()
+		for range 10 {
+			<-again.C
+			isHealthy(t, v)
+		}
+	})
+}
+
+// remountReadOnly does what is refused for as long as the agent's probe has its
+// file open for writing, which nothing tells the end of.
+func remountReadOnly(t *testing.T, g *vm.Guest, v *vm.Volume) {
+	t.Helper()
+	ctx := limited(t)
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	for {
+		err := g.Act.Mount(ctx, act.Mount{Target: v.GuestPath, Flags: unix.MS_REMOUNT | unix.MS_RDONLY})
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, unix.EBUSY) {
+			t.Fatal(err)
+		}
+		<-again.C
+	}
+}
+
+func TestReadOnlyDiskIsMountedAndHealthy(t *testing.T) {
+	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+		v := newVolume(t, g, fstype)
+		v.ReadOnly = true
+		must(t, v.Mount(limited(t)))
+		isHealthy(t, v)
+		if err := g.Act.WriteFile(limited(t), v.GuestPath+"/file", nil); err == nil {
+			t.Error("a file could be made on a read-only volume")
+		}
+	})
+}

@@ -1,0 +1,255 @@
+package volumes
+
+import (
+	"context"
+	"encoding/binary"
+	"math"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// resize asks the agent alone: the disk is what a test has made it.
+func resize(t *testing.T, g *vm.Guest, v *vm.Volume, size uint64) error {
+	t.Helper()
+	return g.Agent().ResizeVolume(limited(t), v.GuestPath, size)
+}
+
+// extent is what the guest's kernel says of a filesystem's size.
+func extent(t *testing.T, g *vm.Guest, v *vm.Volume) (s struct{ blocks, inodes, block uint64 }) {
+	t.Helper()
+	fs := statFS(t, g, v.GuestPath)
+	s.blocks, s.inodes, s.block = fs.Blocks, fs.Files, uint64(fs.BlockSize)
+	return s
+}
+
+func TestResizeToZeroGoesToTheDevicesEnd(t *testing.T) {
+	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+		v := mounted(t, g, fstype)
+		goal := disks[fstype] + 64*miB
+		must(t, g.VM().ResizeDisk(limited(t), v.ID, goal))
+		// The capacity comes by an event, and 0 awaits none.
+		must(t, resize(t, g, v, goal))
+		full := extent(t, g, v)
+		must(t, resize(t, g, v, 0))
+		if got := extent(t, g, v); got != full {
+			t.Errorf("a filesystem at its device's end\nwant %+v\ngot  %+v", full, got)
+		}
+	})
+}
+
+// A filesystem that ends short of its device grows to what was asked for, and
+// by 0 to the end.
+func TestResizeGoesAsFarAsItIsAsked(t *testing.T) {
+	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+		v := mounted(t, g, fstype)
+		before := extent(t, g, v)
+		must(t, g.VM().ResizeDisk(limited(t), v.ID, disks[fstype]+96*miB))
+		must(t, resize(t, g, v, disks[fstype]+48*miB))
+		half := extent(t, g, v)
+		must(t, resize(t, g, v, 0))
+		whole := extent(t, g, v)
+		// Less what a filesystem keeps for itself of what is added.
+		if got := (half.blocks - before.blocks) * half.block; got < 40*miB || got > 48*miB {
+			t.Errorf("by 48 MiB: %d bytes more", got)
+		}
+		if got := (whole.blocks - half.blocks) * whole.block; got < 40*miB || got > 48*miB {
+			t.Errorf("by 0 to the end, 48 MiB on: %d bytes more", got)
+		}
+	})
+}
+
+func TestEqualIsSuccessAnyNumberOfTimes(t *testing.T) {
+	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+		v := mounted(t, g, fstype)
+		before := extent(t, g, v)
+		for name, size := range map[string]uint64{
+			"equal": disks[fstype], "to the end": 0, "less than a block below": disks[fstype] - 1,
+			"a block below": disks[fstype] - before.block, "less than a block above": disks[fstype] + 1,
+		} {
+			for range 3 {
+				if err := resize(t, g, v, size); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+		}
+		if got := extent(t, g, v); got != before {
+			t.Errorf("it changed\nwant %+v\ngot  %+v", before, got)
+		}
+	})
+}
+
+// What the kernel leaves unused at a device's end counts as equal.
+func TestUnusableRestIsSuccessAnyNumberOfTimes(t *testing.T) {
+	const ext4Group, xfsGroup = 8 * miB, 76 * miB
+	for _, c := range []struct {
+		name, fstype string
+		size         uint64 // of the device
+		end          uint64 // of the filesystem, where it is on the device
+	}{
+		{"ext4, less than a block", "ext4", 96*miB + 512, 96 * miB},
+		{"ext4, a last group without room for its metadata", "ext4", kiB + 11*ext4Group + 5*kiB, kiB + 11*ext4Group},
+		{"xfs, less than a block", "xfs", 380*miB + 512, 380 * miB},
+		{"xfs, a block less a sector", "xfs", 380*miB + 4096 - 512, 380 * miB},
+		{"xfs, a last group of 63 blocks", "xfs", 5*xfsGroup + 63*4096, 5 * xfsGroup},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := guest(t)
+			v := mounted(t, g, c.fstype)
+			before := extent(t, g, v)
+			must(t, g.VM().ResizeDisk(limited(t), v.ID, c.size))
+			must(t, resize(t, g, v, c.size))
+			grown := extent(t, g, v)
+			for _, again := range []uint64{c.size, 0, c.size} {
+				must(t, resize(t, g, v, again))
+			}
+			if got := extent(t, g, v); got != grown {
+				t.Errorf("asked again, it changed\nwant %+v\ngot  %+v", grown, got)
+			}
+			if got := end(t, g, v, before.blocks, grown.blocks); got != c.end {
+				t.Errorf("the filesystem's end\nwant %d\ngot  %d", c.end, got)
+			}
+		})
+	}
+}
+
+// Whether the kernel makes a short last group or leaves it out depends on where
+// ext4's metadata goes, and is the kernel's affair: neither is a failure.
+func TestEveryRestIsSuccess(t *testing.T) {
+	const group = 8 * miB
+	g := guest(t)
+	v := mounted(t, g, "ext4")
+	groups := disks["ext4"] / group
+	for _, rest := range []uint64{1, 2, 200, 400, 512, 513, 514, 515, 516, 517, 600, 770, 771, 772, 773, 774, 775, 900, 8191} {
+		groups++
+		size := kiB + groups*group + rest*kiB
+		must(t, g.VM().ResizeDisk(limited(t), v.ID, size))
+		for range 2 {
+			if err := resize(t, g, v, size); err != nil {
+				t.Errorf("a rest of %d blocks: %v", rest, err)
+			}
+		}
+		if got := end(t, g, v, 0, 0); got != size && got != size-rest*kiB {
+			t.Errorf("a rest of %d blocks: the filesystem's end\nwant %d, or %d without it\ngot  %d", rest, size, size-rest*kiB, got)
+		}
+	}
+}
+
+// end returns where a filesystem ends on its device, in bytes: ext4's superblock
+// says it (fs/ext4/ext4.h), and xfs keeps nothing of what is added for itself.
+func end(t *testing.T, g *vm.Guest, v *vm.Volume, before, after uint64) uint64 {
+	t.Helper()
+	if v.FSType == "xfs" {
+		return disks["xfs"] + (after-before)*4096
+	}
+	super, err := g.Act.ReadAt(limited(t), sizes(t, v).Device, 1024, 1024)
+	must(t, err)
+	return uint64(binary.LittleEndian.Uint32(super[4:])) << (10 + binary.LittleEndian.Uint32(super[0x18:]))
+}
+
+func TestResizeNeverShrinks(t *testing.T) {
+	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+		v := mounted(t, g, fstype)
+		before := extent(t, g, v)
+		for _, size := range []uint64{1, 512, disks[fstype] / 2, disks[fstype] - before.block - 1} {
+			err := resize(t, g, v, size)
+			refused(t, err, codes.OutOfRange, strconv.FormatUint(size, 10), strconv.FormatUint(disks[fstype], 10))
+		}
+		if got := extent(t, g, v); got != before {
+			t.Errorf("it changed\nwant %+v\ngot  %+v", before, got)
+		}
+	})
+}
+
+// The agent gives up by itself (agent.directvol.resize_wait) and not because
+// its caller does, and has changed nothing.
+func TestDeviceThatStaysSmallerIsToldWithBothSizes(t *testing.T) {
+	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+		v := mounted(t, g, fstype)
+		before := extent(t, g, v)
+		for _, size := range []uint64{disks[fstype] + before.block, 1 << 63, math.MaxUint64} {
+			err := resize(t, g, v, size)
+			refused(t, err, codes.DeadlineExceeded, strconv.FormatUint(size, 10), strconv.FormatUint(disks[fstype], 10))
+		}
+		if got := extent(t, g, v); got != before {
+			t.Errorf("it changed\nwant %+v\ngot  %+v", before, got)
+		}
+	})
+}
+
+// The agent keeps 200 ms of its caller's deadline for the answer's way. A
+// machine that stalls may eat them, so one of several tries is enough: without
+// them none would do.
+func TestAnswerComesBeforeTheCallersDeadline(t *testing.T) {
+	g := guest(t)
+	v := mounted(t, g, "ext4")
+	var err error
+	for range 5 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		err = g.Agent().ResizeVolume(ctx, v.GuestPath, 128*miB)
+		cancel()
+		if status.Code(err) == codes.DeadlineExceeded && strings.Contains(err.Error(), strconv.Itoa(64*miB)) {
+			return
+		}
+	}
+	t.Errorf("\nwant the agent's words\ngot  %v", err)
+}
+
+func TestResizesAtOnceAllSucceed(t *testing.T) {
+	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+		v := mounted(t, g, fstype)
+		goal := disks[fstype] + 64*miB
+		must(t, g.VM().ResizeDisk(limited(t), v.ID, goal))
+		ctx := limited(t)
+		answers := make(chan error)
+		calls := []uint64{goal, goal, goal - 16*miB, goal - 32*miB}
+		for _, size := range calls {
+			go func() { answers <- g.Agent().ResizeVolume(ctx, v.GuestPath, size) }()
+		}
+		for range calls {
+			// One that comes late may find more than it asks for.
+			if err := <-answers; err != nil && status.Code(err) != codes.OutOfRange {
+				t.Error(err)
+			}
+		}
+		grown := extent(t, g, v)
+		must(t, resize(t, g, v, goal))
+		if got := extent(t, g, v); got != grown {
+			t.Errorf("it was not grown to the end\nwant %+v\ngot  %+v", got, grown)
+		}
+	})
+}
+
+func TestWhatCannotGrowIsToldWhy(t *testing.T) {
+	g := guest(t)
+	t.Run("no block device", func(t *testing.T) {
+		path := tmpfs(t, g, "/run/test/nodevice")
+		refused(t, g.Agent().ResizeVolume(limited(t), path, 64*miB), codes.FailedPrecondition, path, "no block device")
+	})
+	t.Run("read-only", func(t *testing.T) {
+		eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+			v := mounted(t, g, fstype, "ro")
+			must(t, g.VM().ResizeDisk(limited(t), v.ID, 2*disks[fstype]))
+			refused(t, resize(t, g, v, 2*disks[fstype]), codes.FailedPrecondition, v.GuestPath, "read-only")
+		})
+	})
+	t.Run("made read-only later", func(t *testing.T) {
+		v := mounted(t, g, "ext4")
+		remountReadOnly(t, g, v)
+		refused(t, resize(t, g, v, 0), codes.FailedPrecondition, v.GuestPath, "read-only")
+	})
+	for name, path := range map[string]string{"no mount point": "/etc", "relative": "run", "empty": ""} {
+		t.Run(name, func(t *testing.T) {
+			refused(t, g.Agent().ResizeVolume(limited(t), path, 0), codes.InvalidArgument)
+		})
+	}
+	t.Run("unknown", func(t *testing.T) {
+		refused(t, g.Agent().ResizeVolume(limited(t), "/run/test/nothing", 0), codes.NotFound, "/run/test/nothing")
+	})
+}

@@ -1,0 +1,95 @@
+package volumes
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+// virtiofsd is QEMU's own, in Debian 12's package qemu-system-common.
+const virtiofsd = "/usr/lib/qemu/virtiofsd"
+
+// share has virtiofsd share a folder of the host while the test runs, on the
+// socket that it returns.
+func share(t *testing.T, folder string) string {
+	t.Helper()
+	if _, err := os.Stat(virtiofsd); err != nil {
+		t.Skipf("%v: install qemu-system-common of Debian 12 and run make test", err)
+	}
+	if os.Getuid() != 0 {
+		t.Skipf("%s shares a folder only for root: run make test with sudo", virtiofsd)
+	}
+	socket := filepath.Join(t.TempDir(), "virtiofsd.sock")
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	must(t, err)
+	defer listener.Close()
+	listener.SetUnlinkOnClose(false)
+	inherited, err := listener.File()
+	must(t, err)
+	defer inherited.Close()
+	const firstExtra = "3"                                                                                                             // the descriptor of the first of exec.Cmd's ExtraFiles
+	daemon := exec.Command(virtiofsd, "--fd="+firstExtra, "-f", "-o", "source="+folder, "-o", "sandbox=chroot", "-o", "log_level=err") // its other sandbox wants a root that is a mount point
+	daemon.ExtraFiles = []*os.File{inherited}
+	daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // for its sandbox it makes children
+	daemon.Stdout, daemon.Stderr = t.Output(), t.Output()
+	must(t, daemon.Start())
+	t.Cleanup(func() {
+		_ = unix.Kill(-daemon.Process.Pid, unix.SIGKILL) // fails only where all have ended
+		_ = daemon.Wait()                                // killed, as it was to be
+	})
+	return socket
+}
+
+// A folder of the host is a storage by its device's tag.
+//
+//	b2 ── 1c  vhost-user-fs, tag "shared" ── virtiofsd
+func TestVirtioFSStorageIsAFolderOfTheHost(t *testing.T) {
+	folder := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(folder, "host"), []byte("from the host"), 0o600))
+	socket := share(t, folder)
+	g := guest(t)
+	leavesNoMount(t, g)
+	loadModules(t, g, "virtiofs")
+	const device, tag = "share", "shared"
+	qmp := g.VM().QMP()
+	execute(t, g, "chardev-add", map[string]any{"id": device, "backend": map[string]any{"type": "socket", "data": map[string]any{
+		"server": false, "addr": map[string]any{"type": "unix", "data": map[string]any{"path": socket}},
+	}}}, func(ctx context.Context) error {
+		return qmp.Execute(ctx, "chardev-remove", map[string]any{"id": device}, nil)
+	})
+	execute(t, g, "device_add", map[string]any{"driver": "vhost-user-fs-pci", "id": device, "chardev": device, "tag": tag, "bus": "b2", "addr": "0x1c", "vectors": 0},
+		func(ctx context.Context) error { return unplug(ctx, g, device) })
+	storage := &agentpb.Storage{Driver: "virtio-fs", Source: tag, Fstype: "virtiofs", MountPoint: "/run/test/shared/"}
+	must(t, container(t, g, "sharing", storage))
+	must(t, container(t, g, "sharing-too", storage))
+	data, err := g.Act.ReadFile(limited(t), "/run/test/shared/host")
+	must(t, err)
+	must(t, g.Act.WriteFile(limited(t), "/run/test/shared/guest", data))
+	if back, err := os.ReadFile(filepath.Join(folder, "guest")); err != nil || string(back) != "from the host" {
+		t.Errorf("what came back\nwant from the host\ngot  %q, error %v", back, err)
+	}
+	answer, err := g.Agent().GetVolumeStats(limited(t), storage.MountPoint)
+	must(t, err)
+	var host unix.Statfs_t
+	must(t, unix.Statfs(folder, &host))
+	if total, want := answer.Usage[0].Total, host.Blocks*uint64(host.Frsize); total != want {
+		t.Errorf("bytes in all\nwant the host's %d\ngot  %d", want, total)
+	}
+	unknown := *storage
+	unknown.Source, unknown.MountPoint = "nobody", "/run/test/unknown-tag"
+	refused(t, container(t, g, "unknown", &unknown), codes.InvalidArgument, "nobody")
+	remove(t, g, "sharing")
+	if !isMounted(t, g, "/run/test/shared") {
+		t.Error("it was unmounted from under the second container")
+	}
+	remove(t, g, "sharing-too")
+}

@@ -1,0 +1,89 @@
+package ways
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/directvol/directvol/protocols/address"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// backend is the process that is a guest's vsock device.
+type backend struct {
+	pid int
+}
+
+// backendOf finds it by the socket on its command line. Where the host's kernel
+// carries vsock there is none.
+func backendOf(t *testing.T, g *vm.Guest) backend {
+	t.Helper()
+	to, err := address.Parse(g.VM().AgentAddress())
+	must(t, err)
+	if to.Scheme != address.HVSock {
+		t.Skipf("the agent is at %s: this host's kernel carries vsock, and no backend runs; run this where there is no /dev/vhost-vsock", to)
+	}
+	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	must(t, err)
+	for _, path := range commands {
+		line, err := os.ReadFile(path)
+		if err != nil || !bytes.Contains(line, []byte("\x00vhost-vsock\x00")) || !bytes.Contains(line, []byte(to.Path)) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		must(t, err)
+		return backend{pid}
+	}
+	t.Fatalf("no process is the backend at %s", to.Path)
+	return backend{}
+}
+
+// openFiles counts the backend's descriptors.
+func (b backend) openFiles(t *testing.T) int {
+	t.Helper()
+	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", b.pid))
+	must(t, err)
+	return len(files)
+}
+
+// awaitFiles waits until so many are open: what a client closes is closed there
+// a little later.
+func (b backend) awaitFiles(t *testing.T, ctx context.Context, want int) {
+	t.Helper()
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	for {
+		got := b.openFiles(t)
+		if got == want {
+			return
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			t.Fatalf("open files of the backend\nwant %d\ngot  %d", want, got)
+		}
+	}
+}
+
+// status returns a number of /proc/PID/status: Threads, or RssAnon in KiB.
+func (b backend) status(t *testing.T, field string) int {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.pid))
+	must(t, err)
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(line, ":")
+		if name == field {
+			n, err := strconv.Atoi(strings.Fields(value)[0])
+			must(t, err)
+			return n
+		}
+	}
+	t.Fatalf("no %s in\n%s", field, text)
+	return 0
+}

@@ -1,0 +1,155 @@
+package ways
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/directvol/directvol/host/agentclient"
+	"github.com/directvol/directvol/host/qemu"
+	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+const (
+	blockBytes  = 64 * kiB
+	writtenName = "written"
+	// limitBytes is more than the writer gets to write, and aloneBytes is how
+	// much the disk is to see when nobody can reach its guest any more: at least
+	// half of it is the file's, the rest is the journal's.
+	limitBytes = 192 * miB
+	aloneBytes = 16 * miB
+)
+
+// TestVolumesGoOnWithoutVsock kills the backend of a guest that is writing. What
+// it writes from then on nobody in the guest can be asked about, so it is read
+// from the image when the VM has ended.
+func TestVolumesGoOnWithoutVsock(t *testing.T) {
+	g := lastGuest(t)
+	b := backendOf(t, g)
+	v, err := g.Volume(limited(t), "data", "ext4", 256*miB)
+	must(t, err)
+	must(t, v.Mount(limited(t)))
+	w, err := g.Act.StartWriter(within(t, jobLimit), act.WriteBlocks{Path: v.GuestPath + "/" + writtenName, BlockBytes: blockBytes, Seed: 1, LimitBytes: limitBytes, Detached: true})
+	must(t, err)
+	must(t, w.Await(limited(t), 4*blockBytes))
+	must(t, unix.Kill(b.pid, unix.SIGKILL))
+	<-g.VM().VsockDone()
+	if w.Err() == nil {
+		t.Fatal("the writer had reached its limit before: this test shows nothing")
+	}
+
+	t.Run("is told as what it is", func(t *testing.T) { toldAsWhatItIs(t, g) })
+	t.Run("disks can still be changed", func(t *testing.T) {
+		other, err := g.Volume(limited(t), "other", "ext4", 64*miB)
+		must(t, err)
+		must(t, g.Attach(limited(t), other.Volume))
+		must(t, g.VM().ResizeDisk(limited(t), "other", 96*miB))
+	})
+	t.Run("the writer goes on", func(t *testing.T) { awaitWritten(t, g) })
+	t.Run("QEMU still stops", func(t *testing.T) {
+		must(t, g.VM().QMP().Execute(limited(t), "quit", nil, nil))
+		got, err := g.VM().AwaitShutdown(limited(t))
+		if want := (qemu.Shutdown{Reason: "host-qmp-quit"}); err != nil || got != want {
+			t.Errorf("the VM's end\nwant %+v\ngot  %+v, %v", want, got, err)
+		}
+	})
+	t.Run("all that was written is there", func(t *testing.T) { writtenIsThere(t, v, w.Ledger().Bytes()+aloneBytes/2) })
+}
+
+// toldAsWhatItIs wants every call to fail at once, and to say why.
+func toldAsWhatItIs(t *testing.T, g *vm.Guest) {
+	why := g.VM().VsockErr()
+	for _, words := range []string{"vsock backend", "killed", "disks go on"} {
+		if why == nil || !strings.Contains(why.Error(), words) {
+			t.Errorf("VsockErr\nwant %q in it\ngot  %v", words, why)
+		}
+	}
+	for name, call := range map[string]func(context.Context) error{
+		"Check": g.Agent().Check,
+		"CreateContainer": func(ctx context.Context) error {
+			return g.Agent().CreateContainer(ctx, &agentpb.CreateContainerRequest{ContainerId: "cc"})
+		},
+		"Stop": g.Stop,
+	} {
+		err := call(limited(t))
+		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), why.Error()) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, agentclient.ErrOutcomeUnknown) {
+			t.Errorf("%s\nwant %v: %v\ngot  %v", name, codes.Unavailable, why, err)
+		}
+	}
+}
+
+// blockStats is what query-blockstats (qapi/block-core.json) says of a device.
+type blockStats struct {
+	Device string `json:"qdev"`
+	Stats  struct {
+		Bytes      uint64 `json:"wr_bytes"`
+		Operations uint64 `json:"wr_operations"`
+	} `json:"stats"`
+}
+
+// awaitWritten waits until QEMU has carried out so many writes more.
+func awaitWritten(t *testing.T, g *vm.Guest) {
+	ctx := within(t, jobLimit)
+	again := time.NewTicker(50 * time.Millisecond)
+	defer again.Stop()
+	first := written(t, ctx, g)
+	for now := first; now.Stats.Bytes < first.Stats.Bytes+aloneBytes || now.Stats.Operations == first.Stats.Operations; now = written(t, ctx, g) {
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			t.Fatalf("bytes written\nwant %d more than %d\ngot  %d", aloneBytes, first.Stats.Bytes, now.Stats.Bytes)
+		}
+	}
+}
+
+func written(t *testing.T, ctx context.Context, g *vm.Guest) blockStats {
+	t.Helper()
+	var all []blockStats
+	must(t, g.VM().QMP().Execute(ctx, "query-blockstats", nil, &all))
+	for _, s := range all {
+		if strings.Contains(s.Device, "data") {
+			return s
+		}
+	}
+	t.Fatalf("no disk data among %+v", all)
+	return blockStats{}
+}
+
+// writtenIsThere replays the journal, as the next mount would, and reads the
+// file out of the image: every block is the writer's, and they are so many bytes
+// or more.
+func writtenIsThere(t *testing.T, v *vm.Volume, least uint64) {
+	_, err := vm.Repair(limited(t), v.Path)
+	must(t, err)
+	fsck, err := vm.Check(limited(t), "ext4", v.Path)
+	must(t, err)
+	must(t, fsck.Err("ext4"))
+	copied := filepath.Join(t.TempDir(), writtenName)
+	out, err := exec.CommandContext(limited(t), "debugfs", "-R", "dump /"+writtenName+" "+copied, v.Path).CombinedOutput()
+	must(t, err)
+	got, err := os.ReadFile(copied)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if uint64(len(got)) < least {
+		t.Errorf("bytes in the file\nwant %d or more\ngot  %d", least, len(got))
+	}
+	want := make([]byte, blockBytes)
+	for i := 0; (i+1)*blockBytes <= len(got); i++ {
+		if act.Fill(want, 1, uint64(i)); !bytes.Equal(got[i*blockBytes:(i+1)*blockBytes], want) {
+			t.Fatalf("block %d is another", i)
+		}
+	}
+}

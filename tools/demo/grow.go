@@ -1,0 +1,203 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+const miB = 1 << 20
+
+// plans are the volumes of the demo. mkfs.xfs wants 300 MiB or more.
+var plans = []struct {
+	fstype        string
+	before, after uint64
+}{
+	{"ext4", 96 * miB, 320 * miB},
+	{"xfs", 304 * miB, 640 * miB},
+}
+
+// growAfter is what a writer has acknowledged when its volume is grown: long
+// before the old filesystem is full, so that the writer never notices.
+const growAfter = 16 * miB
+
+// volume is a volume and what is told of it.
+type volume struct {
+	*vm.Volume
+	report *VolumeReport
+}
+
+// grow is the first half: each volume is attached, written to, grown under its
+// writer, read back and detached.
+func grow(ctx context.Context, s *story, report *Report, guest *vm.Guest) ([]volume, error) {
+	var volumes []volume
+	for _, plan := range plans {
+		s.chapter("A volume with %s, from %s to %s", plan.fstype, mib(plan.before), mib(plan.after))
+		image, err := guest.Volume(ctx, plan.fstype, plan.fstype, int64(plan.before))
+		if err != nil {
+			return nil, err
+		}
+		v := volume{image, newVolumeReport(plan.fstype)}
+		report.Volumes = append(report.Volumes, v.report)
+		volumes = append(volumes, v)
+		if err := v.growUnderWriter(ctx, s, plan.after); err != nil {
+			return nil, err
+		}
+		if err := v.readBack(ctx, s); err != nil {
+			return nil, err
+		}
+		if err := v.detach(ctx, s); err != nil {
+			return nil, err
+		}
+	}
+	return volumes, nil
+}
+
+func (v volume) growUnderWriter(ctx context.Context, s *story, goal uint64) error {
+	if err := v.mount(ctx, s); err != nil {
+		return err
+	}
+	writer, err := v.StartWriter(ctx, 0)
+	if err != nil {
+		return err
+	}
+	defer writer.Stop(ctx)
+	if err := v.step(ctx, s, "write: 1 MiB blocks with sums, each fsynced, then acknowledged", firstBlocks(writer)); err != nil {
+		return err
+	}
+	if err := v.step(ctx, s, "grow disk and filesystem under the writer", growTo(goal)); err != nil {
+		return err
+	}
+	return v.step(ctx, s, "go on writing, past what the old filesystem could hold", pastOldSize(writer))
+}
+
+func firstBlocks(writer *act.Writer) part {
+	return func(v volume, ctx context.Context, say func(string)) error {
+		if err := writer.Await(ctx, growAfter); err != nil {
+			return err
+		}
+		stats, err := v.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		v.report.ConditionsBefore = conditions(stats)
+		if len(v.report.ConditionsBefore) > 0 {
+			return fmt.Errorf("its condition is not healthy: %s", stats.VolumeCondition.Message)
+		}
+		say(fmt.Sprintf("%s acknowledged, stats say %s used of %s", mib(writer.Ledger().Bytes()), mib(stats.Usage[0].Used), mib(stats.Usage[0].Total)))
+		return nil
+	}
+}
+
+// pastOldSize lets the writer go on until it has acknowledged more than even the
+// old device had, and stops it.
+func pastOldSize(writer *act.Writer) part {
+	return func(v volume, ctx context.Context, say func(string)) error {
+		for bytes := uint64(growAfter); ; bytes += growAfter {
+			if err := writer.Await(ctx, bytes); err != nil {
+				return err
+			}
+			say(mib(writer.Ledger().Bytes()) + " acknowledged")
+			if writer.Ledger().Bytes() > v.report.DeviceBytesBefore {
+				return writer.Stop(ctx)
+			}
+		}
+	}
+}
+
+// mount attaches and mounts, and takes the sizes down where they are the first.
+func (v volume) mount(ctx context.Context, s *story) error {
+	return v.step(ctx, s, "attach the disk to the running VM and mount it", func(v volume, ctx context.Context, say func(string)) error {
+		if err := v.Mount(ctx); err != nil {
+			return err
+		}
+		sizes, err := v.Sizes(ctx)
+		if err != nil {
+			return err
+		}
+		say(fmt.Sprintf("%s, %s", sizes.Device, mib(sizes.DeviceBytes)))
+		v.report.Device = sizes.Device
+		if v.report.DeviceBytesBefore == 0 {
+			v.report.DeviceBytesBefore, v.report.FSBytesBefore = sizes.DeviceBytes, sizes.FSBytes
+		}
+		return nil
+	})
+}
+
+func growTo(goal uint64) part {
+	return func(v volume, ctx context.Context, say func(string)) error {
+		if err := v.Resize(ctx, goal); err != nil {
+			return err
+		}
+		stats, err := v.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		sizes, err := v.Sizes(ctx)
+		if err != nil {
+			return err
+		}
+		v.report.DeviceBytesAfter, v.report.FSBytesAfter = sizes.DeviceBytes, sizes.FSBytes
+		say(fmt.Sprintf("stats say %s", mib(stats.Usage[0].Total)))
+		switch {
+		case sizes.DeviceBytes != goal:
+			return fmt.Errorf("the guest's kernel has %d bytes of device, not %d", sizes.DeviceBytes, goal)
+		case sizes.FSBytes <= v.report.DeviceBytesBefore:
+			return fmt.Errorf("the filesystem has %d bytes, no more than the device had before", sizes.FSBytes)
+		case stats.Usage[0].Total != sizes.FSBytes:
+			return fmt.Errorf("stats say %d bytes in all, the guest's kernel %d", stats.Usage[0].Total, sizes.FSBytes)
+		}
+		return nil
+	}
+}
+
+// readBack compares what the disk holds, and not the page cache: the volume is
+// mounted afresh.
+func (v volume) readBack(ctx context.Context, s *story) error {
+	return v.step(ctx, s, "unmount, mount afresh, read back and compare", func(v volume, ctx context.Context, say func(string)) error {
+		if err := v.Unmount(ctx); err != nil {
+			return err
+		}
+		if err := v.Mount(ctx); err != nil {
+			return err
+		}
+		return v.compare(ctx, say)
+	})
+}
+
+func (v volume) compare(ctx context.Context, say func(string)) error {
+	bytes, err := v.Verify(ctx, func(bytes uint64) { say(mib(bytes) + " compared") })
+	v.report.VerifiedBytes = bytes
+	if err != nil {
+		return err
+	}
+	say(mib(bytes) + " acknowledged, all there and equal")
+	stats, err := v.Stats(ctx)
+	if err != nil {
+		return err
+	}
+	v.report.Stats = usages(stats)
+	return nil
+}
+
+// detach takes the disk away and has the host look at it.
+func (v volume) detach(ctx context.Context, s *story) error {
+	return v.step(ctx, s, "unmount, detach, fsck on the host", func(v volume, ctx context.Context, say func(string)) error {
+		if err := v.Detach(ctx); err != nil {
+			return err
+		}
+		fsck, err := vm.Check(ctx, v.FSType, v.Path)
+		if err != nil {
+			return err
+		}
+		v.report.Fsck = &fsck
+		if err := fsck.Err(v.FSType); err != nil {
+			return errors.Join(errors.New("the filesystem is not whole"), err)
+		}
+		say("clean")
+		return nil
+	})
+}

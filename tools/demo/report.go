@@ -1,0 +1,127 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// Report is what the demo found, for programs. Sizes are in bytes and the
+// guest's kernel's own.
+type Report struct {
+	OK       bool            `json:"ok"`
+	Error    string          `json:"error,omitempty"`
+	Seconds  float64         `json:"seconds"`
+	Versions Versions        `json:"versions"`
+	Steps    []Step          `json:"steps"`
+	Volumes  []*VolumeReport `json:"volumes"`
+}
+
+// Versions are those of what took part.
+type Versions struct {
+	Kernel string `json:"kernel"`
+	QEMU   string `json:"qemu"`
+	Agent  string `json:"agent"`
+}
+
+// Step is one step and its time.
+type Step struct {
+	Name    string  `json:"name"`
+	Seconds float64 `json:"seconds"`
+}
+
+// VolumeReport is the story of one volume.
+type VolumeReport struct {
+	FSType            string      `json:"fstype"`
+	Device            string      `json:"device"`
+	DeviceBytesBefore uint64      `json:"device_bytes_before"`
+	DeviceBytesAfter  uint64      `json:"device_bytes_after"`
+	FSBytesBefore     uint64      `json:"fs_bytes_before"`
+	FSBytesAfter      uint64      `json:"fs_bytes_after"`
+	VerifiedBytes     uint64      `json:"verified_bytes"` // acknowledged, read back and equal
+	Stats             []Usage     `json:"stats"`          // the last answer's
+	ConditionsBefore  []Condition `json:"conditions_before"`
+	ConditionsFault   []Condition `json:"conditions_fault"`
+	ConditionsAfter   []Condition `json:"conditions_after"`
+	SecondsToAbnormal float64     `json:"seconds_to_abnormal"` // from the fault to the first abnormal answer
+	Fsck              *vm.Fsck    `json:"fsck"`                // null until it was run
+}
+
+// newVolumeReport is of a volume of which nothing is known yet.
+func newVolumeReport(fstype string) *VolumeReport {
+	return &VolumeReport{FSType: fstype, Stats: []Usage{}, ConditionsBefore: []Condition{}, ConditionsFault: []Condition{}, ConditionsAfter: []Condition{}}
+}
+
+// Usage is how much of one unit there is.
+type Usage struct {
+	Unit      string `json:"unit"`
+	Total     uint64 `json:"total"`
+	Used      uint64 `json:"used"`
+	Available uint64 `json:"available"`
+}
+
+// Condition is one thing that is wrong.
+type Condition struct {
+	Abnormal bool   `json:"abnormal"`
+	Message  string `json:"message"`
+}
+
+func usages(stats *agentpb.VolumeStatsResponse) []Usage {
+	all := []Usage{}
+	for _, u := range stats.Usage {
+		all = append(all, Usage{u.Unit.String(), u.Total, u.Used, u.Available})
+	}
+	return all
+}
+
+func conditions(stats *agentpb.VolumeStatsResponse) []Condition {
+	if c := stats.VolumeCondition; c.Abnormal {
+		return []Condition{{true, c.Message}}
+	}
+	return []Condition{}
+}
+
+func (r *Report) write(path string) error {
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(text, '\n'), 0o644)
+}
+
+// summary is the table at the end.
+func (r *Report) summary(w io.Writer) {
+	fmt.Fprintf(w, "\nAll of it held, in %.0f s.\n\n", r.Seconds)
+	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	row := func(name string, cell func(*VolumeReport) string) {
+		cells := []string{name}
+		for _, v := range r.Volumes {
+			cells = append(cells, cell(v))
+		}
+		fmt.Fprintln(table, strings.Join(cells, "\t"))
+	}
+	row("filesystem", func(v *VolumeReport) string { return v.FSType })
+	row("device in the guest", func(v *VolumeReport) string { return v.Device })
+	row("device, before → after", func(v *VolumeReport) string { return mib(v.DeviceBytesBefore) + " → " + mib(v.DeviceBytesAfter) })
+	row("filesystem, before → after", func(v *VolumeReport) string { return mib(v.FSBytesBefore) + " → " + mib(v.FSBytesAfter) })
+	row("acknowledged, read back, equal", func(v *VolumeReport) string { return mib(v.VerifiedBytes) })
+	row("fault → abnormal", func(v *VolumeReport) string { return fmt.Sprintf("%.1f s", v.SecondsToAbnormal) })
+	row("healthy before, after", func(v *VolumeReport) string {
+		return fmt.Sprintf("%v, %v", len(v.ConditionsBefore) == 0, len(v.ConditionsAfter) == 0)
+	})
+	row("fsck on the host", func(v *VolumeReport) string {
+		program, _, _ := strings.Cut(v.Fsck.Command, " /")
+		return fmt.Sprintf("%s: exit %d", program, v.Fsck.Exit)
+	})
+	table.Flush()
+}
+
+func mib(bytes uint64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }
+
+func trim(text []byte) string { return strings.TrimSpace(string(text)) }
