@@ -1,0 +1,128 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/tools/agent-ctl/message"
+)
+
+// printer writes answers: as text, errors apart, or as JSON, one object a line.
+type printer struct {
+	out, errors io.Writer
+	json        bool
+}
+
+// answer writes what became of a call: its response, or the status of its error.
+func (p printer) answer(c call, response proto.Message, st *status.Status) (err error) {
+	switch {
+	case p.json:
+		_, err = fmt.Fprintf(p.out, "%s\n", jsonAnswer(c, response, st))
+	case st != nil:
+		_, err = fmt.Fprintf(p.errors, "%s: %s: %s\n", c.Method, codeName(st.Code()), message.Printable(st.Message()))
+	default:
+		_, err = io.WriteString(p.out, textAnswer(c, response))
+	}
+	return err
+}
+
+func jsonAnswer(c call, response proto.Message, st *status.Status) []byte {
+	type callError struct {
+		Code    string `json:"code"`
+		Message string `json:"message"`
+	}
+	answer := struct {
+		Method   string          `json:"method"`
+		Response json.RawMessage `json:"response,omitempty"`
+		Error    *callError      `json:"error,omitempty"`
+	}{Method: c.Method}
+	if st != nil {
+		answer.Error = &callError{codeName(st.Code()), st.Message()}
+	} else {
+		answer.Response = message.JSON(response)
+	}
+	text, err := json.Marshal(answer)
+	if err != nil {
+		panic(err) // strings, and what message.JSON wrote
+	}
+	return text
+}
+
+const indent = "  "
+
+// textAnswer begins with the method and says the rest below it, indented.
+func textAnswer(c call, response proto.Message) string {
+	var text string
+	switch response := response.(type) {
+	case *agentpb.VolumeStatsResponse:
+		text = volumeStats(response)
+	default:
+		text = message.Text(response, indent)
+	}
+	if request, ok := c.request.(*agentpb.ResizeVolumeRequest); ok {
+		text += fmt.Sprintf("%ssize: %s\n", indent, bytesAndGiB(request.Size_))
+	}
+	if text == "" {
+		return c.Method + ": OK\n"
+	}
+	return c.Method + "\n" + text
+}
+
+func volumeStats(r *agentpb.VolumeStatsResponse) string {
+	var text strings.Builder
+	for _, u := range r.Usage {
+		show := func(n uint64) string { return fmt.Sprint(n) }
+		if u.Unit == agentpb.VolumeUsage_BYTES {
+			show = bytesAndGiB
+		}
+		fmt.Fprintf(&text, "%s%s: total %s, used %s, available %s\n", indent, strings.ToLower(u.Unit.String()), show(u.Total), show(u.Used), show(u.Available))
+	}
+	if c := r.VolumeCondition; c != nil {
+		state := "normal"
+		if c.Abnormal {
+			state = "abnormal"
+		}
+		fmt.Fprintf(&text, "%scondition: %s: %s\n", indent, state, message.Printable(c.Message))
+	}
+	return text.String()
+}
+
+func bytesAndGiB(n uint64) string {
+	return fmt.Sprintf("%d bytes (%.3f GiB)", n, float64(n)/(1<<30))
+}
+
+// codeNames are gRPC's codes (google/rpc/code.proto) by their names on paper; package codes prints Go's.
+var codeNames = [...]string{
+	codes.OK:                 "OK",
+	codes.Canceled:           "CANCELLED",
+	codes.Unknown:            "UNKNOWN",
+	codes.InvalidArgument:    "INVALID_ARGUMENT",
+	codes.DeadlineExceeded:   "DEADLINE_EXCEEDED",
+	codes.NotFound:           "NOT_FOUND",
+	codes.AlreadyExists:      "ALREADY_EXISTS",
+	codes.PermissionDenied:   "PERMISSION_DENIED",
+	codes.ResourceExhausted:  "RESOURCE_EXHAUSTED",
+	codes.FailedPrecondition: "FAILED_PRECONDITION",
+	codes.Aborted:            "ABORTED",
+	codes.OutOfRange:         "OUT_OF_RANGE",
+	codes.Unimplemented:      "UNIMPLEMENTED",
+	codes.Internal:           "INTERNAL",
+	codes.Unavailable:        "UNAVAILABLE",
+	codes.DataLoss:           "DATA_LOSS",
+	codes.Unauthenticated:    "UNAUTHENTICATED",
+}
+
+// codeName names a code, or numbers one that gRPC does not have.
+func codeName(code codes.Code) string {
+	if int(code) < len(codeNames) {
+		return codeNames[code]
+	}
+	return fmt.Sprintf("CODE_%d", uint32(code))
+}

@@ -1,0 +1,36 @@
+package main
+
+import (
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+// completeMethods completes the name of a method, and tells the shell what it does.
+func completeMethods(_ *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+	var names []string
+	for _, m := range agentpb.Methods() {
+		if len(m.Method) >= len(begun) && strings.EqualFold(m.Method[:len(begun)], begun) {
+			names = append(names, cobra.CompletionWithDesc(m.Method, examples[m.Method].does))
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeConnect completes the flags of the command connect. What follows an address's scheme is not known here.
+func completeConnect(cmd *cobra.Command) {
+	complete := map[string]cobra.CompletionFunc{
+		"cmd":            completeMethods,
+		"server-address": cobra.FixedCompletions([]string{"vsock://", "hvsock:///", "unix:///", "unix://@/"}, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace),
+	}
+	for _, flag := range []string{"hybrid-vsock-port", "repeat", "interval", "timeout"} {
+		complete[flag] = cobra.NoFileCompletions
+	}
+	for flag, function := range complete {
+		if err := cmd.RegisterFlagCompletionFunc(flag, function); err != nil {
+			panic(err) // no such flag
+		}
+	}
+}

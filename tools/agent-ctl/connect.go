@@ -1,0 +1,171 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/directvol/directvol/protocols/address"
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+// defaultTimeout is what a runtime gives the longest of its calls.
+const defaultTimeout = 60 * time.Second
+
+// forEver is the repeat count that has no end.
+const forEver = -1
+
+// connection is what the command connect is told.
+type connection struct {
+	server       string
+	hybrid       bool
+	hybridPort   uint32
+	commands     []string
+	repeat       int
+	interval     time.Duration
+	timeout      time.Duration
+	ignoreErrors bool
+	json         bool
+}
+
+func newConnectCommand() *cobra.Command {
+	var c connection
+	cmd := &cobra.Command{
+		Use:   "connect --server-address URI -c CALL [-c CALL …]",
+		Short: "Connect to an agent and make calls",
+		Long: `connect makes the calls that -c names, one after the other on one connection, and writes
+their answers. A call is the name of a method and its request:
+
+  -c Check                                        the empty request
+  -c 'METHOD json://{"field":"value"}'            a request in JSON
+  -c 'METHOD file:///path/request.json'           the same, from a file (file://name is relative)
+
+Fields have the names that agent-ctl list shows. An enum is a name or a number, bytes are base64.
+A field that the request does not have is refused, before anything is called.
+
+The address is one of
+
+  vsock://CID:PORT         the kernel's vsock; the agent's port is 1024
+  hvsock:///path:PORT      a hybrid vsock socket: Firecracker, Cloud Hypervisor, directvol vhost-vsock
+  unix:///path             a unix socket; with --hybrid-vsock a hybrid vsock socket
+  unix://@/name            a unix socket in the abstract namespace
+
+Answers go to the standard output. An error is told with its gRPC code, on the standard error or,
+with --json, in the answer's place. The first one ends the run, unless --ignore-errors is given.
+
+The exit status is 0 when every call succeeded, 1 when something failed, 2 when the command line is
+wrong, and 130 after Ctrl-C.`,
+		Example: `  agent-ctl connect --server-address vsock://3:1024 -c Check -c GetGuestDetails
+  agent-ctl connect --server-address vsock://3:1024 \
+    -c 'GetVolumeStats json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE="}'
+  agent-ctl connect --server-address unix:///run/vc/vm/ID/clh.sock --hybrid-vsock --hybrid-vsock-port 1024 -c Check
+  agent-ctl connect --server-address hvsock:///run/sb1/vsock.sock:1024 --json --repeat 10 --interval 1s -c GetMetrics
+  agent-ctl connect --server-address vsock://3:1024 --timeout 0 --repeat -1 -c GetOOMEvent`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.run(cmd.Context(), printer{cmd.OutOrStdout(), cmd.ErrOrStderr(), c.json})
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&c.server, "server-address", "", "`URI` of the agent, see above")
+	flags.BoolVar(&c.hybrid, "hybrid-vsock", false, "take the unix:// address for that of a hybrid vsock socket")
+	flags.Uint32Var(&c.hybridPort, "hybrid-vsock-port", agentpb.Port, "`PORT` in the guest, with --hybrid-vsock")
+	flags.StringArrayVarP(&c.commands, "cmd", "c", nil, "`CALL` to make, see above; may be given several times")
+	flags.IntVar(&c.repeat, "repeat", 1, "make all the calls `N` times; -1 goes on until Ctrl-C")
+	flags.DurationVar(&c.interval, "interval", 0, "pause for `DURATION` before each repetition, such as 500ms")
+	flags.DurationVar(&c.timeout, "timeout", defaultTimeout, "give each call, and connecting, `DURATION`; 0 waits for ever")
+	flags.BoolVar(&c.ignoreErrors, "ignore-errors", false, "go on after a call that failed; the exit status is 1 all the same")
+	flags.BoolVar(&c.json, "json", false, `write one JSON object a call: {"method", "response"} or {"method", "error": {"code", "message"}}`)
+	completeConnect(cmd)
+	return cmd
+}
+
+func (c *connection) run(ctx context.Context, out printer) error {
+	to, err := c.address()
+	if err != nil {
+		return err
+	}
+	if err := c.check(); err != nil {
+		return err
+	}
+	calls, err := parseCalls(c.commands)
+	if err != nil {
+		return err
+	}
+	s, err := dial(ctx, to, c.timeout)
+	if err != nil {
+		return failure{err}
+	}
+	defer s.close()
+	return c.rounds(ctx, s, calls, out)
+}
+
+// address is where the hybrid flags lead, too.
+func (c *connection) address() (address.Address, error) {
+	if c.server == "" {
+		return address.Address{}, errors.New("--server-address is missing: where is the agent, such as vsock://3:1024?")
+	}
+	to, err := address.Parse(c.server)
+	if err != nil || !c.hybrid {
+		return to, err
+	}
+	if to.Scheme != address.Unix {
+		return to, fmt.Errorf("--hybrid-vsock wants a unix:// address, not %s", c.server)
+	}
+	return address.Parse(address.Address{Scheme: address.HVSock, Path: to.Path, Port: c.hybridPort}.String())
+}
+
+func (c *connection) check() error {
+	switch {
+	case len(c.commands) == 0:
+		return errors.New("no call: name a method with -c, such as -c Check")
+	case c.repeat < 1 && c.repeat != forEver:
+		return fmt.Errorf("--repeat %d: want 1 or more, or -1 for no end", c.repeat)
+	case c.interval < 0:
+		return fmt.Errorf("--interval %v: want no negative pause", c.interval)
+	case c.timeout < 0:
+		return fmt.Errorf("--timeout %v: want a limit, or 0 for none", c.timeout)
+	default:
+		return nil
+	}
+}
+
+// rounds makes all the calls, as often as they are to be repeated.
+func (c *connection) rounds(ctx context.Context, s *session, calls []call, out printer) error {
+	var failed error
+	for round := 0; c.repeat == forEver || round < c.repeat; round++ {
+		if round > 0 {
+			if err := pause(ctx, c.interval); err != nil {
+				return failure{err}
+			}
+		}
+		for _, call := range calls {
+			response, st := s.call(ctx, call)
+			if err := out.answer(call, response, st); err != nil {
+				return failure{err}
+			}
+			if st == nil {
+				continue
+			}
+			failed = errCallFailed
+			if !c.ignoreErrors || s.ended() {
+				return failed
+			}
+		}
+	}
+	return failed
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+func newExamplesCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "examples [METHOD …]",
+		Short: "Show a call of each method, to copy",
+		Long: `examples writes what to give to agent-ctl connect --server-address URI for each method, or for those
+that are named. Paths, names and ids in it are to be replaced.`,
+		Example: `  agent-ctl examples
+  agent-ctl examples GetVolumeStats ResizeVolume`,
+		ValidArgsFunction: completeMethods,
+		RunE: func(cmd *cobra.Command, names []string) error {
+			methods, err := methodsNamed(names)
+			if err != nil {
+				return err
+			}
+			for _, m := range methods {
+				e := examples[m.Method]
+				if _, err := fmt.Fprintf(cmd.OutOrStdout(), "# %s\n-c '%s'\n", e.does, e.command(m.Method)); err != nil {
+					return failure{err}
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// example is what a method does, in few words, and a request for it. It holds no single quote, so that a shell takes it
+// between two.
+type example struct{ does, request string }
+
+// command is what follows -c.
+func (e example) command(method string) string {
+	return strings.TrimSpace(method + " " + e.request)
+}
+
+// examples are one for each method of the wire.
+var examples = map[string]example{
+	"Check":   {"whether the agent is ready", ``},
+	"Version": {"the versions of the wire and of the agent", ``},
+
+	"CreateSandbox":   {"make the guest ready for containers", `json://{"sandbox_id":"sb1","hostname":"sb1"}`},
+	"DestroySandbox":  {"end all containers and unmount everything", ``},
+	"GetGuestDetails": {"what guest and agent can do", `json://{"mem_block_size":true,"mem_hotplug_probe":true}`},
+	"GetMetrics":      {"what the agent measures, in Prometheus' text", ``},
+	"GetDiagnosticData": {"a container's diagnostic log",
+		`json://{"log_type":"termination-log","container_id":"c1"}`},
+	"GetOOMEvent": {"wait for a container that ran out of memory (--timeout 0)", ``},
+	"SetPolicy":   {"replace the policy on calls, in Rego", `json://{"policy":"package agent_policy\n\ndefault AllowRequestsFailingPolicy := true\n"}`},
+
+	"GetVolumeStats": {"usage and condition of a volume",
+		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE="}`},
+	"ResizeVolume": {"grow a volume's filesystem to so many bytes, once its disk has them",
+		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE=","size":2147483648}`},
+	"UpdateEphemeralMounts": {"mount an ephemeral storage anew with other options",
+		`json://{"storages":[{"driver":"ephemeral","source":"shm","fstype":"tmpfs","options":["size=67108864"],"mount_point":"/run/kata-containers/sandbox/shm"}]}`},
+	"RemoveStaleVirtiofsShareMounts": {"unmount what virtio-fs shares no longer", ``},
+
+	"CreateContainer": {"mount a container's storages and make it",
+		`json://{"container_id":"c1","storages":[{"driver":"blk","source":"02/01","fstype":"ext4","options":["noatime"],` +
+			`"mount_point":"/run/kata-containers/sandbox/storage/MDIvMDE=","fs_group":{"group_id":1000,"group_change_policy":"OnRootMismatch"}}],` +
+			`"OCI":{"Version":"1.2.0","Root":{"Path":"/run/kata-containers/c1/rootfs"},"Process":{"Args":["/bin/sleep","60"],"Cwd":"/"},` +
+			`"Mounts":[{"destination":"/data","source":"/run/kata-containers/sandbox/storage/MDIvMDE=","type":"bind","options":["rbind"]}],` +
+			`"Annotations":{"io.kubernetes.cri.container-name":"c1"},"Linux":{"CgroupsPath":"/c1","Namespaces":[{"Type":"mount"},{"Type":"pid"}]}}}`},
+	"StartContainer":  {"start a container's first process", `json://{"container_id":"c1"}`},
+	"RemoveContainer": {"end a container within so many seconds, and unmount what was its alone", `json://{"container_id":"c1","timeout":10}`},
+	"UpdateContainer": {"change a container's resources",
+		`json://{"container_id":"c1","resources":{"Memory":{"Limit":268435456},"CPU":{"Quota":50000,"Period":100000}}}`},
+	"StatsContainer":  {"a container's use of its cgroup and of the network", `json://{"container_id":"c1"}`},
+	"PauseContainer":  {"stop all processes of a container", `json://{"container_id":"c1"}`},
+	"ResumeContainer": {"let them run again", `json://{"container_id":"c1"}`},
+
+	"ExecProcess": {"start one more process in a container",
+		`json://{"container_id":"c1","exec_id":"e1","process":{"Args":["/bin/ls","/data"],"Env":["PATH=/bin"],"Cwd":"/"}}`},
+	"SignalProcess": {"send a signal, by its number", `json://{"container_id":"c1","exec_id":"e1","signal":15}`},
+	"WaitProcess":   {"wait for a process's end (--timeout 0)", `json://{"container_id":"c1","exec_id":"e1"}`},
+	"WriteStdin":    {"write to a process's standard input, in base64", `json://{"container_id":"c1","exec_id":"e1","data":"aGVsbG8K"}`},
+	"CloseStdin":    {"close a process's standard input", `json://{"container_id":"c1","exec_id":"e1"}`},
+	"ReadStdout":    {"read a process's standard output", `json://{"container_id":"c1","exec_id":"e1","len":4096}`},
+	"ReadStderr":    {"read a process's standard error", `json://{"container_id":"c1","exec_id":"e1","len":4096}`},
+	"TtyWinResize":  {"tell a process the size of its terminal", `json://{"container_id":"c1","exec_id":"e1","row":24,"column":80}`},
+
+	"UpdateInterface": {"set up a network interface",
+		`json://{"interface":{"device":"eth0","name":"eth0","IPAddresses":[{"family":"v4","address":"192.0.2.2","mask":"24"}],"mtu":1500,"hwAddr":"02:00:00:00:00:01"}}`},
+	"UpdateRoutes": {"replace the routes",
+		`json://{"routes":{"Routes":[{"dest":"","gateway":"192.0.2.1","device":"eth0","family":"v4"}]}}`},
+	"ListInterfaces": {"the network interfaces", ``},
+	"ListRoutes":     {"the routes", ``},
+	"AddARPNeighbors": {"add entries to the neighbour table",
+		`json://{"neighbors":{"ARPNeighbors":[{"toIPAddress":{"family":"v4","address":"192.0.2.1"},"device":"eth0","lladdr":"02:00:00:00:00:02","state":128}]}}`},
+	"GetIPTables": {"the rules of iptables-save", `json://{"is_ipv6":true}`},
+	"SetIPTables": {"rules for iptables-restore, in base64", `json://{"is_ipv6":false,"data":"KmZpbHRlcgpDT01NSVQK"}`},
+
+	"OnlineCPUMem":      {"bring hot-plugged processors and memory online", `json://{"nb_cpus":1,"cpu_only":true}`},
+	"MemHotplugByProbe": {"probe hot-plugged memory at physical addresses", `json://{"memHotplugProbeAddr":[4294967296]}`},
+	"MemAgentMemcgSet":  {"how the memory agent swaps cgroups out", `json://{"disabled":false,"swap":true,"swappiness_max":50,"period_secs":600}`},
+	"MemAgentCompactSet": {"how the memory agent compacts memory",
+		`json://{"disabled":false,"period_secs":600,"compact_order":9,"compact_force_times":3}`},
+	"AddSwap":          {"swap to a disk, by its PCI path", `json://{"PCIPath":[2,1]}`},
+	"AddSwapPath":      {"swap to a disk, by its device file", `json://{"path":"/dev/vdb"}`},
+	"ReseedRandomDev":  {"feed the random device, in base64", `json://{"data":"c29tZSBlbnRyb3B5IGZyb20gdGhlIGhvc3Q="}`},
+	"SetGuestDateTime": {"set the clock, since the Unix epoch", `json://{"Sec":1767225600,"Usec":0}`},
+	"CopyFile": {"write a file below the containers' shared folder",
+		`json://{"path":"/run/kata-containers/shared/containers/c1-hello","file_size":6,"file_mode":33188,"dir_mode":493,"data":"aGVsbG8K"}`},
+}

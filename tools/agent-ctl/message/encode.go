@@ -1,0 +1,109 @@
+package message
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"reflect"
+	"slices"
+	"strconv"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// JSON writes a message on one line, as Decode reads it: every number, string, list and map, the empty ones too, so that a
+// program finds each field; a message that is absent is left out. Integers of 64 bits are plain numbers.
+func JSON(m proto.Message) []byte {
+	return appendMessage(nil, reflect.ValueOf(m).Elem())
+}
+
+func appendMessage(out []byte, v reflect.Value) []byte {
+	out = append(out, '{')
+	comma := false
+	for _, f := range fieldsOf(v.Type()) {
+		value := v.FieldByIndex(f.Index)
+		if absent(value) {
+			continue
+		}
+		if comma {
+			out = append(out, ',')
+		}
+		comma = true
+		out = append(appendString(out, f.name), ':')
+		out = appendValue(out, value)
+	}
+	return append(out, '}')
+}
+
+// absent says of a value that it is a message that is not there.
+func absent(v reflect.Value) bool { return v.Kind() == reflect.Pointer && v.IsNil() }
+
+func appendValue(out []byte, v reflect.Value) []byte {
+	switch {
+	case enums[v.Type()] != nil:
+		return appendEnum(out, v)
+	case v.Type() == bytesType:
+		return appendString(out, base64.StdEncoding.EncodeToString(v.Bytes()))
+	case v.Kind() == reflect.Slice:
+		out = append(out, '[')
+		for i := range v.Len() {
+			if i > 0 {
+				out = append(out, ',')
+			}
+			out = appendValue(out, v.Index(i))
+		}
+		return append(out, ']')
+	case v.Kind() == reflect.Map:
+		out = append(out, '{')
+		for i, key := range sortedKeys(v) {
+			if i > 0 {
+				out = append(out, ',')
+			}
+			out = append(appendString(out, key), ':')
+			out = appendValue(out, v.MapIndex(reflect.ValueOf(key)))
+		}
+		return append(out, '}')
+	case v.Kind() == reflect.Pointer:
+		return appendMessage(out, v.Elem())
+	case v.Kind() == reflect.String:
+		return appendString(out, v.String())
+	default:
+		return append(out, plain(v)...)
+	}
+}
+
+// appendEnum writes a name, or the number where this side knows none.
+func appendEnum(out []byte, v reflect.Value) []byte {
+	name := enumName(v)
+	if _, known := enumNumber(v.Type(), name); known {
+		return appendString(out, name)
+	}
+	return append(out, name...)
+}
+
+// appendString writes a string of JSON; what is no UTF-8 in it becomes U+FFFD.
+func appendString(out []byte, text string) []byte {
+	quoted, _ := json.Marshal(text) // a string always encodes
+	return append(out, quoted...)
+}
+
+// plain writes a boolean or an integer.
+func plain(v reflect.Value) string {
+	switch {
+	case v.CanInt():
+		return strconv.FormatInt(v.Int(), 10)
+	case v.CanUint():
+		return strconv.FormatUint(v.Uint(), 10)
+	default:
+		return strconv.FormatBool(v.Bool())
+	}
+}
+
+// sortedKeys returns the keys of a map; the wire's are all strings.
+func sortedKeys(v reflect.Value) []string {
+	var keys []string
+	for _, key := range v.MapKeys() {
+		keys = append(keys, key.String())
+	}
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/directvol/directvol/protocols/address"
+)
+
+// session is one connection to an agent, for one call at a time.
+type session struct {
+	client  *ttrpc.Client
+	timeout time.Duration // of a call; 0 is none
+	over    chan struct{} // closed when the client has seen the connection end
+	lost    bool          // a call failed by it, which may be told before over is closed
+	forget  func() bool   // detaches the connection from dial's context
+}
+
+// dial connects. When ctx ends, now or later, so does the connection.
+func dial(ctx context.Context, to address.Address, timeout time.Duration) (*session, error) {
+	limited, cancel := limit(ctx, timeout)
+	defer cancel()
+	conn, err := to.Dial(limited)
+	if err != nil {
+		return nil, err
+	}
+	s := &session{timeout: timeout, over: make(chan struct{})}
+	s.client = ttrpc.NewClient(limitedConn{conn, timeout}, ttrpc.WithOnClose(func() { close(s.over) }))
+	s.forget = context.AfterFunc(ctx, func() { conn.Close() })
+	return s, nil
+}
+
+func (s *session) close() {
+	s.forget()
+	s.client.Close()
+}
+
+// ended reports whether there is no connection any more.
+func (s *session) ended() bool {
+	select {
+	case <-s.over:
+		return true
+	default:
+		return s.lost
+	}
+}
+
+// call returns the response, or the status of what went wrong.
+func (s *session) call(ctx context.Context, c call) (proto.Message, *status.Status) {
+	limited, cancel := limit(ctx, s.timeout)
+	defer cancel()
+	response := c.NewResponse()
+	err := s.client.Call(limited, c.Service, c.Method, c.request, response)
+	if err == nil {
+		return response, nil
+	}
+	var network *net.OpError
+	st, answered := status.FromError(err)
+	switch {
+	case answered:
+		return nil, st
+	case ctx.Err() != nil:
+		return nil, status.New(codes.Canceled, "interrupted")
+	case limited.Err() != nil:
+		return nil, status.Newf(codes.DeadlineExceeded, "no answer within %v: --timeout gives it longer", s.timeout)
+	case errors.Is(err, ttrpc.ErrClosed), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &network):
+		s.lost = true
+		return nil, status.New(codes.Unavailable, "the connection ended: "+err.Error())
+	default:
+		return nil, status.New(codes.Internal, "malformed answer: "+err.Error())
+	}
+}
+
+func limit(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	if timeout == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, timeout)
+}
+
+// limitedConn gives up on an agent that does not read: ttrpc writes without a limit. What was written by halves ends the
+// connection.
+type limitedConn struct {
+	net.Conn
+	timeout time.Duration
+}
+
+func (c limitedConn) Write(p []byte) (int, error) {
+	if c.timeout > 0 {
+		if err := c.SetWriteDeadline(time.Now().Add(c.timeout)); err != nil {
+			return 0, err
+		}
+	}
+	n, err := c.Conn.Write(p)
+	if err != nil {
+		c.Close()
+	}
+	return n, err
+}

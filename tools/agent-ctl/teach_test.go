@@ -1,0 +1,124 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/tools/agent-ctl/message"
+)
+
+func TestEveryMethodHasAnExampleThatParses(t *testing.T) {
+	for _, m := range agentpb.Methods() {
+		e, ok := examples[m.Method]
+		if !ok || e.does == "" {
+			t.Errorf("%s has no example", m.Method)
+		}
+		c, err := parseCall(e.command(m.Method))
+		if err != nil {
+			t.Errorf("%s: %v", m.Method, err)
+		} else if e.request != "" && proto.Size(c.request) == 0 {
+			t.Errorf("%s: the example's request says nothing", m.Method)
+		}
+		if strings.Contains(e.request, "'") {
+			t.Errorf("%s: a shell ends the example at its single quote", m.Method)
+		}
+	}
+	same(t, "examples", len(agentpb.Methods()), len(examples))
+}
+
+func TestExamplesAreWrittenToBeCopied(t *testing.T) {
+	got := ctl(t.Context(), "examples")
+	same(t, "exit", exitOK, got.exit)
+	a := newAgent(t, empty)
+	args := []string{}
+	for line := range strings.Lines(got.out) {
+		if command, ok := strings.CutPrefix(line, "-c '"); ok {
+			args = append(args, "-c", strings.TrimSuffix(command, "'\n"))
+		}
+	}
+	same(t, "examples", 2*len(agentpb.Methods()), len(args))
+	same(t, "exit of all of them", exitOK, connect(t, a, args...).exit)
+}
+
+func TestListShowsEveryMethodAndField(t *testing.T) {
+	got := ctl(t.Context(), "list")
+	same(t, "exit", exitOK, got.exit)
+	for _, m := range agentpb.Methods() {
+		_, own, found := strings.Cut("\n"+got.out, "\n"+m.Method+" ("+m.Service+"): ")
+		if !found {
+			t.Errorf("%s is not listed", m.Method)
+			continue
+		}
+		own, _, _ = strings.Cut(own, "\n\n")
+		for _, described := range message.Describe(m.NewRequest(), m.NewResponse())[:2] {
+			for _, f := range described.Fields {
+				if !strings.Contains(own, "\n    "+f.Name+" ") {
+					t.Errorf("%s: field %s is not listed", m.Method, f.Name)
+				}
+			}
+		}
+	}
+	if strings.Contains(got.out, "\n  VolumeUsage\n") {
+		t.Error("messages inside are listed though no method was named")
+	}
+}
+
+func TestListOfNamedMethodsShowsWhatIsInside(t *testing.T) {
+	got := ctl(t.Context(), "list", "getvolumestats")
+	same(t, "list", result{exitOK, `GetVolumeStats (grpc.AgentService): usage and condition of a volume
+  takes VolumeStatsRequest
+    volume_guest_path  string
+  answers VolumeStatsResponse
+    usage             repeated VolumeUsage
+    volume_condition  VolumeCondition
+  VolumeUsage
+    available  uint64
+    total      uint64
+    used       uint64
+    unit       UNKNOWN|BYTES|INODES
+  VolumeCondition
+    abnormal  bool
+    message   string
+`, ""}, got)
+}
+
+func TestShellCompletesMethodNames(t *testing.T) {
+	for _, args := range [][]string{{"connect", "-c", "getv"}, {"connect", "--cmd", "GetV"}, {"list", "GetV"}, {"examples", "getv"}} {
+		got := ctl(t.Context(), append([]string{"__complete"}, args...)...)
+		want := "GetVolumeStats\tusage and condition of a volume\n:4\n"
+		same(t, strings.Join(args, " "), want, got.out)
+	}
+	got := ctl(t.Context(), "__complete", "connect", "--server-address", "")
+	same(t, "addresses", "vsock://\nhvsock:///\nunix:///\nunix://@/\n:6\n", got.out)
+	if got := ctl(t.Context(), "completion", "bash"); got.exit != exitOK || !strings.Contains(got.out, "agent-ctl") {
+		t.Errorf("bash's completion: %+v", got)
+	}
+}
+
+func TestHelpTeachesByExample(t *testing.T) {
+	for _, args := range [][]string{{"--help"}, {"connect", "--help"}, {"list", "--help"}, {"examples", "--help"}} {
+		got := ctl(t.Context(), args...)
+		if got.exit != exitOK || !strings.Contains(got.out, "Examples:\n  agent-ctl ") {
+			t.Errorf("%v: want exit 0 and examples\ngot  %+v", args, got)
+		}
+	}
+}
+
+func FuzzParseCall(f *testing.F) {
+	for method, e := range examples {
+		f.Add(e.command(method))
+	}
+	f.Add("Check json://{")
+	f.Add(" check\tfile://")
+	f.Fuzz(func(t *testing.T, command string) {
+		if strings.Contains(command, "file://") {
+			return // may name a device
+		}
+		if c, err := parseCall(command); err == nil && (c.request == nil || c.Method == "") {
+			t.Errorf("%q: neither call nor error", command)
+		}
+	})
+}
