@@ -1,0 +1,222 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// workloads are what fio does, by the end of its row's name. All go to one file, in blocks of 4 KiB, one at a time.
+var workloads = []struct {
+	name, what string
+	options    []string
+}{
+	{"randread", "random reads, past the guest's cache", []string{"--rw=randread", "--direct=1"}},
+	{"randwrite", "random writes, past the guest's cache", []string{"--rw=randwrite", "--direct=1"}},
+	{"fsync", "random writes with an fsync after each", []string{"--rw=randwrite", "--fsync=1"}},
+}
+
+const (
+	fioFile = "64M" // the file's size
+	fioTime = "1"   // seconds for each workload
+	// fioDisk is the volume's size in bytes.
+	fioDisk = 256 << 20
+)
+
+// Where a filesystem is mounted behind the agent's back.
+const byHandPath, sharedPath = "/mnt/by-hand", "/mnt/shared"
+
+var fioByHand = experiment{
+	name: "fio on a volume that the agent has mounted, and on the same device mounted by hand",
+	lines: fioLines("fio_", "", "_by_hand", atLeast(0.99),
+		"4 KiB %s, on an ext4 that the agent has mounted", "the same on the same device, mounted by hand"),
+	open: func(ctx context.Context, l *lab, _ int) (session, error) {
+		f, err := l.openFio(ctx)
+		if err != nil {
+			return session{}, err
+		}
+		first, second := f.onVolume, f.byHand
+		return session{close: f.close, run: func(ctx context.Context, say func(string)) (trial, error) {
+			defer func() { first, second = second, first }()
+			t := trial{}
+			// The second time the other way round: what drifts evens out.
+			for i, pass := range []func(context.Context, trial) error{first, second, second, first} {
+				say(fmt.Sprintf("pass %d of 4", i+1))
+				if err := pass(ctx, t); err != nil {
+					return nil, err
+				}
+			}
+			return t, nil
+		}}, nil
+	},
+}
+
+var fioShared = experiment{
+	name: "fio on a volume that the agent has mounted, and on virtio-fs",
+	lines: fioLines("fio_", "_virtiofs", "", goal{},
+		"4 KiB %s, on a folder of the same host filesystem shared by virtio-fs", "on an ext4 that the agent has mounted"),
+	open: func(ctx context.Context, l *lab, _ int) (session, error) {
+		f, err := l.openFio(ctx)
+		if err != nil {
+			return session{}, err
+		}
+		end, err := l.share(ctx, f.guest)
+		if err != nil {
+			return session{}, errors.Join(err, f.close(ctx))
+		}
+		return session{
+			run: func(ctx context.Context, say func(string)) (trial, error) {
+				t := trial{}
+				say("on the volume")
+				if err := f.onVolume(ctx, t); err != nil {
+					return nil, err
+				}
+				say("on virtio-fs")
+				return t, f.run(ctx, sharedPath, "_virtiofs", t)
+			},
+			close: func(ctx context.Context) error { return errors.Join(end(ctx), f.close(ctx)) },
+		}, nil
+	},
+}
+
+// fioLines are two lines a workload: one that has a suffix and a goal, and its baseline.
+func fioLines(prefix, suffix, baseline string, g goal, what, whatBaseline string) (lines []line) {
+	for _, w := range workloads {
+		lines = append(lines,
+			line{name: prefix + w.name + suffix, unit: "IOPS", baseline: prefix + w.name + baseline, goal: g, what: fmt.Sprintf(what, w.what)},
+			line{name: prefix + w.name + baseline, unit: "IOPS", what: whatBaseline})
+	}
+	return lines
+}
+
+// fioBed is fio in the guest, and a disk for it that is attached.
+type fioBed struct {
+	guest  *vm.Guest
+	words  []string // what its command line begins with
+	volume *vm.Volume
+	device string
+}
+
+// openFio brings fio into the guest, and lets it lay its file out on a new volume.
+func (l *lab) openFio(ctx context.Context) (f *fioBed, err error) {
+	program, err := exec.LookPath("fio")
+	if err != nil {
+		return nil, unavailable("%w: install package fio", err)
+	}
+	version, err := exec.CommandContext(ctx, program, "--version").Output()
+	if err != nil {
+		return nil, err
+	}
+	l.machine.Fio = strings.TrimSpace(string(version))
+	guest, err := l.theGuest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f = &fioBed{guest: guest}
+	if f.words, err = guest.Program(ctx, program); err != nil {
+		return nil, err
+	}
+	// Below the guest's folder, on the host's disk, as what virtio-fs shares.
+	if f.volume, err = guest.Volume(ctx, "fio", "ext4", fioDisk); err != nil {
+		return nil, err
+	}
+	if err := f.layOut(ctx); err != nil {
+		return nil, errors.Join(err, f.close(ctx))
+	}
+	return f, nil
+}
+
+// layOut has fio write its file, and looks what the device is called.
+func (f *fioBed) layOut(ctx context.Context) error {
+	if err := f.volume.Mount(ctx); err != nil {
+		return err
+	}
+	if _, err := f.fio(ctx, f.volume.GuestPath, "--create_only=1"); err != nil {
+		return err
+	}
+	sizes, err := f.volume.Sizes(ctx)
+	if err != nil {
+		return err
+	}
+	f.device = sizes.Device
+	return errors.Join(f.guest.Act.Mkdir(ctx, byHandPath, 0o755), f.volume.Unmount(ctx))
+}
+
+func (f *fioBed) close(ctx context.Context) error {
+	return errors.Join(f.volume.Detach(ctx), os.Remove(f.volume.Path))
+}
+
+// onVolume measures on the volume, which the agent mounts for it.
+func (f *fioBed) onVolume(ctx context.Context, t trial) error {
+	if err := f.volume.Mount(ctx); err != nil {
+		return err
+	}
+	return errors.Join(f.run(ctx, f.volume.GuestPath, "", t), f.volume.Unmount(ctx))
+}
+
+// byHand measures on the same device, mounted by a bare mount(2).
+func (f *fioBed) byHand(ctx context.Context, t trial) error {
+	if err := f.guest.Act.Mount(ctx, act.Mount{Source: f.device, Target: byHandPath, FSType: "ext4"}); err != nil {
+		return err
+	}
+	return errors.Join(f.run(ctx, byHandPath, "_by_hand", t), f.guest.Act.Unmount(ctx, byHandPath, 0))
+}
+
+// run makes every workload below a path, and adds what it did to a trial.
+func (f *fioBed) run(ctx context.Context, path, suffix string, t trial) error {
+	jobs, err := f.fio(ctx, path)
+	if err != nil {
+		return err
+	}
+	for _, w := range workloads {
+		name := "fio_" + w.name + suffix
+		t[name] = append(t[name], jobs[w.name])
+	}
+	return nil
+}
+
+// fio runs fio in the guest, one workload after the other, and returns each one's operations a second.
+func (f *fioBed) fio(ctx context.Context, path string, options ...string) (map[string]float64, error) {
+	argv := append(slices.Clone(f.words), "--output-format=json", "--thread", "--ioengine=psync", "--bs=4k", "--size="+fioFile, "--filename="+path+"/fio",
+		"--time_based", "--runtime="+fioTime)
+	argv = append(argv, options...)
+	for _, w := range workloads {
+		argv = append(append(argv, "--name="+w.name, "--stonewall"), w.options...)
+	}
+	done, err := f.guest.Act.Exec(ctx, act.Command{Argv: argv})
+	if err != nil {
+		return nil, err
+	}
+	if done.Code != 0 {
+		return nil, fmt.Errorf("fio in the guest exits %d %s:\n%s%s", done.Code, done.Signal, done.Stderr, done.Stdout)
+	}
+	return parseFio(done.Stdout)
+}
+
+// parseFio reads fio's JSON (its HOWTO, "JSON output") and returns each job's operations a second.
+func parseFio(output []byte) (map[string]float64, error) {
+	var answer struct {
+		Jobs []struct {
+			Name        string `json:"jobname"`
+			Read, Write struct {
+				IOPS float64 `json:"iops"`
+			}
+		} `json:"jobs"`
+	}
+	if err := json.Unmarshal(output, &answer); err != nil {
+		return nil, fmt.Errorf("fio's answer: %w:\n%.1000s", err, output)
+	}
+	jobs := map[string]float64{}
+	for _, job := range answer.Jobs {
+		jobs[job.Name] = job.Read.IOPS + job.Write.IOPS
+	}
+	return jobs, nil
+}
