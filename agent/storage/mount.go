@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/volume"
 )
 
 // mount mounts an origin, and tells whether it made the mount point. The same
@@ -41,7 +42,7 @@ func mount(r request, from origin) (made bool, err error) {
 
 // topmost returns what is mounted at a path, nil where nothing is.
 func topmost(path string) (*mountinfo.Info, error) {
-	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(path))
+	mounts, err := volume.MountsAt(path)
 	if err != nil || len(mounts) == 0 {
 		return nil, err
 	}

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"sync"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
@@ -145,7 +144,7 @@ func mountIDOf(path string) (int, error) {
 
 // discover makes a Volume of what mountinfo says.
 func (t *Table) discover(path string, mountID int) (*Volume, error) {
-	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(path))
+	mounts, err := MountsAt(path)
 	if err != nil {
 		return nil, err
 	}
@@ -167,16 +166,6 @@ func (t *Table) discover(path string, mountID int) (*Volume, error) {
 	}
 	v.watch = t.monitor.Watch(health.Target{Mountpoint: path, FSType: v.FSType, Device: v.Device})
 	return v, nil
-}
-
-// pick returns the entry with an id, or the topmost of those at a path.
-func pick(mounts []*mountinfo.Info, mountID int) (*mountinfo.Info, error) {
-	for i := len(mounts) - 1; i >= 0; i-- {
-		if mountID == unknownMount || mounts[i].ID == mountID {
-			return mounts[i], nil
-		}
-	}
-	return nil, errors.New("nothing is mounted there any more")
 }
 
 // lock waits for the volume's lock until ctx ends.

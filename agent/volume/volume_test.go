@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/moby/sys/mountinfo"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
@@ -55,18 +54,6 @@ func TestMountWithoutADeviceIsAVolumeThatCannotGrow(t *testing.T) {
 	}
 	if _, ok := table.StatsAtOnce("/proc"); ok {
 		t.Error("stats at once of what nobody watches")
-	}
-}
-
-func TestTopmostMountIsTheVolume(t *testing.T) {
-	stack := []*mountinfo.Info{{ID: 1}, {ID: 2}, {ID: 3}}
-	for id, want := range map[int]int{unknownMount: 3, 3: 3, 1: 1} {
-		if got, err := pick(stack, id); err != nil || got.ID != want {
-			t.Errorf("mount %d of a stack of three\nwant %d\ngot  %v, error %v", id, want, got, err)
-		}
-	}
-	if got, err := pick(stack, 4); err == nil {
-		t.Errorf("of one that is gone\nwant an error\ngot  %v", got)
 	}
 }
 

@@ -1,0 +1,82 @@
+package storage
+
+import (
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// What is mounted over a storage hides it, and is what a request for the same
+// mount point meets.
+func TestTopmostMountIsMet(t *testing.T) {
+	ownMounts(t)
+	dir := ownDir(t)
+	if top, err := topmost(dir); top != nil || err != nil {
+		t.Fatalf("want nothing mounted\ngot  %v, error %v", top, err)
+	}
+	for _, source := range []string{"below", "above"} {
+		if err := unix.Mount(source, dir, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+		if top, err := topmost(dir); err != nil || top == nil || top.Source != source {
+			t.Errorf("topmost\nwant %s\ngot  %v, error %v", source, top, err)
+		}
+	}
+	r := request{driver: ephemeral, source: "below", fstype: "tmpfs", mountPoint: dir}
+	if made, err := mount(r, origin{path: "below"}); err == nil || made {
+		t.Error("a storage that another one hides was taken over")
+	}
+}
+
+// ownMounts gives the test mounts that nobody else sees, on a thread that ends
+// with it.
+func ownMounts(t *testing.T) {
+	t.Helper()
+	runtime.LockOSThread()
+	err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS)
+	if err == nil {
+		err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+	}
+	if err != nil {
+		t.Skipf("mounts of its own: %v: run it as root, with sudo go test -run '^%s$'", err, t.Name())
+	}
+}
+
+// FuzzOrigin has the mounts of a mountinfo be of the same origin or not,
+// whichever of the two is asked.
+func FuzzOrigin(f *testing.F) {
+	const disk = "40 22 254:0 / /run/v rw - ext4 /dev/vda rw\n"
+	f.Add(disk + "41 22 254:0 /sub /run/w rw - ext4 /dev/root rw\n42 22 254:16 / /run/x rw - xfs /dev/vdb rw\n")
+	f.Add(disk + "43 22 0:30 / /run/shm rw - tmpfs /dev/vda rw\n44 22 0:31 / /run/empty rw - tmpfs  rw\n")
+	f.Add("45 22 0:40 / /run/s rw - virtiofs kataShared rw\n46 22 0:41 / /run/t rw - virtiofs kataShared rw\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		mounts, err := mountinfo.GetMountsFromReader(strings.NewReader(text), nil)
+		if err != nil {
+			return
+		}
+		mounts = mounts[:min(len(mounts), 8)]
+		for _, m := range mounts { // as long as they are in the kernel (MINORBITS in include/linux/kdev_t.h)
+			m.Major, m.Minor = m.Major&(1<<12-1), m.Minor&(1<<20-1)
+		}
+		for _, a := range mounts {
+			for _, b := range mounts {
+				same := originOf(a).isOf(b)
+				if a.Major != 0 && same != (a.Major == b.Major && a.Minor == b.Minor) || a.Major == 0 && same != (b.Major == 0 && a.Source == b.Source) {
+					t.Errorf("%+v\nand %+v\nof the same origin: %v", a, b, same)
+				}
+			}
+		}
+	})
+}
+
+// originOf is what was mounted.
+func originOf(m *mountinfo.Info) origin {
+	if m.Major == 0 {
+		return origin{path: m.Source}
+	}
+	return origin{m.Source, unix.Mkdev(uint32(m.Major), uint32(m.Minor))}
+}
