@@ -14,11 +14,11 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/protocols/address"
 )
 
 const (
-	// maxSocketPath is what sun_path of unix(7) holds, less its final zero.
-	maxSocketPath = 107
 	// tailBytes is how much of what a process said last is kept for errors.
 	tailBytes = 4096
 	// reapTimeout is how long a process may take from closing its sockets to its end.
@@ -133,8 +133,8 @@ func listenUnix(path string) (*os.File, error) {
 
 // claimSocket makes sure that a socket can be made at path: a stale one is removed, one on which somebody listens is left.
 func claimSocket(path string) error {
-	if len(path) > maxSocketPath {
-		return fmt.Errorf("socket %s: the path has %d bytes, the kernel takes %d: use a shorter runtime directory", path, len(path), maxSocketPath)
+	if len(path) > address.MaxPath {
+		return fmt.Errorf("socket %s: the path has %d bytes, the kernel takes %d: use a shorter runtime directory", path, len(path), address.MaxPath)
 	}
 	conn, err := net.Dial("unix", path)
 	switch {

@@ -6,14 +6,15 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/protocols/address"
 )
 
 // newSuffix ends the name under which a socket is made, before it is renamed.
 const newSuffix = ".new"
 
-// maxSocketPath is what sun_path of unix(7) holds, less the final NUL and
-// newSuffix.
-const maxSocketPath = 107 - len(newSuffix)
+// maxSocketPath leaves room for newSuffix.
+const maxSocketPath = address.MaxPath - len(newSuffix)
 
 // listenUnix makes a listening, non-blocking stream socket at path and
 // replaces a stale one. The path appears only when it can be connected to, so

@@ -24,8 +24,8 @@ const (
 	Unix   Scheme = "unix"
 )
 
-// maxPath is the longest name of a unix socket, in bytes: sun_path of unix(7) without its terminating zero.
-const maxPath = 107
+// MaxPath is the longest name of a unix socket, in bytes: sun_path of unix(7) without its terminating zero.
+const MaxPath = 107
 
 // Address is one place to dial. Addresses compare with ==. An Address that Parse did not return is checked when it is dialled.
 type Address struct {
@@ -96,8 +96,8 @@ func (a Address) check() error {
 		switch {
 		case !strings.HasPrefix(a.Path, "/") && !abstract:
 			return errors.New("the socket's path must be absolute")
-		case len(a.Path) > maxPath:
-			return fmt.Errorf("the socket's path has %d bytes, the kernel takes %d: use a shorter folder", len(a.Path), maxPath)
+		case len(a.Path) > MaxPath:
+			return fmt.Errorf("the socket's path has %d bytes, the kernel takes %d: use a shorter folder", len(a.Path), MaxPath)
 		case strings.ContainsRune(a.Path, 0):
 			return errors.New("the socket's path holds a zero byte")
 		}
