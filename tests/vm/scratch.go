@@ -2,16 +2,22 @@ package vm
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // makers format an image with the programs that users have, and their defaults.
-var makers = map[string][]string{
-	"ext4": {"mkfs.ext4", "-q", "-F"},
-	"xfs":  {"mkfs.xfs", "-q", "-f"},
+var makers = map[string]struct {
+	command []string
+	deb     string // the package of Debian that has it
+}{
+	"ext4": {[]string{"mkfs.ext4", "-q", "-F"}, "e2fsprogs"},
+	"xfs":  {[]string{"mkfs.xfs", "-q", "-f"}, "xfsprogs"},
 }
 
 // Scratch makes a sparse image of so many bytes below dir and formats it.
@@ -20,6 +26,9 @@ func Scratch(ctx context.Context, dir, fstype string, bytes int64) (string, erro
 	maker, ok := makers[fstype]
 	if !ok {
 		return "", fmt.Errorf("no mkfs is known for %s", fstype)
+	}
+	if err := hasRoom(dir, uint64(bytes)); err != nil {
+		return "", err
 	}
 	file, err := os.CreateTemp(dir, fstype+"-*.img")
 	if err != nil {
@@ -33,8 +42,25 @@ func Scratch(ctx context.Context, dir, fstype string, bytes int64) (string, erro
 	if err != nil {
 		return "", err
 	}
-	if out, err := exec.CommandContext(ctx, maker[0], append(maker[1:len(maker):len(maker)], path)...).CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%s: %w\n%s", maker[0], err, out)
+	cmd := exec.CommandContext(ctx, maker.command[0], append(maker.command[1:len(maker.command):len(maker.command)], path)...)
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, exec.ErrNotFound) {
+		return "", fmt.Errorf("%w: it is in the package %s", err, maker.deb)
+	} else if err != nil {
+		return "", fmt.Errorf("%s: %w\n%s", maker.command[0], err, out)
 	}
 	return path, nil
+}
+
+// hasRoom refuses a folder on a full disk: an image that cannot be written in is
+// a fault to the guest, and would be taken for one that was made on purpose.
+func hasRoom(dir string, bytes uint64) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return &os.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	if free := st.Bavail * uint64(st.Bsize); free < bytes {
+		return fmt.Errorf("%s has %d MiB free, and a disk may need %d: make room there, or name another folder in TMPDIR", dir, free>>20, bytes>>20)
+	}
+	return nil
 }
