@@ -13,8 +13,9 @@ GUEST_BUILD := go build -v -trimpath -ldflags='-s -w'
 DEMO_NEEDS := qemu-system-x86_64=qemu-system-x86 mkfs.ext4=e2fsprogs mkfs.xfs=xfsprogs
 BENCH_NEEDS := $(DEMO_NEEDS) fio=fio strace=strace
 TEST_NEEDS := $(DEMO_NEEDS) gcc=gcc /usr/include/stdlib.h=libc6-dev
+LONG_NEEDS := $(DEMO_NEEDS) mmdebstrap=mmdebstrap
 
-.PHONY: help demo bench test test-long build guest lint generate clean deps-demo deps-bench deps-test
+.PHONY: help demo bench test test-long build guest lint generate clean deps-demo deps-bench deps-test deps-long
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -33,7 +34,7 @@ test: deps-test guest ## run every test but the long ones; those below tests/ ma
 	CGO_ENABLED=1 go test -race -p 2 -timeout 25m ./protocols/... ./agent/... ./host/... ./rootfs/... ./tools/...
 	CGO_ENABLED=1 go test -race -p 1 -timeout 25m -count=1 -v ./tests/...
 
-test-long: deps-demo guest ## run campaigns and soaks in VMs: hours
+test-long: deps-long guest ## run campaigns and soaks in VMs: hours
 	go test -tags long -p 1 -timeout 3h -count=1 -v ./tests/...
 
 build: ## build the programs
@@ -64,3 +65,6 @@ deps-bench:
 
 deps-test:
 	@.ci/need $(TEST_NEEDS)
+
+deps-long:
+	@.ci/need $(LONG_NEEDS)

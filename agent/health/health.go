@@ -30,14 +30,27 @@ type Target struct {
 
 // Monitor owns the watches and follows the kernel's log for all of them.
 type Monitor struct {
-	log     *logrus.Entry
-	mu      sync.Mutex
-	watches map[*Watch]struct{}
+	log      *logrus.Entry
+	remember chan struct{}
+	mu       sync.Mutex
+	watches  map[*Watch]struct{}
 }
 
 // NewMonitor returns a Monitor without watches. Run makes it listen.
 func NewMonitor(log *logrus.Entry) *Monitor {
-	return &Monitor{log: log, watches: map[*Watch]struct{}{}}
+	return &Monitor{log: log, remember: make(chan struct{}, 1), watches: map[*Watch]struct{}{}}
+}
+
+// Remembers delivers after some watch's Past has changed: once for all that has
+// changed since it was last read.
+func (m *Monitor) Remembers() <-chan struct{} { return m.remember }
+
+// remembers never blocks, whether anybody reads or not.
+func (m *Monitor) remembers() {
+	select {
+	case m.remember <- struct{}{}:
+	default:
+	}
 }
 
 // Run follows the kernel's log until ctx ends and has the watches look whose
@@ -60,10 +73,11 @@ func (m *Monitor) Run(ctx context.Context) error {
 	return fmt.Errorf("health: the kernel's log cannot be followed: %w", err)
 }
 
-// Watch starts to watch a target, until End.
-func (m *Monitor) Watch(t Target) *Watch {
+// Watch starts to watch a target, until End. past is what a watch before it
+// remembered of the same mount, if there was one.
+func (m *Monitor) Watch(t Target, past Past) *Watch {
 	w := &Watch{
-		monitor: m, target: t, activity: activity{device: t.Device.Name},
+		monitor: m, target: t, past: past, activity: activity{device: t.Device.Name},
 		poked: make(chan struct{}, 1), looked: make(chan struct{}),
 	}
 	m.mu.Lock()

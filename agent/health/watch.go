@@ -22,7 +22,6 @@ type Watch struct {
 	activity activity
 	named    bool         // the kernel's log is why it looked last
 	inFlight chan finding // an examination that has not answered yet
-	failed   time.Time    // when a probe last failed with an I/O error
 
 	control sync.Mutex // of starting and ending the goroutine
 	cancel  context.CancelFunc
@@ -30,8 +29,25 @@ type Watch struct {
 
 	mu         sync.Mutex
 	conditions []Condition
-	unreadable int    // reads that have failed
-	lastRead   string // what the kernel's log said of the last one
+	past       Past
+}
+
+// Past is what a watch remembers of a mount and cannot see any more. It is all
+// that a watch after the agent's restart has to be told.
+type Past struct {
+	// Failed is when a probe last failed with an I/O error.
+	Failed time.Time `json:"failed,omitzero"`
+	// Unreadable is how many reads have failed, and LastRead what the kernel's
+	// log said of the last one.
+	Unreadable int    `json:"unreadable,omitempty"`
+	LastRead   string `json:"last_read,omitempty"`
+}
+
+// Past returns what the watch remembers.
+func (w *Watch) Past() Past {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.past
 }
 
 // start has a goroutine look. control is held, or nobody knows the watch yet.
@@ -114,9 +130,10 @@ func (w *Watch) poke() {
 func (w *Watch) hear(message []byte) {
 	if isReadError(message) {
 		w.mu.Lock()
-		w.unreadable++
-		w.lastRead = string(message)
+		w.past.Unreadable++
+		w.past.LastRead = string(message)
 		w.mu.Unlock()
+		w.monitor.remembers()
 	}
 	w.poke()
 }
@@ -233,7 +250,7 @@ func (w *Watch) remember(found []Condition) []Condition {
 	})
 	for _, c := range found {
 		if c.Reason == ReasonIOError {
-			w.failed = time.Now()
+			w.failedNow()
 		}
 		if c.Status == Inaccessible {
 			return found
@@ -242,15 +259,21 @@ func (w *Watch) remember(found []Condition) []Condition {
 	add := func(reason, format string, args ...any) {
 		found = append(found, Condition{Degraded, reason, fmt.Sprintf("%s on %s: ", w.target.FSType, w.target.Device.Path) + fmt.Sprintf(format, args...)})
 	}
-	if !w.failed.IsZero() {
-		add(ReasonPastIOError, "writes failed until %s and work again: what was written then and not fsynced may be lost; unmount and mount it to clear this", w.failed.UTC().Format(time.RFC3339))
+	past := w.Past()
+	if !past.Failed.IsZero() {
+		add(ReasonPastIOError, "writes failed until %s and work again: what was written then and not fsynced may be lost; unmount and mount it to clear this", past.Failed.UTC().Format(time.RFC3339))
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.unreadable > 0 {
-		add(ReasonReadError, "%d reads have failed since it was mounted, the last with %q: part of the disk cannot be read; restore what lies there", w.unreadable, w.lastRead)
+	if past.Unreadable > 0 {
+		add(ReasonReadError, "%d reads have failed since it was mounted, the last with %q: part of the disk cannot be read; restore what lies there", past.Unreadable, past.LastRead)
 	}
 	return found
+}
+
+func (w *Watch) failedNow() {
+	w.mu.Lock()
+	w.past.Failed = time.Now()
+	w.mu.Unlock()
+	w.monitor.remembers()
 }
 
 // note stores the conditions, and logs them where they have changed.

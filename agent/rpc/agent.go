@@ -97,7 +97,9 @@ func (a *Agent) version(context.Context, *agentpb.CheckRequest) (*agentpb.Versio
 }
 
 func (a *Agent) createSandbox(ctx context.Context, r *agentpb.CreateSandboxRequest) (*emptypb.Empty, error) {
-	a.Storages.Begin()
+	if err := a.Storages.Begin(); err != nil {
+		return nil, err
+	}
 	return nothing, a.Storages.Hold(ctx, storage.Sandbox, r.Storages)
 }
 

@@ -31,7 +31,7 @@ func method[Q, R any, PQ service.Message[Q], PR service.Message[R]](a *Agent, na
 		defer a.calls.RUnlock()
 		defer func() {
 			if p := recover(); p != nil { // ttrpc does not, and PID 1 must not die
-				a.Log.Errorf("%s: panic: %v\n%s", name, p, debug.Stack())
+				a.panicked(name, p)
 				response, err = nil, status.Errorf(codes.Internal, "%s: the agent has a bug, its log says more", name)
 			}
 		}()
@@ -47,6 +47,11 @@ func method[Q, R any, PQ service.Message[Q], PR service.Message[R]](a *Agent, na
 		a.Log.WithField("code", code).Warnf("%s: %v", name, err)
 		return nil, status.Error(code, err.Error())
 	})
+}
+
+// panicked logs a panic. It is deferred, so the stack is the one that panicked.
+func (a *Agent) panicked(method string, p any) {
+	a.Log.Errorf("%s: panic: %v\n%s", method, p, debug.Stack())
 }
 
 // Drain waits for the calls that are under way, until ctx ends, and lets none

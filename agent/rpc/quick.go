@@ -9,9 +9,15 @@ import (
 
 // Quick answers Check and GetVolumeStats where nothing has to be waited for, in
 // the goroutine that reads the connection: it is a transport.Quick. What it does
-// not answer, errors among it, the services do.
+// not answer, errors and panics among it, the services do.
 func (a *Agent) Quick(r *frame.Request) (response []byte, ok bool) {
 	var name string
+	defer func() {
+		if p := recover(); p != nil {
+			a.panicked(name, p)
+			response, ok = nil, false
+		}
+	}()
 	switch {
 	case string(r.Method) == "Check" && string(r.Service) == agentpb.HealthServiceName:
 		name = "Check"

@@ -29,7 +29,7 @@ func newAgent() *Agent {
 	log.SetOutput(io.Discard)
 	entry := logrus.NewEntry(log)
 	volumes := volume.NewTable(health.NewMonitor(entry))
-	return &Agent{Log: entry, Version: "1", Volumes: volumes, Storages: storage.NewTable(entry, volumes, time.Millisecond), Destroyed: func() {}}
+	return &Agent{Log: entry, Version: "1", Volumes: volumes, Storages: storage.NewTable(entry, volumes, time.Millisecond, nil), Destroyed: func() {}}
 }
 
 // A name that is misspelt would be registered, and never called.

@@ -25,7 +25,7 @@ func newTable() *Table {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	entry := logrus.NewEntry(log)
-	return NewTable(entry, volume.NewTable(health.NewMonitor(entry)), time.Millisecond)
+	return NewTable(entry, volume.NewTable(health.NewMonitor(entry)), time.Millisecond, nil)
 }
 
 // ownDir is a folder by the path that mountinfo would have for it.

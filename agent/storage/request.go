@@ -3,6 +3,7 @@ package storage
 import (
 	"path/filepath"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
@@ -39,7 +40,7 @@ func parse(s *agentpb.Storage) (request, error) {
 		return refuse("source %.40q: at most %d bytes, none of them 0", s.Source, pathBytes)
 	}
 	clean := filepath.Clean(s.MountPoint)
-	if !filepath.IsAbs(clean) || clean == "/" || len(clean) > pathBytes || strings.ContainsRune(clean, 0) {
+	if !isMountPoint(clean) {
 		return refuse("the mount point must be an absolute path below /")
 	}
 	// Said, not passed over: a caller who asks for these relies on them.
@@ -55,4 +56,10 @@ func parse(s *agentpb.Storage) (request, error) {
 		return request{}, refusal.New(refusal.KindOf(err), "storage %.200q: %w", s.MountPoint, err)
 	}
 	return r, nil
+}
+
+// isMountPoint tells whether a path is clean, absolute and below /. One that is
+// no UTF-8 could be written neither into a message nor into the state.
+func isMountPoint(path string) bool {
+	return utf8.ValidString(path) && filepath.IsAbs(path) && path == filepath.Clean(path) && path != "/" && len(path) <= pathBytes && !strings.ContainsRune(path, 0)
 }

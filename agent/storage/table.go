@@ -7,6 +7,9 @@ package storage
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -27,11 +30,13 @@ type Table struct {
 	log     *logrus.Entry
 	volumes *volume.Table
 	hotplug time.Duration // how long a device that is being plugged in is awaited
+	state   *State
 	turns   turns
 
-	mu     sync.Mutex
-	ended  bool                // the sandbox is destroyed
-	mounts map[string]*mounted // by mount point
+	mu      sync.Mutex
+	ended   bool                // the sandbox is destroyed
+	mounts  map[string]*mounted // by mount point
+	intents map[string]*mounted // that are being mounted, for the state
 }
 
 // mounted is a storage that is mounted. It is changed in its mount point's turn
@@ -44,16 +49,24 @@ type mounted struct {
 }
 
 // NewTable returns a Table that holds nothing yet. hotplug is how long a
-// device is awaited that the guest does not see yet.
-func NewTable(log *logrus.Entry, volumes *volume.Table, hotplug time.Duration) *Table {
-	return &Table{log: log, volumes: volumes, hotplug: hotplug, mounts: map[string]*mounted{}}
+// device is awaited that the guest does not see yet; state is nil where none is
+// kept.
+func NewTable(log *logrus.Entry, volumes *volume.Table, hotplug time.Duration, state *State) *Table {
+	return &Table{log: log, volumes: volumes, hotplug: hotplug, state: state, mounts: map[string]*mounted{}, intents: map[string]*mounted{}}
 }
 
 // Begin takes storages again after ReleaseAll.
-func (t *Table) Begin() {
+func (t *Table) Begin() error { return t.end(false) }
+
+func (t *Table) end(ended bool) error {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.ended = false
+	was := t.ended
+	t.ended = ended
+	t.mu.Unlock()
+	if was == ended {
+		return nil
+	}
+	return t.save()
 }
 
 // Hold mounts the storages that are not mounted yet and holds all of them for
@@ -149,11 +162,18 @@ func (t *Table) holdFound(ctx context.Context, holder string, r request, from or
 		}
 		return t.enter(m, holder)
 	}
+	m = &mounted{request: r, from: from, holders: map[string]bool{holder: true}}
+	if err := t.intend(m); err != nil {
+		return false, err
+	}
+	defer t.intended(m)
 	made, err := r.driver.mount(r, from)
 	if err != nil {
 		return false, err
 	}
-	m = &mounted{request: r, from: from, made: made, holders: map[string]bool{}}
+	t.mu.Lock()
+	m.made = made
+	t.mu.Unlock()
 	t.log.WithFields(logrus.Fields{"mountpoint": r.mountPoint, "device": from.path, "driver": r.driver.name, "fstype": r.fstype}).Info("storage mounted")
 	if err = ctx.Err(); err == nil && r.driver.volume {
 		_, err = t.volumes.Lookup(r.mountPoint)
@@ -169,6 +189,33 @@ func (t *Table) holdFound(ctx context.Context, holder string, r request, from or
 	return fresh, nil
 }
 
+// intend writes down what is about to be mounted, and whether its mount point
+// will be one that was made for it.
+func (t *Table) intend(m *mounted) error {
+	_, err := os.Lstat(m.mountPoint)
+	m.made = errors.Is(err, fs.ErrNotExist)
+	t.mu.Lock()
+	t.intents[m.mountPoint] = m
+	t.mu.Unlock()
+	if err = t.save(); err != nil {
+		t.intended(m)
+		err = fmt.Errorf("storage %s is not mounted, as the agent could not find it after a restart: %w", m.mountPoint, err)
+	}
+	return err
+}
+
+// intended ends intend. What was mounted stands written down as it is; what was
+// not is struck out.
+func (t *Table) intended(m *mounted) {
+	t.mu.Lock()
+	delete(t.intents, m.mountPoint)
+	failed := t.mounts[m.mountPoint] != m
+	t.mu.Unlock()
+	if failed {
+		t.saveOrLog()
+	}
+}
+
 // agrees refuses a request for a mount point where something else is mounted, or
 // the same otherwise.
 func (m *mounted) agrees(r request, from origin) error {
@@ -181,17 +228,29 @@ func (m *mounted) agrees(r request, from origin) error {
 	return nil
 }
 
-// enter adds a holder to a storage that is mounted.
+// enter adds a holder to a storage that is mounted. A new one is written down
+// already.
 func (t *Table) enter(m *mounted, holder string) (fresh bool, err error) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	if t.ended {
+		t.mu.Unlock()
 		return false, refusal.New(refusal.FailedPrecondition, "storage %s: the sandbox is destroyed", m.mountPoint)
 	}
-	fresh = !m.holders[holder]
+	first := t.mounts[m.mountPoint] == nil
+	fresh = first || !m.holders[holder]
 	m.holders[holder] = true
 	t.mounts[m.mountPoint] = m
-	return fresh, nil
+	t.mu.Unlock()
+	if first || !fresh {
+		return fresh, nil
+	}
+	if err := t.save(); err != nil {
+		t.mu.Lock()
+		delete(m.holders, holder)
+		t.mu.Unlock()
+		return false, err
+	}
+	return true, nil
 }
 
 // Release lets go of everything that holder holds, the last mounted first, and
@@ -208,9 +267,9 @@ func (t *Table) Release(ctx context.Context, holder string) error {
 // ReleaseAll lets go of every storage, whoever holds it, and takes none until
 // Begin. A storage that hangs does not keep others from being unmounted.
 func (t *Table) ReleaseAll(ctx context.Context) error {
-	t.mu.Lock()
-	t.ended = true
-	t.mu.Unlock()
+	if err := t.end(true); err != nil {
+		t.log.Error(err) // what is left to unmount is no less so
+	}
 	all := t.heldBy(func(*mounted) bool { return true })
 	errs := make([]error, len(all))
 	var wait sync.WaitGroup
@@ -256,13 +315,22 @@ func (t *Table) release(ctx context.Context, holder, mountPoint string) error {
 			}
 		}
 		t.mu.Lock()
-		defer t.mu.Unlock()
 		if delete(m.holders, holder); last {
 			delete(t.mounts, mountPoint)
 		}
+		t.mu.Unlock()
+		t.saveOrLog()
 		return false, nil
 	})
 	return err
+}
+
+// saveOrLog is save where nothing hangs on it: an agent after this one finds what
+// was not struck out unmounted, or held by a container that is removed again.
+func (t *Table) saveOrLog() {
+	if err := t.save(); err != nil {
+		t.log.Error(err)
+	}
 }
 
 // unmount unmounts a storage, and removes the mount point that was made for it.

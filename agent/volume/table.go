@@ -48,7 +48,11 @@ type Volume struct {
 
 // Lookup returns the volume that is mounted at path. What does not exist is
 // NotFound, what is no mount point InvalidArgument.
-func (t *Table) Lookup(path string) (*Volume, error) {
+func (t *Table) Lookup(path string) (*Volume, error) { return t.Recall(path, health.Past{}) }
+
+// Recall is Lookup after the agent's restart: past is what it had remembered of
+// the mount. It is of no account where the volume is known already.
+func (t *Table) Recall(path string, past health.Past) (*Volume, error) {
 	if !filepath.IsAbs(path) {
 		return nil, refusal.New(refusal.InvalidArgument, "volume path %.200q is not absolute", path)
 	}
@@ -70,7 +74,7 @@ func (t *Table) Lookup(path string) (*Volume, error) {
 		}
 		t.forget(v)
 	}
-	v, err := t.discover(path, mountID)
+	v, err := t.discover(path, mountID, past)
 	if err != nil {
 		return nil, err
 	}
@@ -105,6 +109,18 @@ func (t *Table) Unmount(ctx context.Context, path string, unmount func() error) 
 	}
 	t.drop(path)
 	return nil
+}
+
+// Past returns what the watch of the volume at path remembers, which is nothing
+// where there is no such volume.
+func (t *Table) Past(path string) health.Past {
+	t.mu.Lock()
+	v := t.volumes[path]
+	t.mu.Unlock()
+	if v == nil || v.watch == nil {
+		return health.Past{}
+	}
+	return v.watch.Past()
 }
 
 // drop forgets the volume at path, if there is one.
@@ -143,7 +159,7 @@ func mountIDOf(path string) (int, error) {
 }
 
 // discover makes a Volume of what mountinfo says.
-func (t *Table) discover(path string, mountID int) (*Volume, error) {
+func (t *Table) discover(path string, mountID int, past health.Past) (*Volume, error) {
 	mounts, err := MountsAt(path)
 	if err != nil {
 		return nil, err
@@ -164,7 +180,7 @@ func (t *Table) discover(path string, mountID int) (*Volume, error) {
 	if err != nil {
 		return nil, err
 	}
-	v.watch = t.monitor.Watch(health.Target{Mountpoint: path, FSType: v.FSType, Device: v.Device})
+	v.watch = t.monitor.Watch(health.Target{Mountpoint: path, FSType: v.FSType, Device: v.Device}, past)
 	return v, nil
 }
 

@@ -1,7 +1,8 @@
 // Command guest is the program that acts inside test guests: it serves tests/guest/act's operations and an echo over vsock. No other image holds it.
 //
 // A test image has it as /test-guest, and its kernel is told rdinit=/test-guest. As PID 1 it starts itself once more, as a child that serves, and becomes /init, which is
-// the agent and has PID 1's duties: neither knows of the other, and the agent that is tested is the one that is shipped.
+// the agent and has PID 1's duties: neither knows of the other, and the agent that is tested is the one that is shipped. Told agent_as_service it stays PID 1 instead, and runs the agent as a service; told root_on_disk it makes place for another
+// system's init.
 //
 // Where it is an image's /init itself it loads the image's modules and serves the echo, and that is all: the least that a guest can do to answer, which a boot is
 // measured against. Told bare-echo it is the echo that round trips are measured against.
@@ -10,6 +11,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/mdlayher/vsock"
 	"golang.org/x/sys/unix"
@@ -24,14 +26,20 @@ func main() {
 	switch {
 	case os.Getpid() == 1 && os.Args[0] == "/init":
 		err = echoOnly()
-	case os.Getpid() == 1: // before the arguments: what the kernel passes on as arguments is not ours
+	case os.Getpid() == 1 && slices.Contains(os.Args, act.AsService):
+		err = runAgent()
+	case os.Getpid() == 1 && slices.Contains(os.Args, act.OnDisk):
+		err = switchRoot()
+	case os.Getpid() == 1: // before the arguments: what else the kernel passes on as arguments is not ours
 		err = becomeInit()
 	case len(os.Args) == 2 && os.Args[1] == "serve":
 		err = serve()
 	case len(os.Args) == 2 && os.Args[1] == act.BareEcho:
 		err = bareEcho()
+	case len(os.Args) == 2 && os.Args[1] == act.FaultyAgent:
+		err = serveFaultyAgent()
 	default:
-		err = fmt.Errorf("usage: %s serve, or bare-echo, or be the first process of a test guest", os.Args[0])
+		err = fmt.Errorf("usage: %s serve, bare-echo or faulty-agent, or be the first process of a test guest", os.Args[0])
 	}
 	fmt.Fprintln(os.Stderr, "test-guest:", err)
 	os.Exit(1)
@@ -40,17 +48,22 @@ func main() {
 // becomeInit starts the serving child and turns this process into /init. It returns only where there is none. Nothing is mounted yet, so the program is found by the
 // path it has in the image, not through /proc.
 func becomeInit() error {
-	child, err := os.StartProcess("/test-guest", []string{"/test-guest", "serve"}, &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
+	child, err := os.StartProcess("/test-guest", []string{"/test-guest", "serve"}, inheriting())
 	if err != nil {
 		// The agent shall run all the same: what its test then sees is this line and a port that nobody listens on.
 		fmt.Fprintln(os.Stderr, "test-guest: start the server:", err)
 	} else if err := child.Release(); err != nil {
 		fmt.Fprintln(os.Stderr, "test-guest: let go of the server:", err)
 	}
-	if err := unix.Exec("/init", append([]string{"/init"}, os.Args[1:]...), os.Environ()); err != nil {
-		return &os.PathError{Op: "exec", Path: "/init", Err: err}
+	if err := unix.Exec(act.Agent, append([]string{act.Agent}, os.Args[1:]...), os.Environ()); err != nil {
+		return &os.PathError{Op: "exec", Path: act.Agent, Err: err}
 	}
 	return nil
+}
+
+// inheriting gives a child this process's files.
+func inheriting() *os.ProcAttr {
+	return &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}}
 }
 
 // echoOnly is the init of a guest that does nothing else.

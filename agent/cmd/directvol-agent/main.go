@@ -115,16 +115,25 @@ func serve(log *logrus.Entry, set settings, asInit bool) (destroyed bool, err er
 		}
 	}()
 	volumes := volume.NewTable(monitor)
+	state, err := newState(set, asInit)
+	if err != nil {
+		return false, err
+	}
 	over := make(chan (<-chan struct{}), 1)
 	agent := &rpc.Agent{
 		Log: log, Version: version, Init: asInit, ResizeWait: set.resizeWait, Volumes: volumes,
-		Storages: storage.NewTable(log, volumes, set.hotplug),
+		Storages: storage.NewTable(log, volumes, set.hotplug, state),
 	}
 	listener, err := transport.Listen(set.listen, agent.Quick, log)
 	if err != nil {
 		return false, err
 	}
 	defer listener.Close()
+	// Not before it listens: there can be two agents by mistake, and one state.
+	if err := agent.Storages.Recover(); err != nil {
+		log.Error(err)
+	}
+	go agent.Storages.Follow(ctx, monitor.Remembers())
 	agent.Destroyed = func() {
 		if asInit && set.powerOff {
 			select {
@@ -139,7 +148,11 @@ func serve(log *logrus.Entry, set settings, asInit bool) (destroyed bool, err er
 	}
 	agent.Register(server)
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(ctx, listener) }()
+	// Not with ctx: the calls in flight would end with it, and are to answer.
+	go func() { served <- server.Serve(context.Background(), listener) }()
+	if err := notifyReady(); err != nil {
+		log.Warn(err)
+	}
 	log.WithFields(logrus.Fields{"version": version, "address": set.listen}).Info("directvol-agent answers")
 	select {
 	case err := <-served:

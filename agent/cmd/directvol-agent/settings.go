@@ -4,6 +4,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -22,6 +23,7 @@ type settings struct {
 	hotplug    time.Duration
 	resizeWait time.Duration
 	powerOff   bool
+	state      string
 }
 
 func defaults() settings {
@@ -30,6 +32,7 @@ func defaults() settings {
 		listen:     address.Address{Scheme: address.VSock, Port: agentpb.Port},
 		hotplug:    3 * time.Second,
 		resizeWait: 1500 * time.Millisecond, // Kata's clients give up after 2 s or 3 s
+		state:      "/run/directvol/agent.json",
 	}
 }
 
@@ -41,6 +44,7 @@ func (s *settings) options() []option {
 		{"server-addr", "server_addr", "where to listen: vsock://-1:1024 for the host, or unix:///path for root in the guest", func(v string) error { return parseListen(v, &s.listen) }},
 		{"hotplug-timeout", "hotplug_timeout", "how long to wait for a disk that is being plugged in, such as 3 or 3s", func(v string) error { return parseDuration(v, &s.hotplug) }},
 		{"resize-wait", "directvol.resize_wait", "how long ResizeVolume waits for the disk's new size, such as 1.5s", func(v string) error { return parseDuration(v, &s.resizeWait) }},
+		{"state", "directvol.state", "the file, on a tmpfs, in which a service keeps who holds which storage, to survive its restart", func(v string) error { return parsePath(v, &s.state) }},
 		{"poweroff", "directvol.poweroff", "on: power the VM off after DestroySandbox; as PID 1 only", func(v string) error { return parseSwitch(v, &s.powerOff) }},
 	}
 }
@@ -107,6 +111,14 @@ func parseListen(v string, to *address.Address) error {
 		return fmt.Errorf("%s is a host's side of vsock: an agent listens on vsock:// or unix://", v)
 	}
 	*to = listen
+	return nil
+}
+
+func parsePath(v string, to *string) error {
+	if !filepath.IsAbs(v) {
+		return fmt.Errorf("%.80q is no absolute path", v)
+	}
+	*to = v
 	return nil
 }
 

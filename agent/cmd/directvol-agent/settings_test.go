@@ -14,11 +14,11 @@ import (
 
 func TestKernelCommandLineIsReadAsKataWritesIt(t *testing.T) {
 	set := defaults()
-	line := "console=ttyS0 agent.log=debug agent.hotplug_timeout=7 agent.directvol.resize_wait=250ms agent.directvol.poweroff=on agent.unified_cgroup_hierarchy=1 quiet\n"
+	line := "console=ttyS0 agent.log=debug agent.hotplug_timeout=7 agent.directvol.resize_wait=250ms agent.directvol.poweroff=on agent.directvol.state=/run/x agent.unified_cgroup_hierarchy=1 quiet\n"
 	if err := set.fromKernel(line); err != nil {
 		t.Fatal(err)
 	}
-	want := settings{level: logrus.DebugLevel, listen: defaults().listen, hotplug: 7 * time.Second, resizeWait: 250 * time.Millisecond, powerOff: true}
+	want := settings{level: logrus.DebugLevel, listen: defaults().listen, hotplug: 7 * time.Second, resizeWait: 250 * time.Millisecond, powerOff: true, state: "/run/x"}
 	if set != want {
 		t.Errorf("\nwant %+v\ngot  %+v", want, set)
 	}
@@ -37,7 +37,7 @@ func TestServerAddressIsKatas(t *testing.T) {
 }
 
 func TestWrongSettingIsNamedAndChangesNothing(t *testing.T) {
-	for _, word := range []string{"agent.hotplug_timeout=-1", "agent.hotplug_timeout=soon", "agent.directvol.poweroff=maybe", "agent.log=loud", "agent.server_addr=hvsock:///x:1", "agent.server_addr=tcp://1:2", "agent.directvol.resize_wait="} {
+	for _, word := range []string{"agent.hotplug_timeout=-1", "agent.hotplug_timeout=soon", "agent.directvol.poweroff=maybe", "agent.log=loud", "agent.server_addr=hvsock:///x:1", "agent.server_addr=tcp://1:2", "agent.directvol.resize_wait=", "agent.directvol.state=run"} {
 		set := defaults()
 		err := set.fromKernel("quiet " + word)
 		if err == nil || !strings.Contains(err.Error(), word) {

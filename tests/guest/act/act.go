@@ -21,7 +21,23 @@ const (
 
 	// BareEchoPort is the same from a process that does nothing else, and is only there while that runs: the floor under any round trip.
 	BareEchoPort uint32 = 2050
+
+	// FaultyAgentPort is where an agent listens that has a fault; see [FaultyAgent].
+	FaultyAgentPort uint32 = 2051
 )
+
+// AsService is what a test guest's kernel is told to have the agent run as a service: PID 1 is then another init, which starts the agent anew whenever it ends.
+const AsService = "agent_as_service"
+
+// OnDisk is what a test guest's kernel is told to go on with the root file system on its first disk, an ext4, and the /sbin/init there.
+const OnDisk = "root_on_disk"
+
+// Agent is the agent's program in a test guest.
+const Agent = "/init"
+
+// FaultyAgent is test-guest's argument to be an agent whose GetVolumeStats panics, for an OpExec: the agent's own packages, put together wrongly. No input is known that
+// makes the agent panic, and what it does then has to be seen.
+const FaultyAgent = "faulty-agent"
 
 // BareEcho is test-guest's argument to be that process, for an OpExec with the environment GODEBUG=asyncpreemptoff=1, without which Go's runtime signals its threads a hundred
 // times a second. It serves BareEchoes connections at once; more of them wait.
@@ -59,6 +75,7 @@ const (
 	OpWriteBlocks  = "write-blocks"
 	OpVerifyBlocks = "verify-blocks"
 	OpDialVsock    = "dial-vsock"
+	OpSignal       = "signal"
 	OpStop         = "stop" // only as a second line, to end an operation that runs
 )
 

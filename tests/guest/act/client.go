@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"syscall"
 	"time"
 )
 
@@ -106,6 +107,12 @@ func (c *Client) LoadModules(ctx context.Context, list string) error {
 // Sync writes out the filesystem that holds path (syncfs), or all of them where path is empty.
 func (c *Client) Sync(ctx context.Context, path string) error {
 	return c.call(ctx, OpSync, Path{path}, nil)
+}
+
+// Signal sends a signal to every process of a program, and returns their ids. That there is none is an error.
+func (c *Client) Signal(ctx context.Context, program string, signal syscall.Signal) ([]int, error) {
+	found, err := ask[Processes](ctx, c, OpSignal, Signal{Program: program, Signal: signal})
+	return found.IDs, err
 }
 
 // DialVsock makes a connection that begins in the guest; see [DialVsock].

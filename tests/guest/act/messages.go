@@ -1,5 +1,7 @@
 package act
 
+import "syscall"
+
 // Path names a file of the guest: the arguments of OpStat, OpStatFS, OpDeviceSize, OpLoadModules and OpSync.
 type Path struct {
 	Path string `json:"path"`
@@ -10,6 +12,17 @@ type Command struct {
 	Argv  []string `json:"argv"`            // Argv[0] is a path: the image has no shell and no PATH worth the name
 	Env   []string `json:"env,omitempty"`   // the whole environment; nil inherits the test guest's
 	Stdin []byte   `json:"stdin,omitempty"` // at most MaxData
+}
+
+// Signal goes to every process of a program.
+type Signal struct {
+	Program string         `json:"program"` // its path
+	Signal  syscall.Signal `json:"signal"`
+}
+
+// Processes are those that have got a Signal.
+type Processes struct {
+	IDs []int `json:"ids"`
 }
 
 // Exit is how a Command ended. Of each output the first MaxOutput bytes are kept.

@@ -29,6 +29,7 @@ var operations = map[string]operation{
 	act.OpWriteBlocks:  many(writeBlocks),
 	act.OpVerifyBlocks: many(verifyBlocks),
 	act.OpDialVsock:    once(dialVsock),
+	act.OpSignal:       once(signal),
 }
 
 // many makes an operation of a function that emits results of type R as it goes.

@@ -1,0 +1,281 @@
+package storage
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/volume"
+)
+
+// State is the file in which an agent that is a service writes down who holds
+// what, for the one after it: the kernel knows what is mounted, and not for whom.
+// It belongs on a tmpfs, as it is worth nothing after a boot. A nil State keeps
+// nothing, which is right for PID 1: the guest ends with it.
+//
+// A storage is written down before it is mounted and struck out after it is
+// unmounted, so that whenever the agent is killed, no mount is missing in it.
+type State struct {
+	path string
+	boot string   // of this boot: device numbers mean nothing in another one
+	lock *os.File // held for as long as this agent lives
+
+	mu sync.Mutex // one save at a time, each with all that changed before it
+}
+
+// bootID is the kernel's name for this boot (random(4)).
+const bootID = "/proc/sys/kernel/random/boot_id"
+
+// NewState returns the State at path, and makes its folder. It is this agent's
+// alone until Close, or its end: that of another agent is refused.
+func NewState(path string) (*State, error) {
+	boot, err := os.ReadFile(bootID)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("state: %w", err)
+	}
+	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("state: %w", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("state %s: another agent has it: give this one its own: %w", path, err)
+	}
+	return &State{path: path, boot: strings.TrimSpace(string(boot)), lock: lock}, nil
+}
+
+// Close lets another agent have the state, as the end of this one does.
+func (s *State) Close() error { return s.lock.Close() }
+
+// stateVersion changes when an older agent would misread the file.
+const stateVersion = 1
+
+// stateBytes is more than any sandbox's storages need.
+const stateBytes = 16 << 20
+
+// snapshot is what the file holds.
+type snapshot struct {
+	Version   int      `json:"version"`
+	Boot      string   `json:"boot_id"`
+	Destroyed bool     `json:"sandbox_destroyed,omitempty"`
+	Storages  []record `json:"storages"`
+}
+
+// record is a storage, and what it takes to find it in mountinfo.
+type record struct {
+	Driver     string      `json:"driver"`
+	Source     string      `json:"source"`
+	FSType     string      `json:"fstype,omitempty"`
+	Flags      uintptr     `json:"flags,omitempty"` // of mount(2)
+	Data       string      `json:"data,omitempty"`
+	MountPoint string      `json:"mount_point"`
+	Made       bool        `json:"made,omitempty"` // the mount point is ours to remove
+	Device     string      `json:"device"`
+	Number     uint64      `json:"number,omitempty"` // dev_t
+	Holders    []string    `json:"holders"`
+	Past       health.Past `json:"past,omitzero"`
+}
+
+// write replaces the file, whole or not at all.
+func (s *State) write(now snapshot) error {
+	now.Version, now.Boot = stateVersion, s.boot
+	text, err := json.Marshal(now)
+	if err != nil {
+		return err
+	}
+	next := s.path + ".new"
+	if err := os.WriteFile(next, text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, s.path)
+}
+
+// read returns what the file holds; nothing where there is none, or it is of
+// another boot.
+func (s *State) read() (snapshot, error) {
+	file, err := os.Open(s.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return snapshot{}, nil
+	} else if err != nil {
+		return snapshot{}, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, stateBytes+1))
+	if err != nil {
+		return snapshot{}, err
+	}
+	return s.parse(text)
+}
+
+func (s *State) parse(text []byte) (snapshot, error) {
+	var was snapshot
+	if len(text) > stateBytes {
+		return snapshot{}, fmt.Errorf("more than %d bytes", stateBytes)
+	}
+	if err := json.Unmarshal(text, &was); err != nil {
+		return snapshot{}, err
+	}
+	if was.Version != stateVersion {
+		return snapshot{}, fmt.Errorf("version %d, this agent has %d", was.Version, stateVersion)
+	}
+	if was.Boot != s.boot {
+		return snapshot{}, nil
+	}
+	return was, nil
+}
+
+// recordOf is a storage as it is written down.
+func recordOf(m *mounted, past health.Past) record {
+	return record{
+		Driver: m.driver.name, Source: m.source, FSType: m.fstype, Flags: m.flags, Data: m.data,
+		MountPoint: m.mountPoint, Made: m.made, Device: m.from.path, Number: m.from.number,
+		Holders: slices.Sorted(maps.Keys(m.holders)), Past: past,
+	}
+}
+
+// mounted is recordOf's inverse. A record that no agent can have written is
+// refused: what it names would be unmounted one day.
+func (r record) mounted() (*mounted, error) {
+	m := &mounted{
+		request: request{driver: driverOf(r.Driver), source: r.Source, fstype: r.FSType, flags: r.Flags, data: r.Data, mountPoint: r.MountPoint},
+		from:    origin{r.Device, r.Number}, made: r.Made, holders: map[string]bool{},
+	}
+	if m.driver == nil {
+		return nil, fmt.Errorf("storage %.200q: unknown driver %.40q", r.MountPoint, r.Driver)
+	}
+	if !isMountPoint(r.MountPoint) {
+		return nil, fmt.Errorf("storage %.200q: no absolute path below /", r.MountPoint)
+	}
+	if len(r.Holders) == 0 || slices.Contains(r.Holders, everyone) {
+		return nil, fmt.Errorf("storage %.200q: held by %q", r.MountPoint, r.Holders)
+	}
+	for _, holder := range r.Holders {
+		m.holders[holder] = true
+	}
+	return m, m.driver.check(m.request)
+}
+
+// isThere tells whether a storage that was written down is there still, by what
+// the kernel says.
+func (m *mounted) isThere() (bool, error) {
+	if !m.driver.volume {
+		info, err := os.Lstat(m.mountPoint)
+		return err == nil && info.IsDir(), nil
+	}
+	mounts, err := volume.MountsAt(m.mountPoint)
+	for _, at := range mounts {
+		if m.from.isOf(at) && at.FSType == m.fstype {
+			return true, nil
+		}
+	}
+	return false, err
+}
+
+// Recover takes over what the agent before this one has left: what its state
+// names and mountinfo has. It goes before any call. A state that makes no sense is kept beside itself for people
+// to read, and what it held is unknown until it is asked for again.
+func (t *Table) Recover() error {
+	if t.state == nil {
+		return nil
+	}
+	was, err := t.state.read()
+	if err != nil {
+		aside := t.state.path + ".bad"
+		return errors.Join(fmt.Errorf("state %s: %w (kept as %s: holders of storages are unknown until they ask again)", t.state.path, err, aside), os.Rename(t.state.path, aside))
+	}
+	var errs []error
+	for _, r := range was.Storages {
+		if err := t.recover(r); err != nil {
+			errs = append(errs, fmt.Errorf("state %s: %w", t.state.path, err))
+		}
+	}
+	t.mu.Lock()
+	t.ended = was.Destroyed
+	t.mu.Unlock()
+	return errors.Join(append(errs, t.save())...)
+}
+
+func (t *Table) recover(r record) error {
+	m, err := r.mounted()
+	if err != nil {
+		return err
+	}
+	there, err := m.isThere()
+	if err != nil {
+		return err
+	}
+	entry := t.log.WithFields(logrus.Fields{"mountpoint": m.mountPoint, "device": m.from.path, "holders": r.Holders})
+	if !there {
+		if m.made {
+			os.Remove(m.mountPoint)
+		}
+		entry.Info("storage is not there any more")
+		return nil
+	}
+	t.mu.Lock()
+	t.mounts[m.mountPoint] = m
+	t.mu.Unlock()
+	entry.Info("storage taken over")
+	if !m.driver.device {
+		return nil // nothing watches it, and its root may hang
+	}
+	if _, err := t.volumes.Recall(m.mountPoint, r.Past); err != nil {
+		return fmt.Errorf("watch %s: %w", m.mountPoint, err)
+	}
+	return nil
+}
+
+// Follow saves whenever changed delivers, until ctx ends.
+func (t *Table) Follow(ctx context.Context, changed <-chan struct{}) {
+	for {
+		select {
+		case <-changed:
+			if err := t.save(); err != nil {
+				t.log.Error(err)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// save writes down everything as it is now.
+func (t *Table) save() error {
+	if t.state == nil {
+		return nil
+	}
+	t.state.mu.Lock()
+	defer t.state.mu.Unlock()
+	if err := t.state.write(t.snapshot()); err != nil {
+		return fmt.Errorf("state: %w", err)
+	}
+	return nil
+}
+
+func (t *Table) snapshot() snapshot {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := snapshot{Destroyed: t.ended, Storages: []record{}}
+	all := maps.Clone(t.intents)
+	maps.Copy(all, t.mounts)
+	for _, mountPoint := range slices.Sorted(maps.Keys(all)) {
+		now.Storages = append(now.Storages, recordOf(all[mountPoint], t.volumes.Past(mountPoint)))
+	}
+	return now
+}

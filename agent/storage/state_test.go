@@ -1,0 +1,236 @@
+package storage
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+// stateful returns a table with a state at path, as an agent has it that begins.
+func stateful(t *testing.T, path string) *Table {
+	t.Helper()
+	table := newTable()
+	var err error
+	if table.state, err = NewState(path); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { table.state.Close() })
+	return table
+}
+
+// restarted returns what an agent has after the end of the one that had table.
+func restarted(t *testing.T, table *Table) *Table {
+	t.Helper()
+	if err := table.state.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next := stateful(t, table.state.path)
+	if err := next.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	return next
+}
+
+func localStorage(mountPoint string) []*agentpb.Storage {
+	return []*agentpb.Storage{{Driver: "local", Source: "local", MountPoint: mountPoint}}
+}
+
+func there(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func TestHoldersSurviveARestart(t *testing.T) {
+	dir := ownDir(t)
+	path, state := filepath.Join(dir, "volume"), filepath.Join(dir, "run", "state.json")
+	table := stateful(t, state)
+	for _, holder := range []string{"c1", "c2"} {
+		if err := table.Hold(t.Context(), holder, localStorage(path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, step := range []struct {
+		release string
+		stays   bool
+	}{{"c1", true}, {"c1", true}, {"c2", false}} {
+		table = restarted(t, table)
+		if err := table.Release(t.Context(), step.release); err != nil {
+			t.Fatal(err)
+		}
+		if there(path) != step.stays {
+			t.Errorf("after %s has let go\nwant it there: %v\ngot  %v", step.release, step.stays, !step.stays)
+		}
+	}
+	if left := restarted(t, table).Mounted(); len(left) != 0 {
+		t.Errorf("want nothing\ngot  %v", left)
+	}
+}
+
+func TestDestroyedSandboxStaysDestroyed(t *testing.T) {
+	dir := ownDir(t)
+	table := stateful(t, filepath.Join(dir, "state.json"))
+	if err := table.ReleaseAll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	table = restarted(t, table)
+	if err := table.Hold(t.Context(), "c1", localStorage(filepath.Join(dir, "volume"))); err == nil || !strings.Contains(err.Error(), "destroyed") {
+		t.Errorf("want it refused\ngot  %v", err)
+	}
+	if err := table.Begin(); err != nil {
+		t.Fatal(err)
+	}
+	if err := restarted(t, table).Hold(t.Context(), "c1", localStorage(filepath.Join(dir, "volume"))); err != nil {
+		t.Error(err)
+	}
+}
+
+// An agent that is killed leaves what it was about to mount written down, and
+// perhaps its mount point made.
+func TestStorageThatIsNotThereIsStruckOut(t *testing.T) {
+	dir := ownDir(t)
+	state, path := filepath.Join(dir, "state.json"), filepath.Join(dir, "volume")
+	table := stateful(t, state)
+	m := &mounted{
+		request: request{driver: ephemeral, source: "tmpfs", fstype: "tmpfs", mountPoint: path},
+		from:    origin{path: "tmpfs"}, holders: map[string]bool{"c1": true},
+	}
+	if err := errors.Join(table.intend(m), os.Mkdir(path, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if left := restarted(t, table).Mounted(); len(left) != 0 || there(path) {
+		t.Errorf("want nothing, and no mount point\ngot  %v, mount point %v", left, there(path))
+	}
+	if text, err := os.ReadFile(state); err != nil || strings.Contains(string(text), path) {
+		t.Errorf("want it struck out\ngot  %s, error %v", text, err)
+	}
+}
+
+func TestStorageThatCannotBeWrittenDownIsNotMounted(t *testing.T) {
+	dir := ownDir(t)
+	state, path := filepath.Join(dir, "state.json"), filepath.Join(dir, "volume")
+	table := stateful(t, state)
+	if err := os.Mkdir(state, 0o700); err != nil { // no file can take its place
+		t.Fatal(err)
+	}
+	err := table.Hold(t.Context(), "c1", localStorage(path))
+	if err == nil || !strings.Contains(err.Error(), state) || there(path) || len(table.Mounted()) != 0 {
+		t.Errorf("want %s named and nothing there\ngot  %v, mount point %v", state, err, there(path))
+	}
+}
+
+func TestStateOfAnAgentThatLivesIsRefused(t *testing.T) {
+	state := filepath.Join(ownDir(t), "state.json")
+	stateful(t, state)
+	if _, err := NewState(state); err == nil || !strings.Contains(err.Error(), "another agent") {
+		t.Errorf("want it refused\ngot  %v", err)
+	}
+}
+
+func TestStateOfAnotherBootIsNothing(t *testing.T) {
+	dir := ownDir(t)
+	path := filepath.Join(dir, "volume")
+	table := stateful(t, filepath.Join(dir, "state.json"))
+	table.state.boot = "another"
+	if err := table.Hold(t.Context(), "c1", localStorage(path)); err != nil {
+		t.Fatal(err)
+	}
+	if left := restarted(t, table).Mounted(); len(left) != 0 || !there(path) {
+		t.Errorf("want nothing taken over, and nothing removed\ngot  %v, mount point %v", left, there(path))
+	}
+}
+
+func TestStateThatMakesNoSenseIsKeptAside(t *testing.T) {
+	for name, text := range map[string]string{
+		"empty": "", "text": "state", "cut": `{"version":1,"storages":[{"dri`, "newer": `{"version":2}`, "another type": `{"version":1,"storages":7}`,
+		"long": `{"version":1}` + strings.Repeat(" ", stateBytes),
+	} {
+		state := filepath.Join(ownDir(t), "state.json")
+		if err := os.WriteFile(state, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		table := stateful(t, state)
+		if err := table.Recover(); err == nil || !strings.Contains(err.Error(), state+".bad") {
+			t.Errorf("%s: want it said\ngot  %v", name, err)
+		}
+		if kept, err := os.ReadFile(state + ".bad"); err != nil || string(kept) != text {
+			t.Errorf("%s: not kept: %v", name, err)
+		}
+		if err := table.Hold(t.Context(), "c1", localStorage(filepath.Join(filepath.Dir(state), "v"))); err != nil {
+			t.Errorf("%s: nothing can be held: %v", name, err)
+		}
+	}
+}
+
+func TestRecordThatNoAgentWroteIsLeftOut(t *testing.T) {
+	good := record{Driver: "local", MountPoint: "/tmp", Holders: []string{"c1"}}
+	if _, err := good.mounted(); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*record){
+		"no driver":    func(r *record) { r.Driver = "" },
+		"the root":     func(r *record) { r.MountPoint = "/" },
+		"relative":     func(r *record) { r.MountPoint = "tmp" },
+		"unclean":      func(r *record) { r.MountPoint = "/tmp/../etc" },
+		"no holder":    func(r *record) { r.Holders = nil },
+		"everyone":     func(r *record) { r.Holders = []string{everyone} },
+		"wrong option": func(r *record) { r.Data = "size=1" },
+	} {
+		r := good
+		change(&r)
+		if _, err := r.mounted(); err == nil {
+			t.Errorf("%s: taken over", name)
+		}
+	}
+}
+
+func TestStateIsReadByRootAlone(t *testing.T) {
+	state := filepath.Join(ownDir(t), "directvol", "state.json")
+	if err := stateful(t, state).save(); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]fs.FileMode{state: 0o600, filepath.Dir(state): 0o700 | fs.ModeDir} {
+		if info, err := os.Stat(path); err != nil || info.Mode() != want {
+			t.Errorf("%s\nwant %v\ngot  %v, error %v", path, want, info.Mode(), err)
+		}
+	}
+}
+
+func FuzzState(f *testing.F) {
+	f.Add([]byte(`{"version":1,"boot_id":"b","storages":[{"driver":"blk","source":"02/01","fstype":"xfs","flags":1,"mount_point":"/run/v","device":"/dev/vda","number":64768,"made":true,"holders":["","c1"],"past":{"failed":"2026-01-02T03:04:05Z","unreadable":2,"last_read":"x"}}]}`))
+	f.Add([]byte(`{"version":1,"boot_id":"b","sandbox_destroyed":true,"storages":[{"driver":"local","mount_point":"/v","data":"mode=0777","holders":["c1","c1"]}]}`))
+	f.Add([]byte(`{"version":1,"boot_id":"other"}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		s := &State{boot: "b"}
+		was, err := s.parse(text)
+		if err != nil {
+			return
+		}
+		for _, r := range was.Storages {
+			m, err := r.mounted()
+			if err != nil {
+				continue
+			}
+			if !isMountPoint(m.mountPoint) || len(m.holders) == 0 {
+				t.Fatalf("taken over: %+v", m)
+			}
+			written, err := json.Marshal(snapshot{Version: stateVersion, Boot: "b", Storages: []record{recordOf(m, r.Past)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := s.parse(written)
+			if err != nil || len(again.Storages) != 1 {
+				t.Fatalf("%s: %v", written, err)
+			}
+			if n, err := again.Storages[0].mounted(); err != nil || n.mountPoint != m.mountPoint || !reflect.DeepEqual(n.holders, m.holders) {
+				t.Fatalf("\nwant %+v\ngot  %+v, error %v", m, n, err)
+			}
+		}
+	})
+}

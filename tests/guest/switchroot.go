@@ -1,0 +1,43 @@
+package main
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/guestinit"
+)
+
+// diskInit is the init that a distribution has.
+const diskInit = "/sbin/init"
+
+// switchRoot goes on with the system on the first disk, whose kernel modules are those that this image has loaded. It returns only where that is impossible. The initramfs
+// cannot be pivot_rooted, so its root is hidden below the new one (Documentation/filesystems/ramfs-rootfs-initramfs.rst).
+func switchRoot() error {
+	const root = "/newroot"
+	if err := errors.Join(guestinit.Mount(), guestinit.LoadModules(guestinit.ModuleList)); err != nil {
+		return err
+	}
+	if err := os.Mkdir(root, 0o700); err != nil {
+		return err
+	}
+	if err := unix.Mount("/dev/vda", root, "ext4", 0, ""); err != nil {
+		return &os.PathError{Op: "mount(ext4 on /dev/vda)", Path: root, Err: err}
+	}
+	for _, kernels := range []string{"/dev", "/proc", "/sys", "/run"} {
+		if err := unix.Mount(kernels, root+kernels, "", unix.MS_MOVE, ""); err != nil {
+			return &os.PathError{Op: "move", Path: kernels, Err: err}
+		}
+	}
+	if err := os.Chdir(root); err != nil {
+		return err
+	}
+	if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
+		return &os.PathError{Op: "move", Path: root, Err: err}
+	}
+	if err := errors.Join(unix.Chroot("."), os.Chdir("/")); err != nil {
+		return err
+	}
+	return &os.PathError{Op: "exec", Path: diskInit, Err: unix.Exec(diskInit, []string{diskInit}, []string{"TERM=dumb"})}
+}

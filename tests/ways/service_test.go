@@ -1,0 +1,341 @@
+package ways
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/directvol/directvol/host/agentclient"
+	"github.com/directvol/directvol/protocols/address"
+	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/service"
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// daemon is a guest whose agent is a service: that program.
+type daemon struct {
+	*vm.Guest
+	agent string
+}
+
+// serviceGuest boots a guest whose init starts the agent as a service, and anew
+// whenever it ends.
+func serviceGuest(t *testing.T) *vm.Guest {
+	t.Helper()
+	g, err := vm.Boot(t.Context(), vm.Options{Append: act.AsService + " agent.directvol.resize_wait=" + vm.Limit(callLimit).String()})
+	must(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			g.Explain(t.Output())
+		}
+		g.Kill() // a service does not power off
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return g
+}
+
+func TestServiceIsRestartedAndLosesNoVolume(t *testing.T) {
+	losesNoVolume(t, daemon{serviceGuest(t), act.Agent})
+}
+
+// losesNoVolume ends the agent in every way, and each time there is another.
+func losesNoVolume(t *testing.T, s daemon) {
+	details, err := s.Agent().GetGuestDetails(limited(t))
+	must(t, err)
+	if details.AgentDetails.InitDaemon {
+		t.Error("the agent says that it is PID 1")
+	}
+	// At SIGQUIT the Go runtime prints its goroutines and exits with status 2, as
+	// it does after a panic that nobody recovers.
+	for name, signal := range map[string]syscall.Signal{"SIGTERM": syscall.SIGTERM, "SIGKILL": syscall.SIGKILL, "SIGQUIT": syscall.SIGQUIT} {
+		for _, fstype := range []string{"ext4", "xfs"} {
+			t.Run(name+" while "+fstype+" is written to", func(t *testing.T) { restartsUnderAWriter(t, s, fstype, signal) })
+		}
+	}
+	t.Run("SIGTERM lets a call in flight answer", func(t *testing.T) { answersBeforeItEnds(t, s) })
+	t.Run("SIGKILL at any moment", func(t *testing.T) { survivesAnyMoment(t, s) })
+	t.Run("what failed before is told after", func(t *testing.T) { remembersFailedReads(t, s) })
+	must(t, s.Agent().DestroySandbox(limited(t)))
+}
+
+// restart ends the agent and returns when there is another one that answers.
+func restart(t *testing.T, s daemon, signal syscall.Signal) {
+	t.Helper()
+	ids, err := s.Act.Signal(limited(t), s.agent, signal)
+	must(t, err)
+	awaitEnds(t, s.Guest, ids)
+	must(t, s.Agent().Check(limited(t)))
+}
+
+func awaitEnds(t *testing.T, g *vm.Guest, ids []int) {
+	t.Helper()
+	ctx := limited(t)
+	again := time.NewTicker(20 * time.Millisecond) // nothing tells the host
+	defer again.Stop()
+	for _, id := range ids {
+		for {
+			_, err := g.Act.Stat(ctx, fmt.Sprintf("/proc/%d/exe", id))
+			if errors.Is(err, fs.ErrNotExist) {
+				break
+			}
+			must(t, err)
+			<-again.C
+		}
+	}
+}
+
+func newVolume(t *testing.T, g *vm.Guest, id, fstype string) *vm.Volume {
+	t.Helper()
+	v, err := g.Volume(limited(t), id, fstype, map[string]int64{"ext4": 128 * miB, "xfs": 320 * miB}[fstype])
+	must(t, err)
+	return v
+}
+
+// holds has one more container hold a mounted volume.
+func holds(t *testing.T, g *vm.Guest, v *vm.Volume, container string) {
+	t.Helper()
+	disk, _ := g.VM().Disk(v.ID)
+	must(t, g.Agent().CreateContainer(limited(t), &agentpb.CreateContainerRequest{ContainerId: container, Storages: []*agentpb.Storage{
+		{Driver: "blk", Source: disk.PCIPath, Fstype: v.FSType, MountPoint: v.GuestPath},
+	}}))
+}
+
+func isMounted(t *testing.T, g *vm.Guest, path string) bool {
+	t.Helper()
+	mounts, err := g.Act.ReadFile(limited(t), "/proc/self/mountinfo")
+	must(t, err)
+	return strings.Contains(string(mounts), " "+path+" ")
+}
+
+// restartsUnderAWriter has the agent restarted while a volume that two containers
+// hold is written to, and then does with the volume all that can be done.
+func restartsUnderAWriter(t *testing.T, s daemon, fstype string, signal syscall.Signal) {
+	v := newVolume(t, s.Guest, fmt.Sprintf("%s-%d", fstype, signal), fstype)
+	must(t, v.Mount(limited(t)))
+	path := v.GuestPath
+	holds(t, s.Guest, v, "second-"+v.ID)
+	before, err := v.Stats(limited(t))
+	must(t, err)
+	w, err := v.StartWriter(within(t, jobLimit), 0)
+	must(t, err)
+	must(t, w.Await(within(t, jobLimit), 4*miB))
+
+	restart(t, s, signal)
+	after, err := v.Stats(limited(t))
+	must(t, err)
+	if after.Usage[0].Total != before.Usage[0].Total || after.VolumeCondition.Abnormal {
+		t.Errorf("stats\nwant %v\ngot  %v", before, after)
+	}
+	must(t, v.Resize(limited(t), 512*miB))
+	must(t, w.Await(within(t, jobLimit), w.Ledger().Bytes()+4*miB))
+	must(t, w.Stop(limited(t)))
+
+	restart(t, s, signal)
+	must(t, v.Unmount(limited(t)))
+	if !isMounted(t, s.Guest, path) {
+		t.Fatal("it was unmounted under its second holder")
+	}
+	v.GuestPath = path
+	if _, err := v.Verify(within(t, jobLimit), nil); err != nil {
+		t.Error(err)
+	}
+	must(t, s.Agent().RemoveContainer(limited(t), "second-"+v.ID))
+	if isMounted(t, s.Guest, path) {
+		t.Error("its last holder has let go, and it is mounted")
+	}
+	if _, err := s.Act.Stat(limited(t), path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the mount point that was made for it is left: %v", err)
+	}
+	must(t, v.Mount(limited(t)))
+	if _, err := v.Verify(within(t, jobLimit), nil); err != nil {
+		t.Error(err)
+	}
+	detach(t, v)
+}
+
+// detach takes a volume away, which has to be whole.
+func detach(t *testing.T, v *vm.Volume) {
+	t.Helper()
+	must(t, v.Detach(limited(t)))
+	fsck, err := vm.Check(limited(t), v.FSType, v.Path)
+	must(t, err)
+	must(t, fsck.Err(v.FSType))
+}
+
+// answersBeforeItEnds ends the agent while a ResizeVolume waits for its disk, on
+// a connection that nobody makes again: what answers there is the agent that ends.
+func answersBeforeItEnds(t *testing.T, s daemon) {
+	const size = 192 * miB
+	v := newVolume(t, s.Guest, "in-flight", "ext4")
+	must(t, v.Mount(limited(t)))
+	to, err := address.Parse(s.VM().AgentAddress())
+	must(t, err)
+	conn, err := to.Dial(limited(t))
+	must(t, err)
+	client := ttrpc.NewClient(conn)
+	defer client.Close()
+	answer := make(chan error, 1)
+	go func() {
+		request := &agentpb.ResizeVolumeRequest{VolumeGuestPath: v.GuestPath, Size_: size}
+		_, err := service.Call[emptypb.Empty](limited(t), client, agentpb.AgentServiceName, "ResizeVolume", request)
+		answer <- err
+	}()
+	for resizing := false; !resizing; { // which shows by its keeping another one waiting
+		ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(100*time.Millisecond))
+		err := s.Agent().ResizeVolume(ctx, v.GuestPath, 0)
+		cancel()
+		resizing = status.Code(err) == codes.DeadlineExceeded
+		if err != nil && !resizing {
+			t.Fatal(err)
+		}
+	}
+	ids, err := s.Act.Signal(limited(t), s.agent, syscall.SIGTERM)
+	must(t, err)
+	must(t, s.VM().ResizeDisk(limited(t), v.ID, size))
+	must(t, <-answer)
+	awaitEnds(t, s.Guest, ids)
+	must(t, s.Agent().Check(limited(t))) // the next one
+	detach(t, v)
+}
+
+// survivesAnyMoment kills the agent again and again, while it mounts and unmounts.
+// In the end nothing is left that nobody can let go of.
+func survivesAnyMoment(t *testing.T, s daemon) {
+	const rounds = 12
+	first, second := newVolume(t, s.Guest, "any-1", "ext4"), newVolume(t, s.Guest, "any-2", "xfs")
+	var storages []*agentpb.Storage
+	for _, v := range []*vm.Volume{first, second} {
+		must(t, s.Attach(limited(t), v.Volume))
+		disk, _ := s.VM().Disk(v.ID)
+		storages = append(storages, &agentpb.Storage{Driver: "blk", Source: disk.PCIPath, Fstype: v.FSType, MountPoint: "/run/any/" + v.ID})
+	}
+	create := &agentpb.CreateContainerRequest{ContainerId: "any", Storages: storages}
+	for round := range rounds {
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			// Its outcome is unknown where it was killed, and does not matter.
+			ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(callLimit))
+			defer cancel()
+			if s.Agent().CreateContainer(ctx, create) == nil {
+				_ = s.Agent().RemoveContainer(ctx, "any")
+			}
+		}()
+		for range 3 * round { // a little later each time, by what the guest does meanwhile
+			_, err := s.Act.Stat(limited(t), "/")
+			must(t, err)
+		}
+		restart(t, s, syscall.SIGKILL)
+		<-ended
+		// Asked once more, it does what it was asked, wherever it was killed.
+		must(t, s.Agent().CreateContainer(limited(t), create))
+		for _, storage := range storages {
+			if !isMounted(t, s.Guest, storage.MountPoint) {
+				t.Fatalf("round %d: %s is not mounted", round, storage.MountPoint)
+			}
+		}
+		if round%2 == 0 {
+			restart(t, s, syscall.SIGKILL)
+		}
+		must(t, s.Agent().RemoveContainer(limited(t), "any"))
+		for _, storage := range storages {
+			if isMounted(t, s.Guest, storage.MountPoint) {
+				t.Fatalf("round %d: %s is still mounted", round, storage.MountPoint)
+			}
+		}
+	}
+	for _, v := range []*vm.Volume{first, second} {
+		detach(t, v)
+	}
+}
+
+// remembersFailedReads has reads of a volume fail, which nothing can see later.
+func remembersFailedReads(t *testing.T, s daemon) {
+	v := newVolume(t, s.Guest, "unreadable", "xfs")
+	must(t, v.Mount(limited(t)))
+	must(t, v.Touch(limited(t)))
+	must(t, s.Act.WriteFile(limited(t), "/proc/sys/vm/drop_caches", []byte("1")))
+	must(t, v.BreakReads(limited(t)))
+	if _, err := s.Act.ReadFile(limited(t), v.GuestPath+"/touched"); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("a read from a broken disk\nwant EIO\ngot  %v", err)
+	}
+	failedReads := func(c *agentpb.VolumeCondition) bool {
+		return c.Abnormal && strings.Contains(c.Message, "reads have failed")
+	}
+	_, err := v.AwaitCondition(limited(t), failedReads)
+	must(t, err)
+	must(t, v.Heal(limited(t)))
+	restart(t, s, syscall.SIGKILL)
+	if stats, err := v.Stats(limited(t)); err != nil || !failedReads(stats.VolumeCondition) {
+		t.Errorf("after the restart\nwant reads that have failed\ngot  %v, error %v", stats, err)
+	}
+	must(t, v.Unmount(limited(t)))
+	must(t, v.Mount(limited(t)))
+	if stats, err := v.Stats(limited(t)); err != nil || stats.VolumeCondition.Abnormal {
+		t.Errorf("mounted afresh\nwant it healthy\ngot  %v, error %v", stats, err)
+	}
+	detach(t, v)
+}
+
+func TestPanicInOneCallHarmsNoOther(t *testing.T) {
+	g := guest(t)
+	v := newVolume(t, g, "panic", "ext4")
+	must(t, g.Attach(limited(t), v.Volume))
+	disk, _ := g.VM().Disk(v.ID)
+	const path = "/run/panic"
+	v.GuestPath = path
+
+	ctx, end := context.WithCancel(within(t, jobLimit))
+	defer end()
+	exit := make(chan act.Exit, 1)
+	go func() {
+		e, _ := g.Act.Exec(ctx, act.Command{Argv: []string{"/test-guest", act.FaultyAgent}})
+		exit <- e
+	}()
+	to, err := address.Parse(g.VM().GuestAddress(act.FaultyAgentPort))
+	must(t, err)
+	agent := agentclient.New(to, agentclient.Config{Vsock: g.VM()})
+	defer agent.Close()
+	must(t, agent.Check(limited(t)))
+	must(t, agent.CreateContainer(limited(t), &agentpb.CreateContainerRequest{ContainerId: "cc", Storages: []*agentpb.Storage{
+		{Driver: "blk", Source: disk.PCIPath, Fstype: "ext4", MountPoint: path},
+	}}))
+	w, err := v.StartWriter(within(t, jobLimit), 0)
+	must(t, err)
+	must(t, w.Await(within(t, jobLimit), miB))
+	for range 3 {
+		_, err := agent.GetVolumeStats(limited(t), path)
+		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "GetVolumeStats: the agent has a bug") {
+			t.Fatalf("want INTERNAL, and the call named\ngot  %v", err)
+		}
+		must(t, agent.Check(limited(t)))
+		must(t, w.Await(within(t, jobLimit), w.Ledger().Bytes()+miB))
+	}
+	must(t, w.Stop(limited(t)))
+	if _, err := v.Verify(within(t, jobLimit), nil); err != nil {
+		t.Error(err)
+	}
+	must(t, agent.RemoveContainer(limited(t), "cc"))
+	if isMounted(t, g, path) {
+		t.Error("it is still mounted")
+	}
+	select {
+	case e := <-exit:
+		t.Errorf("the agent has ended: %+v", e)
+	default:
+	}
+	detach(t, v)
+}

@@ -1,0 +1,191 @@
+//go:build long
+
+package ways
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/directvol/directvol/host/qemu"
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// systemdAgent is where the unit has it.
+const systemdAgent = "/usr/local/bin/directvol-agent"
+
+// testGuestUnit starts the program that acts for tests.
+const testGuestUnit = `[Service]
+ExecStart=/usr/local/bin/test-guest serve
+[Install]
+WantedBy=multi-user.target
+`
+
+// settings is a drop-in as deploy/systemd shows one.
+var settings = fmt.Sprintf("[Service]\nEnvironment=\"DIRECTVOL_AGENT_FLAGS=-log debug -resize-wait %v\"\n", vm.Limit(callLimit))
+
+// TestSystemdRestartsTheAgentAndNoVolumeIsLost boots a Debian that mmdebstrap
+// makes, with the unit and a drop-in as they are shipped.
+func TestSystemdRestartsTheAgentAndNoVolumeIsLost(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("a Debian's files have owners that only root can give: run make test-long as root")
+	}
+	disk := debianDisk(t)
+	g, err := vm.Boot(within(t, jobLimit), vm.Options{
+		Append:    act.OnDisk + " systemd.show_status=0 agent.log=info",
+		BootDisks: []qemu.Disk{{ID: "root", Path: disk}},
+	})
+	must(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			g.Explain(t.Output())
+		}
+		g.Kill()
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	s := daemon{g, systemdAgent}
+	awaitTestGuest(t, g)
+	t.Run("it is up, with its drop-in", func(t *testing.T) { runsAsItsUnitSays(t, s) })
+	t.Run("stopped and started", func(t *testing.T) { stoppedAndStarted(t, s) })
+	losesNoVolume(t, s)
+}
+
+// awaitTestGuest waits for the program that acts: systemd starts it beside the
+// agent.
+func awaitTestGuest(t *testing.T, g *vm.Guest) {
+	ctx := within(t, jobLimit)
+	again := time.NewTicker(100 * time.Millisecond) // nothing tells the host
+	defer again.Stop()
+	for {
+		_, err := g.Act.Stat(ctx, "/")
+		if err == nil {
+			return
+		}
+		if ctx.Err() != nil {
+			t.Fatal(err)
+		}
+		<-again.C
+	}
+}
+
+// runsAsItsUnitSays asks systemd, which believes the agent that it is ready.
+func runsAsItsUnitSays(t *testing.T, s daemon) {
+	said := systemctl(t, s, "show", "directvol-agent.service", "--property=ActiveState,SubState,Type,DropInPaths,Environment")
+	for _, want := range []string{"ActiveState=active", "SubState=running", "Type=notify", "directvol-agent.service.d/settings.conf", "-log debug"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("systemctl show\nwant %s\ngot  %s", want, said)
+		}
+	}
+}
+
+func systemctl(t *testing.T, s daemon, args ...string) string {
+	t.Helper()
+	exit, err := s.Act.Exec(within(t, jobLimit), act.Command{Argv: append([]string{"/usr/bin/systemctl"}, args...)})
+	must(t, err)
+	if exit.Code != 0 {
+		t.Fatalf("systemctl %s: exit %d\n%s%s", strings.Join(args, " "), exit.Code, exit.Stdout, exit.Stderr)
+	}
+	return string(exit.Stdout)
+}
+
+// stoppedAndStarted stops the service, which is no reason for a volume to go.
+func stoppedAndStarted(t *testing.T, s daemon) {
+	v := newVolume(t, s.Guest, "stopped", "ext4")
+	must(t, v.Mount(limited(t)))
+	path := v.GuestPath
+	w, err := v.StartWriter(within(t, jobLimit), 0)
+	must(t, err)
+	systemctl(t, s, "stop", "directvol-agent.service")
+	if !isMounted(t, s.Guest, path) {
+		t.Fatal("it was unmounted with the service")
+	}
+	must(t, w.Await(within(t, jobLimit), w.Ledger().Bytes()+4*miB))
+	systemctl(t, s, "start", "directvol-agent.service")
+	must(t, w.Stop(limited(t)))
+	_, err = v.Verify(within(t, jobLimit), nil)
+	must(t, err)
+	must(t, v.Unmount(limited(t)))
+	if isMounted(t, s.Guest, path) {
+		t.Error("its holder has let go, and it is mounted")
+	}
+	detach(t, v)
+}
+
+// debianDisk makes an ext4 of a Debian with systemd, the agent and its unit.
+func debianDisk(t *testing.T) string {
+	t.Helper()
+	root := filepath.Join(t.TempDir(), "root")
+	must(t, os.Mkdir(root, 0o755))
+	command(t, "tar", "-C", root, "--numeric-owner", "-xpf", debianArchive(t))
+	units := filepath.Join(root, "etc/systemd/system")
+	deploy := filepath.Join(filepath.Dir(build.Dir), "deploy", "systemd", "directvol-agent.service")
+	for guest, host := range map[string]string{
+		root + systemdAgent:                             filepath.Join(build.Dir, "directvol-agent"),
+		filepath.Join(root, "usr/local/bin/test-guest"): filepath.Join(build.Dir, "test-guest"),
+		filepath.Join(units, "directvol-agent.service"): deploy,
+	} {
+		must(t, copyFile(guest, host))
+	}
+	must(t, os.MkdirAll(filepath.Join(units, "directvol-agent.service.d"), 0o755))
+	must(t, os.WriteFile(filepath.Join(units, "directvol-agent.service.d", "settings.conf"), []byte(settings), 0o644))
+	must(t, os.WriteFile(filepath.Join(units, "test-guest.service"), []byte(testGuestUnit), 0o644))
+	command(t, "chroot", root, "systemctl", "enable", "directvol-agent.service", "test-guest.service")
+	disk := filepath.Join(t.TempDir(), "debian.img")
+	command(t, "mkfs.ext4", "-q", "-F", "-d", root, disk, "1G")
+	return disk
+}
+
+// debianArchive has mmdebstrap make the Debian, once.
+func debianArchive(t *testing.T) string {
+	t.Helper()
+	const suite = "bookworm"
+	archive := filepath.Join(build.Dir, "cache", "debian-"+suite+"-systemd.tar")
+	if _, err := os.Stat(archive); err == nil {
+		return archive
+	}
+	made := filepath.Join(t.TempDir(), "debian.tar")
+	t.Log("mmdebstrap makes a Debian with systemd: a minute or two")
+	command(t, "mmdebstrap", "--variant=minbase", "--include=systemd-sysv,udev,dbus", suite, made)
+	must(t, copyFile(archive+".new", made))
+	must(t, os.Rename(archive+".new", archive))
+	return archive
+}
+
+func command(t *testing.T, name string, args ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(jobLimit))
+	defer cancel()
+	if out, err := exec.CommandContext(ctx, name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+}
+
+func copyFile(to, from string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	info, err := in.Stat()
+	if err != nil {
+		return err
+	}
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, info.Mode().Perm())
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(out, in); err != nil {
+		out.Close()
+		return err
+	}
+	return out.Close()
+}
