@@ -1,7 +1,7 @@
-// Package transport is how calls reach the agent: listeners on vsock and on
+// Package transport is how the host reaches the agent: listeners on vsock and on
 // unix sockets that admit the host alone, and connections that answer quick
 // calls in the goroutine that reads them. ttrpc's server stands above and serves
-// all the others.
+// all the others. Streams, which carry no calls, come the same way.
 package transport
 
 import (
@@ -30,12 +30,13 @@ type Listener struct {
 	file  *os.File // in Go's poller, so that Close wakes Accept
 	addr  addr
 	admit func(fd int, peer unix.Sockaddr) (remote addr, err error)
-	quick Quick
+	open  func(fd int, remote addr) net.Conn
+	most  int // connections at once
 	log   *logrus.Entry
 	path  string // of a unix socket, which is removed at the end
 
 	mu     sync.Mutex
-	open   int
+	conns  int
 	closed chan struct{} // closed and replaced whenever a connection ends
 }
 
@@ -48,44 +49,65 @@ func (a addr) String() string  { return a.text }
 // Listen listens where to says: on a vsock port, whatever CID it names, or on a
 // unix socket.
 func Listen(to address.Address, quick Quick, log *logrus.Entry) (*Listener, error) {
+	l := &Listener{most: maxConns, log: log}
+	l.open = func(fd int, remote addr) net.Conn { return newConn(fd, l.addr, remote, quick, l.uncount) }
+	return l.listenAt(to)
+}
+
+// ListenStreams is Listen for connections that carry no calls, of which most may
+// be open at once. They obey deadlines, and Close wakes who reads or writes.
+func ListenStreams(to address.Address, most int, log *logrus.Entry) (*Listener, error) {
+	l := &Listener{most: most, log: log}
+	l.open = func(fd int, remote addr) net.Conn { return newStream(fd, l.addr, remote, l.uncount) }
+	return l.listenAt(to)
+}
+
+func (l *Listener) listenAt(to address.Address) (*Listener, error) {
+	var err error
 	switch to.Scheme {
 	case address.VSock:
-		return listenVsock(to.Port, quick, log)
+		err = l.listenVsock(to.Port)
 	case address.Unix:
-		return listenUnix(to.Path, quick, log)
+		err = l.listenUnix(to.Path)
+	default:
+		err = fmt.Errorf("listen on %s: an agent listens on vsock:// or unix://", to)
 	}
-	return nil, fmt.Errorf("listen on %s: an agent listens on vsock:// or unix://", to)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
 }
 
 // listenVsock listens on a vsock port of this guest. Only the host (CID 2) is
 // admitted: not a process beside us in the guest, over its own CID or 1.
-func listenVsock(port uint32, quick Quick, log *logrus.Entry) (*Listener, error) {
-	l := &Listener{addr: vsockAddr(unix.VMADDR_CID_ANY, port), admit: admitHost, quick: quick, log: log}
+func (l *Listener) listenVsock(port uint32) error {
+	// As Kata writes it: whatever this guest's CID is.
+	l.addr, l.admit = addr{"vsock", fmt.Sprintf("vsock://-1:%d", port)}, admitHost
 	err := l.listen(unix.AF_VSOCK, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: port})
 	if err != nil {
-		return nil, fmt.Errorf("listen on vsock port %d: %w (is a vsock transport's module loaded, and the port free?)", port, err)
+		return fmt.Errorf("listen on vsock port %d: %w (is a vsock transport's module loaded, and the port free?)", port, err)
 	}
-	return l, nil
+	return nil
 }
 
 // listenUnix listens on a unix socket, which it makes with mode 0600, in place
 // of one that nobody listens on any more. Only root is admitted.
-func listenUnix(path string, quick Quick, log *logrus.Entry) (*Listener, error) {
+func (l *Listener) listenUnix(path string) error {
 	if conn, err := net.Dial("unix", path); err == nil {
 		conn.Close()
-		return nil, fmt.Errorf("listen on unix socket %s: another process does already", path)
+		return fmt.Errorf("listen on unix socket %s: another process does already", path)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("listen on unix socket: %w", err)
+		return fmt.Errorf("listen on unix socket: %w", err)
 	}
-	l := &Listener{addr: addr{"unix", path}, admit: admitRoot, quick: quick, log: log, path: path}
+	l.addr, l.admit, l.path = addr{"unix", path}, admitRoot, path
 	old := unix.Umask(0o177)
 	err := l.listen(unix.AF_UNIX, &unix.SockaddrUnix{Name: path})
 	unix.Umask(old)
 	if err != nil {
-		return nil, fmt.Errorf("listen on unix socket %s: %w", path, err)
+		return fmt.Errorf("listen on unix socket %s: %w", path, err)
 	}
-	return l, nil
+	return nil
 }
 
 func (l *Listener) listen(family int, to unix.Sockaddr) error {
@@ -119,7 +141,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 			err = l.count()
 		}
 		if err == nil {
-			return newConn(fd, l.addr, remote, l.quick, l.uncount), nil
+			return l.open(fd, remote), nil
 		}
 		l.log.Warnf("refused a connection: %v", err)
 		unix.Close(fd)
@@ -149,17 +171,17 @@ func (l *Listener) accept() (fd int, peer unix.Sockaddr, err error) {
 func (l *Listener) count() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.open == maxConns {
-		return fmt.Errorf("%d are open already", maxConns)
+	if l.conns == l.most {
+		return fmt.Errorf("%d are open already", l.most)
 	}
-	l.open++
+	l.conns++
 	return nil
 }
 
 func (l *Listener) uncount() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.open--
+	l.conns--
 	close(l.closed)
 	l.closed = make(chan struct{})
 }
@@ -184,8 +206,6 @@ func (l *Listener) Close() error {
 // Addr is the address that is listened on.
 func (l *Listener) Addr() net.Addr { return l.addr }
 
-func vsockAddr(cid, port uint32) addr { return addr{"vsock", fmt.Sprintf("vsock://%d:%d", cid, port)} }
-
 // admitHost admits the peer whose CID is the host's.
 func admitHost(_ int, peer unix.Sockaddr) (addr, error) {
 	vm, ok := peer.(*unix.SockaddrVM)
@@ -195,7 +215,7 @@ func admitHost(_ int, peer unix.Sockaddr) (addr, error) {
 	if vm.CID != unix.VMADDR_CID_HOST {
 		return addr{}, fmt.Errorf("its peer is CID %d, not the host", vm.CID)
 	}
-	return vsockAddr(vm.CID, vm.Port), nil
+	return addr{"vsock", fmt.Sprintf("vsock://%d:%d", vm.CID, vm.Port)}, nil
 }
 
 // admitRoot admits a peer that was root when it connected (unix(7), SO_PEERCRED).

@@ -271,7 +271,7 @@ func TestEveryDescriptorIsClosedInTheEnd(t *testing.T) {
 	for open := 1; open > 0; {
 		hungUp := l.HungUp()
 		l.mu.Lock()
-		open = l.open
+		open = l.conns
 		l.mu.Unlock()
 		if open == 0 {
 			break

@@ -8,9 +8,12 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/directvol/directvol/rootfs"
 )
 
 // file is a file of the host, and the name it is to have.
@@ -21,6 +24,23 @@ type file struct{ name, path string }
 type linked struct {
 	loader string
 	files  []file
+}
+
+// inImage is a folder where every loader of Debian looks for libraries (ld.so(8)).
+const inImage = "/lib/x86_64-linux-gnu"
+
+// Linked returns what an image needs for a program of the host at a path of the
+// guest: the program, its loader and its shared libraries.
+func Linked(guest, program string) ([]rootfs.Program, error) {
+	needs, err := sharedLibraries(program)
+	if err != nil {
+		return nil, err
+	}
+	files := []rootfs.Program{{Guest: guest, Host: program}, {Guest: needs.loader, Host: needs.files[0].path}}
+	for _, f := range needs.files[1:] {
+		files = append(files, rootfs.Program{Guest: path.Join(inImage, f.name), Host: f.path})
+	}
+	return files, nil
 }
 
 // libraryDirs are where Debian keeps shared libraries.

@@ -95,17 +95,17 @@ func lastGuest(t *testing.T) *vm.Guest {
 	return g
 }
 
-// loopbackImage makes the usual test image, with vsock_loopback.
-func loopbackImage(t *testing.T) string {
+// loopbackImage makes the usual test image, with vsock_loopback and more programs.
+func loopbackImage(t *testing.T, more ...rootfs.Program) string {
 	t.Helper()
 	image := filepath.Join(images, "guest.cpio")
 	_, err := rootfs.Build(t.Context(), rootfs.Image{
 		Kernel:  kernel.Source{Cache: filepath.Join(build.Dir, "cache")},
 		Modules: []string{"vsock_loopback"},
-		Programs: []rootfs.Program{
+		Programs: append([]rootfs.Program{
 			{Guest: "/init", Host: filepath.Join(build.Dir, "directvol-agent")},
 			{Guest: "/test-guest", Host: filepath.Join(build.Dir, "test-guest")},
-		},
+		}, more...),
 		Out: image, KernelOut: filepath.Join(images, "vmlinuz"),
 	})
 	must(t, err)

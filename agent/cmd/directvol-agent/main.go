@@ -6,7 +6,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"os/signal"
@@ -37,9 +36,7 @@ func main() {
 	// the guest has: with fewer, the runtime takes the waiting one's away and has
 	// to find it another when the host calls.
 	runtime.GOMAXPROCS(max(2, runtime.NumCPU()))
-	log := logrus.New()
-	log.SetFormatter(&logrus.TextFormatter{DisableColors: true, FullTimestamp: true, TimestampFormat: time.RFC3339Nano})
-	entry := logrus.NewEntry(log)
+	entry, kept := newLog()
 	asInit := os.Getpid() == 1
 	if asInit {
 		// Not fatal: a guest that can still answer can still be asked.
@@ -48,22 +45,28 @@ func main() {
 		}
 	}
 	set := configure(entry, asInit)
-	log.SetLevel(set.level)
+	entry.Logger.SetLevel(set.level)
+	if set.logPort == 0 {
+		kept.toConsole()
+	}
 	if asInit {
 		guestinit.Reap()
 		if err := guestinit.LoadModules(guestinit.ModuleList); err != nil {
 			entry.Error(err)
 		}
 	}
-	destroyed, err := serve(entry, set, asInit)
+	destroyed, err := serve(entry, kept, set, asInit)
 	if err != nil {
 		entry.Error(err)
+		kept.toConsole() // nobody may have read it over vsock
 	}
+	kept.flush()
 	if asInit && set.powerOff && (destroyed || err != nil) {
 		// Also where it cannot serve: the end of PID 1 would be a panic, which
 		// tells the host less.
 		err = guestinit.PowerOff()
 		entry.Error(err)
+		kept.flush()
 	}
 	if err != nil {
 		os.Exit(1)
@@ -85,19 +88,13 @@ func configure(log *logrus.Entry, asInit bool) settings {
 	if asInit {
 		return set
 	}
-	set.define(flag.CommandLine)
-	showVersion := flag.Bool("version", false, "print the version and exit")
-	flag.Usage = func() {
-		fmt.Fprintf(flag.CommandLine.Output(), "directvol-agent mounts, measures, grows and watches the volumes of this guest.\nIt answers the host (CID 2) over vsock, and is the guest's init or a service.\n\nFlags:\n")
-		flag.PrintDefaults()
-	}
-	flag.Parse()
-	if flag.NArg() > 0 {
-		fmt.Fprintf(os.Stderr, "directvol-agent: unexpected argument %q; see -help\n", flag.Arg(0))
+	told, err := set.fromFlags(os.Args[1:])
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "directvol-agent: %v; see -help\n", err)
 		os.Exit(2)
 	}
-	if *showVersion {
-		fmt.Println("directvol-agent", version)
+	if told != "" {
+		fmt.Print(told)
 		os.Exit(0)
 	}
 	return set
@@ -105,7 +102,7 @@ func configure(log *logrus.Entry, asInit bool) settings {
 
 // serve answers until the sandbox is destroyed and the VM is to end, or until
 // SIGTERM, and returns whether the sandbox was destroyed.
-func serve(log *logrus.Entry, set settings, asInit bool) (destroyed bool, err error) {
+func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool) (destroyed bool, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, os.Interrupt)
 	defer stop()
 	monitor := health.NewMonitor(log)
@@ -129,6 +126,9 @@ func serve(log *logrus.Entry, set settings, asInit bool) (destroyed bool, err er
 		return false, err
 	}
 	defer listener.Close()
+	// After the agent's own listener, whose port nothing else is to have.
+	kept.toVsock(set.logPort, log)
+	openDebugConsole(ctx, set, asInit, log)
 	// Not before it listens: there can be two agents by mistake, and one state.
 	if err := agent.Storages.Recover(); err != nil {
 		log.Error(err)
@@ -153,7 +153,7 @@ func serve(log *logrus.Entry, set settings, asInit bool) (destroyed bool, err er
 	if err := notifyReady(); err != nil {
 		log.Warn(err)
 	}
-	log.WithFields(logrus.Fields{"version": version, "address": set.listen}).Info("directvol-agent answers")
+	log.WithField("address", listener.Addr()).Info("directvol-agent answers")
 	select {
 	case err := <-served:
 		return false, fmt.Errorf("serve: %w", err)

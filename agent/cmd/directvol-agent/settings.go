@@ -4,6 +4,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"math"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -24,6 +26,11 @@ type settings struct {
 	resizeWait time.Duration
 	powerOff   bool
 	state      string
+
+	// Ports of vsock; 0 is none, as for Kata.
+	logPort     uint32
+	consolePort uint32
+	console     bool // a shell: on consolePort where there is one, else on the console
 }
 
 func defaults() settings {
@@ -40,7 +47,10 @@ func defaults() settings {
 // line, less "agent.", and as flags.
 func (s *settings) options() []option {
 	return []option{
-		{"log", "log", "how much to log: error, warn, info or debug", func(v string) error { return parseLevel(v, &s.level) }},
+		{"log", "log", "how much to log: critical, error, warn, info, debug or trace", func(v string) error { return parseLevel(v, &s.level) }},
+		{"log-vport", "log_vport", "the vsock port where the host reads the log, instead of the console", func(v string) error { return parsePort(v, &s.logPort) }},
+		{"debug-console", debugConsole, "start a shell on the console and keep one running; as PID 1 only", func(v string) error { return parseSwitch(v, &s.console) }},
+		{"debug-console-vport", "debug_console_vport", "the vsock port where each connection of the host gets a shell, instead of the console", func(v string) error { return parsePort(v, &s.consolePort) }},
 		{"server-addr", "server_addr", "where to listen: vsock://-1:1024 for the host, or unix:///path for root in the guest", func(v string) error { return parseListen(v, &s.listen) }},
 		{"hotplug-timeout", "hotplug_timeout", "how long to wait for a disk that is being plugged in, such as 3 or 3s", func(v string) error { return parseDuration(v, &s.hotplug) }},
 		{"resize-wait", "directvol.resize_wait", "how long ResizeVolume waits for the disk's new size, such as 1.5s", func(v string) error { return parseDuration(v, &s.resizeWait) }},
@@ -54,15 +64,24 @@ type option struct {
 	set                 func(string) error
 }
 
+// debugConsole is an option that is asked for by its name alone.
+const debugConsole = "debug_console"
+
+// bare says whether the option can stand without a value.
+func (o option) bare() bool { return o.kernel == debugConsole }
+
 // fromKernel reads a kernel command line. Options of Kata's agent that this one
 // has no use for are passed over; all that are wrong are named in the error.
 func (s *settings) fromKernel(line string) error {
 	var errs []error
 	for word := range strings.FieldsSeq(line) {
-		key, value, _ := strings.Cut(word, "=")
+		key, value, valued := strings.Cut(word, "=")
 		for _, o := range s.options() {
 			if key != "agent."+o.kernel {
 				continue
+			}
+			if o.bare() && !valued {
+				value = "on"
 			}
 			if err := o.set(value); err != nil {
 				errs = append(errs, fmt.Errorf("kernel command line: %s: %w", word, err))
@@ -72,11 +91,44 @@ func (s *settings) fromKernel(line string) error {
 	return errors.Join(errs...)
 }
 
+// fromFlags reads a command line's arguments. What it asks for is all there is to
+// do where told is not empty: to print that.
+func (s *settings) fromFlags(args []string) (told string, err error) {
+	flags := flag.NewFlagSet("directvol-agent", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	s.define(flags)
+	showVersion := flags.Bool("version", false, "print the version and exit")
+	err = flags.Parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return usage(flags), nil
+	case err != nil:
+		return "", err
+	case flags.NArg() > 0:
+		return "", fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	case *showVersion:
+		return "directvol-agent " + version + "\n", nil
+	}
+	return "", nil
+}
+
 // define adds a flag for each option.
 func (s *settings) define(flags *flag.FlagSet) {
 	for _, o := range s.options() {
+		if o.bare() {
+			flags.BoolFunc(o.flag, o.usage+" (kernel command line: agent."+o.kernel+")", o.set)
+			continue
+		}
 		flags.Func(o.flag, o.usage+" (kernel command line: agent."+o.kernel+"=)", o.set)
 	}
+}
+
+func usage(flags *flag.FlagSet) string {
+	var text strings.Builder
+	text.WriteString("directvol-agent mounts, measures, grows and watches the volumes of this guest.\nIt answers the host (CID 2) over vsock, and is the guest's init or a service.\n\nFlags:\n")
+	flags.SetOutput(&text)
+	flags.PrintDefaults()
+	return text.String()
 }
 
 // parseDuration reads "1.5s", or "3" as seconds, which is how Kata writes it.
@@ -92,12 +144,26 @@ func parseDuration(v string, to *time.Duration) error {
 	return nil
 }
 
+// parseLevel reads a level of Kata's agent, or of logrus.
 func parseLevel(v string, to *logrus.Level) error {
-	level, err := logrus.ParseLevel(v)
-	if err == nil {
-		*to = level
+	if v == "critical" {
+		v = "fatal"
 	}
-	return err
+	level, err := logrus.ParseLevel(v)
+	if err != nil {
+		return fmt.Errorf("%.40q is no level, such as info or debug", v)
+	}
+	*to = level
+	return nil
+}
+
+func parsePort(v string, to *uint32) error {
+	port, err := strconv.ParseUint(v, 10, 32)
+	if err != nil || port == math.MaxUint32 { // which the kernel takes for any port
+		return fmt.Errorf("%.40q is no vsock port, a number from 1 to %d", v, uint32(math.MaxUint32-1))
+	}
+	*to = uint32(port)
+	return nil
 }
 
 // parseListen reads an address. The CID of a vsock one is of no account; Kata

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"context"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/directvol/directvol/agent/debugconsole"
+	"github.com/directvol/directvol/agent/transport"
+	"github.com/directvol/directvol/protocols/address"
+)
+
+// serialConsole is the console that the kernel was told (console=).
+const serialConsole = "/dev/console"
+
+// openDebugConsole gives the host a shell where the settings ask for one, until
+// ctx ends. With both options it is on vsock alone, as with Kata, whose runtime
+// gives both.
+func openDebugConsole(ctx context.Context, set settings, asInit bool, log *logrus.Entry) {
+	console := &debugconsole.Console{Log: log}
+	serve := func() error { return console.RunOn(ctx, serialConsole) }
+	switch {
+	case set.consolePort != 0:
+		l, err := transport.ListenStreams(address.Address{Scheme: address.VSock, Port: set.consolePort}, debugconsole.MaxSessions, log)
+		if err != nil {
+			log.Errorf("debug console: %v", err)
+			return
+		}
+		log.WithField("address", l.Addr()).Warn("debug console: each connection of the host gets a shell")
+		serve = func() error { return console.Serve(ctx, l) }
+	case set.console && !asInit:
+		log.Warn("debug console: only PID 1 has the console: use -debug-console-vport")
+		return
+	case !set.console:
+		return
+	}
+	go func() {
+		if err := serve(); ctx.Err() == nil {
+			log.Errorf("debug console: %v", err)
+		}
+	}()
+}

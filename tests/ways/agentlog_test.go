@@ -1,0 +1,196 @@
+package ways
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// Where the guests of these tests have the log and the debug console; the second
+// is where Kata's runtime has it.
+const (
+	logPort     = 1025
+	consolePort = 1026
+)
+
+// bootTold boots a guest whose kernel is told more, and whose image has a shell.
+// It is this test's own, and gone before the next one boots theirs.
+func bootTold(t *testing.T, more string) *vm.Guest {
+	t.Helper()
+	shell, err := vm.Linked("/bin/sh", "/bin/sh")
+	must(t, err)
+	g, err := vm.Boot(t.Context(), vm.Options{Image: loopbackImage(t, shell...), Append: more})
+	must(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			g.Explain(t.Output())
+		}
+		if err := powerOff(g); err != nil {
+			t.Error(err)
+		}
+	})
+	return g
+}
+
+func TestLogAndDebugConsoleAreWhereTheKernelIsTold(t *testing.T) {
+	g := bootTold(t, fmt.Sprintf("agent.log=debug agent.log_vport=%d agent.debug_console agent.debug_console_vport=%d agent.hotplug_timeout=soon", logPort, consolePort))
+	t.Run("each reader gets the log from its first line", func(t *testing.T) {
+		for range 2 {
+			log := readLog(t, g)
+			early := log.await(t, "agent.hotplug_timeout=soon")
+			if early["level"] != "warning" || early["name"] != "directvol-agent" || early["pid"] != "1" {
+				t.Errorf("want a warning of PID 1\ngot  %v", early)
+			}
+			must(t, g.Agent().Check(limited(t)))
+			log.await(t, "CreateSandbox") // told at level debug alone
+		}
+	})
+	t.Run("the console does not get it", func(t *testing.T) {
+		var said bytes.Buffer
+		g.Explain(&said)
+		if strings.Contains(said.String(), `"msg"`) {
+			t.Errorf("want no log line\ngot\n%s", &said)
+		}
+	})
+	t.Run("a shell answers, and its status is known", func(t *testing.T) {
+		conn, shell := openShell(t, g)
+		say(t, conn, `test -t 0 && echo "terminal:$((6*7)) $(echo child)"`)
+		if got := hear(t, shell, "terminal:"); got != "42 child" {
+			t.Errorf("want 42 child\ngot  %s", got)
+		}
+		say(t, conn, "exit 7")
+		_, err := io.Copy(io.Discard, shell)
+		must(t, err)
+		ended := readLog(t, g).await(t, "session ends")
+		if ended["status"] != "exit 7" {
+			t.Errorf("want exit 7\ngot  %v", ended)
+		}
+	})
+	t.Run("a shell ends with its connection, and is waited for", func(t *testing.T) { hangUp(t, g) })
+	t.Run("peers inside the guest get neither", func(t *testing.T) {
+		for _, port := range []uint32{logPort, consolePort} {
+			got, err := g.Act.DialVsock(limited(t), act.DialVsock{CID: cidLocal, Port: port, Send: []byte("\n"), Await: 1})
+			must(t, err)
+			if len(got.Data) != 0 {
+				t.Errorf("port %d\nwant nothing\ngot  %q", port, got.Data)
+			}
+			readLog(t, g).await(t, "refused a connection: its peer is CID 1,")
+		}
+	})
+}
+
+// hangUp looks from a second shell at what is left of a first one: a process
+// that nobody had waited for would still be there.
+func hangUp(t *testing.T, g *vm.Guest) {
+	conn, shell := openShell(t, g)
+	say(t, conn, "echo pid:$$; sh -c 'echo child:$$; exec /test-guest "+act.BareEcho+"'")
+	pid := hear(t, shell, "pid:")
+	child := hear(t, shell, "child:")
+	must(t, conn.Close())
+	conn, shell = openShell(t, g)
+	say(t, conn, fmt.Sprintf("while kill -0 %s || kill -0 %s; do :; done 2>/dev/null; echo both:gone", pid, child))
+	hear(t, shell, "both:gone")
+}
+
+func TestDebugConsoleIsOnTheConsoleAndTheLogBesideIt(t *testing.T) {
+	g := bootTold(t, "agent.debug_console agent.log=debug")
+	ctx := limited(t)
+	again := time.NewTicker(100 * time.Millisecond) // nothing tells of what a console says
+	defer again.Stop()
+	for {
+		must(t, g.Agent().Check(ctx))
+		var said bytes.Buffer
+		g.Explain(&said)
+		prompt := strings.Contains(said.String(), "\n# ") || strings.Contains(said.String(), "}# ")
+		if prompt && strings.Contains(said.String(), `"terminal":"/dev/console"`) {
+			break
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			t.Fatalf("want a shell's prompt and the log\ngot\n%s", &said)
+		}
+	}
+	if conn, err := dial(limited(t), g, consolePort); err == nil {
+		conn.Close()
+		t.Error("a port that was not asked for is open")
+	}
+}
+
+// logReader reads the agent's log over vsock.
+type logReader struct{ *bufio.Scanner }
+
+func readLog(t *testing.T, g *vm.Guest) logReader {
+	t.Helper()
+	return logReader{bufio.NewScanner(connect(t, g, logPort))}
+}
+
+// await reads up to the line whose message holds text. Every line is one JSON
+// object that has a time and a level.
+func (l logReader) await(t *testing.T, text string) map[string]any {
+	t.Helper()
+	for l.Scan() {
+		var line map[string]any
+		must(t, json.Unmarshal(l.Bytes(), &line))
+		ts, _ := line["ts"].(string)
+		if _, err := time.Parse(time.RFC3339Nano, ts); err != nil || line["level"] == nil {
+			t.Errorf("want a line with a time and a level\ngot  %s", l.Text())
+		}
+		if msg, _ := line["msg"].(string); strings.Contains(msg, text) {
+			return line
+		}
+	}
+	t.Fatalf("the log ends before a line with %q: %v", text, l.Err())
+	return nil
+}
+
+// connect reaches a port of the guest, with a limit on all that follows.
+func connect(t *testing.T, g *vm.Guest, port uint32) net.Conn {
+	t.Helper()
+	ctx := limited(t)
+	conn, err := dial(ctx, g, port)
+	must(t, err)
+	t.Cleanup(func() { conn.Close() })
+	deadline, _ := ctx.Deadline()
+	must(t, conn.SetDeadline(deadline))
+	return conn
+}
+
+func openShell(t *testing.T, g *vm.Guest) (net.Conn, *bufio.Reader) {
+	t.Helper()
+	conn := connect(t, g, consolePort)
+	return conn, bufio.NewReader(conn)
+}
+
+// say types a line.
+func say(t *testing.T, conn net.Conn, line string) {
+	t.Helper()
+	_, err := io.WriteString(conn, line+"\n")
+	must(t, err)
+}
+
+// hear reads up to a line that an echo wrote, maybe behind the prompt, and
+// returns what follows the mark.
+func hear(t *testing.T, shell *bufio.Reader, mark string) string {
+	t.Helper()
+	var heard []string
+	for {
+		line, err := shell.ReadString('\n')
+		if _, rest, found := strings.Cut(line, mark); found && !strings.Contains(line, "echo ") {
+			return strings.TrimSpace(rest)
+		}
+		if heard = append(heard, line); err != nil {
+			t.Fatal(errors.Join(fmt.Errorf("want a line with %q\ngot  %q", mark, heard), err))
+		}
+	}
+}
