@@ -58,7 +58,8 @@ func ByNumber(number uint64) (Device, error) {
 }
 
 // fromSysfs returns the device of a sysfs directory …/block/NAME. root is "/"
-// outside of tests.
+// outside of tests. A slash of the node's name is an exclamation mark in sysfs
+// (device_get_devnode in drivers/base/core.c).
 func fromSysfs(root, dir string) (Device, error) {
 	name := filepath.Base(dir)
 	text, err := os.ReadFile(filepath.Join(dir, "dev"))
@@ -69,7 +70,7 @@ func fromSysfs(root, dir string) (Device, error) {
 	if err != nil {
 		return Device{}, fmt.Errorf("%s/dev: %w", dir, err)
 	}
-	return Device{Path: filepath.Join(root, "dev", name), Name: name, Number: number}, nil
+	return Device{Path: filepath.Join(root, "dev", strings.ReplaceAll(name, "!", "/")), Name: name, Number: number}, nil
 }
 
 // parseNumber reads sysfs' "major:minor\n".

@@ -69,17 +69,18 @@ func isReadError(message []byte) bool {
 // mentions tells whether a message holds name as a word of its own: "vda" is
 // in "XFS (vda):", "dev vda, sector 8" and "device vda-8", not in "vdaa".
 func mentions(message []byte, name string) bool {
-	for rest := message; ; {
-		at := bytes.Index(rest, []byte(name))
-		if at < 0 {
+	for at := 0; at+len(name) <= len(message); at++ {
+		next := bytes.Index(message[at:], []byte(name))
+		if next < 0 {
 			return false
 		}
+		at += next
 		end := at + len(name)
-		if (at == 0 || !wordByte(rest[at-1])) && (end == len(rest) || !wordByte(rest[end])) {
+		if (at == 0 || !wordByte(message[at-1])) && (end == len(message) || !wordByte(message[end])) {
 			return true
 		}
-		rest = rest[end:]
 	}
+	return false
 }
 
 func wordByte(b byte) bool {

@@ -107,16 +107,22 @@ func excerpt(line []byte) string {
 var errTruncated = fmt.Errorf("line cut short: %w", io.ErrUnexpectedEOF)
 
 // splitLines is a bufio.SplitFunc for lines that end in a newline. Unlike bufio.ScanLines it passes over empty lines and takes
-// no half line at the end.
+// no half line at the end. Empty lines go with the line behind them: after a call without one bufio.Scanner reads on, which would
+// hold a line back that has come already.
 func splitLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
-	if i := bytes.IndexByte(data, '\n'); i >= 0 {
-		if line := bytes.TrimSpace(data[:i]); len(line) > 0 {
-			return i + 1, line, nil
+	for {
+		end := bytes.IndexByte(data[advance:], '\n')
+		if end < 0 {
+			break
 		}
-		return i + 1, nil, nil
+		line := bytes.TrimSpace(data[advance : advance+end])
+		advance += end + 1
+		if len(line) > 0 {
+			return advance, line, nil
+		}
 	}
-	if atEOF && len(bytes.TrimSpace(data)) > 0 {
+	if atEOF && len(bytes.TrimSpace(data[advance:])) > 0 {
 		return 0, nil, errTruncated
 	}
-	return 0, nil, nil
+	return advance, nil, nil
 }
