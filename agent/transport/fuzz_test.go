@@ -1,0 +1,115 @@
+package transport
+
+import (
+	"bytes"
+	"io"
+	"testing"
+
+	"github.com/containerd/ttrpc"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/directvol/directvol/protocols/frame"
+)
+
+// FuzzFrames sends a connection any bytes, in two pieces: each request that is
+// quick's is answered, and all else goes up to the server as it was sent.
+func FuzzFrames(f *testing.F) {
+	request := func(stream uint32, r *ttrpc.Request) []byte {
+		b, err := proto.Marshal(r)
+		if err != nil {
+			f.Fatal(err)
+		}
+		return append(frame.Header{Length: uint32(len(b)), StreamID: stream, Type: frame.TypeRequest}.Append(nil), b...)
+	}
+	quick := request(1, &ttrpc.Request{Service: "s", Method: "Check", Payload: []byte("p")})
+	slow := request(3, &ttrpc.Request{Service: "s", Method: "Version"})
+	f.Add(bytes.Join([][]byte{quick, slow, quick}, nil), 3)
+	f.Add(append(quick, quick[:12]...), 10)
+	f.Add(request(1, &ttrpc.Request{Method: "Check", TimeoutNano: 1}), 0)
+	f.Add(request(1, &ttrpc.Request{Method: "Check", TimeoutNano: -1, Metadata: []*ttrpc.KeyValue{{Key: "k"}}}), 0)
+	f.Add(request(2, &ttrpc.Request{Method: "Check"}), 0)
+	f.Add(request(1, &ttrpc.Request{Method: "Check", Payload: make([]byte, quickBytes)}), 1000)
+	f.Add(frame.Header{Length: 1<<32 - 1, StreamID: 1, Type: frame.TypeRequest}.Append(nil), 0)
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0}, 1)
+	f.Fuzz(func(t *testing.T, sent []byte, cut int) {
+		if len(sent) > 8<<10 {
+			return // longer is slower, and says no more
+		}
+		wantUp, wantAnswers := sort(sent)
+		up, answers := exchange(t, sent, max(0, min(cut, len(sent))))
+		if !bytes.Equal(up, wantUp) {
+			t.Errorf("of %x\nwant up %x\ngot     %x", sent, wantUp, up)
+		}
+		if !bytes.Equal(answers, wantAnswers) {
+			t.Errorf("of %x\nwant answers %x\ngot          %x", sent, wantAnswers, answers)
+		}
+	})
+}
+
+// parrot answers Check with the call's own payload.
+func parrot(r *frame.Request) ([]byte, bool) {
+	return r.Payload, string(r.Method) == "Check"
+}
+
+// sort says by itself what goes up, and what is answered.
+func sort(sent []byte) (up, answers []byte) {
+	for len(sent) >= frame.HeaderBytes {
+		h := frame.ParseHeader(sent)
+		n := int(min(uint64(frame.HeaderBytes)+uint64(h.Length), uint64(len(sent))))
+		whole := n == frame.HeaderBytes+int(h.Length)
+		request, err := frame.ParseRequest(sent[frame.HeaderBytes:n])
+		patient := request.TimeoutNano == 0 || request.TimeoutNano >= int64(leastTimeout)
+		response, ok := parrot(&request)
+		if whole && n <= quickBytes && h.Type == frame.TypeRequest && h.StreamID%2 == 1 && err == nil && !request.HasMetadata && patient && ok {
+			answers = frame.AppendResponse(answers, h.StreamID, response)
+		} else {
+			up = append(up, sent[:n]...)
+		}
+		sent = sent[n:]
+	}
+	return append(up, sent...), answers
+}
+
+// exchange sends bytes over a connection and returns what comes of it.
+func exchange(t *testing.T, sent []byte, cut int) (up, answers []byte) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pair[1])
+	closed := make(chan struct{})
+	c := newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, parrot, func() { close(closed) })
+	c.watched.Store(true) // no call hangs, however slow the machine, and so all keep their order
+	read := make(chan []byte)
+	go func() {
+		b, _ := io.ReadAll(c) // ends with what was sent: there is no other error
+		read <- b
+	}()
+	for _, piece := range [][]byte{sent[:cut], sent[cut:]} {
+		for len(piece) > 0 {
+			n, err := unix.Write(pair[1], piece)
+			if err != nil {
+				t.Fatal(err)
+			}
+			piece = piece[n:]
+		}
+	}
+	if err := unix.Shutdown(pair[1], unix.SHUT_WR); err != nil {
+		t.Fatal(err)
+	}
+	up = <-read
+	c.Close()
+	<-closed
+	var buf [4 << 10]byte
+	for {
+		n, err := unix.Read(pair[1], buf[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 {
+			return up, answers
+		}
+		answers = append(answers, buf[:n]...)
+	}
+}

@@ -1,0 +1,65 @@
+package agentclient
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+// FuzzAnswers reads any payload as each answer of a guest: what passes has
+// bounded numbers, and texts that a log or a terminal can be shown.
+func FuzzAnswers(f *testing.F) {
+	for _, m := range []interface{ Marshal() ([]byte, error) }{
+		&agentpb.VersionCheckResponse{GrpcVersion: "0.0.1", AgentVersion: "\x1b[2J1"},
+		&agentpb.VolumeStatsResponse{
+			Usage:           []*agentpb.VolumeUsage{{Unit: agentpb.VolumeUsage_BYTES, Total: 9, Used: 2, Available: 7}, {Unit: agentpb.VolumeUsage_INODES, Total: 1 << 63}, {Total: 1, Used: 2}},
+			VolumeCondition: &agentpb.VolumeCondition{Abnormal: true, Message: "ext4 on /dev/vda\r\nOK\u202e"},
+		},
+		&agentpb.GuestDetailsResponse{AgentDetails: &agentpb.AgentDetails{Version: "1", DeviceHandlers: []string{"blk", "\xff"}, StorageHandlers: make([]string, maxNames+1)}},
+	} {
+		b, err := m.Marshal()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var version agentpb.VersionCheckResponse
+		if version.Unmarshal(b) == nil && checkVersion(&version) == nil {
+			showable(t, version.GrpcVersion, version.AgentVersion)
+		}
+		var stats agentpb.VolumeStatsResponse
+		if stats.Unmarshal(b) == nil && checkStats(&stats) == nil {
+			for _, u := range stats.Usage {
+				if u.Total > math.MaxInt64 || max(u.Used, u.Available) > u.Total || len(stats.Usage) > maxUsages {
+					t.Errorf("%x passed as %+v", b, stats)
+				}
+			}
+			if stats.VolumeCondition != nil {
+				showable(t, stats.VolumeCondition.Message)
+			}
+		}
+		var details agentpb.GuestDetailsResponse
+		if details.Unmarshal(b) == nil && checkDetails(&details) == nil && details.AgentDetails != nil {
+			showable(t, details.AgentDetails.Version)
+			for _, names := range [][]string{details.AgentDetails.DeviceHandlers, details.AgentDetails.StorageHandlers, details.AgentDetails.ExtraFeatures} {
+				showable(t, names...)
+			}
+		}
+	})
+}
+
+func showable(t *testing.T, texts ...string) {
+	if len(texts) > maxNames {
+		t.Errorf("%d names, at most %d", len(texts), maxNames)
+	}
+	for _, text := range texts {
+		if len(text) > maxText || !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			t.Errorf("want a printable text of at most %d bytes\ngot  %q", maxText, text)
+		}
+	}
+}
