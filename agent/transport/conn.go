@@ -53,10 +53,11 @@ type conn struct {
 	quick         Quick
 	onClose       func()
 
-	up   chan []byte // to the server; closed when nothing more comes
-	rest []byte      // of the last of up, which the server has not taken yet
-	over chan struct{}
-	once sync.Once
+	up    chan []byte   // to the server
+	ended chan struct{} // closed when nothing more is read; a call that hung may still go up
+	rest  []byte        // of the last of up, which the server has not taken yet
+	over  chan struct{}
+	once  sync.Once
 
 	writing sync.Mutex // one frame at a time
 	pending []byte     // of a frame that the server has begun to write
@@ -68,7 +69,7 @@ type conn struct {
 }
 
 func newConn(fd int, local, remote net.Addr, quick Quick, onClose func()) *conn {
-	c := &conn{fd: fd, local: local, remote: remote, quick: quick, onClose: onClose, up: make(chan []byte), over: make(chan struct{})}
+	c := &conn{fd: fd, local: local, remote: remote, quick: quick, onClose: onClose, up: make(chan []byte), ended: make(chan struct{}), over: make(chan struct{})}
 	c.users.Store(1)
 	limit := unix.NsecToTimeval(int64(sendLimit))
 	unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit) // where it cannot be set, a write waits
@@ -95,11 +96,11 @@ func (c *conn) release() {
 // Read hands the server the frames that are not answered in place.
 func (c *conn) Read(p []byte) (int, error) {
 	if len(c.rest) == 0 {
-		chunk, ok := <-c.up
-		if !ok {
+		select {
+		case c.rest = <-c.up:
+		case <-c.ended:
 			return 0, io.EOF
 		}
-		c.rest = chunk
 	}
 	n := copy(p, c.rest)
 	c.rest = c.rest[n:]
@@ -181,7 +182,7 @@ func (l *loop) run() {
 		}
 		if err != nil {
 			l.pass(l.end - l.start) // half a frame is the server's to complain of
-			close(l.conn.up)
+			close(l.conn.ended)
 			return
 		}
 	}
