@@ -44,10 +44,15 @@ func readXFSGeom(m Mounted) (*xfsGeom, error) {
 	if err := ioctl(m, "XFS_IOC_FSGEOMETRY", xfsIocFSGeometry, unsafe.Pointer(&g)); err != nil {
 		return nil, err
 	}
+	return &g, g.check(m.Device)
+}
+
+// check refuses a geometry that cannot be counted with.
+func (g *xfsGeom) check(device string) error {
 	if g.blockSize() == 0 || g.groupBlocks() == 0 || g.dataBlocks() > (1<<63)/uint64(g.blockSize()) {
-		return nil, fmt.Errorf("xfs at %s has %d blocks of %d bytes, %d a group", m.Device, g.dataBlocks(), g.blockSize(), g.groupBlocks())
+		return fmt.Errorf("xfs at %s has %d blocks of %d bytes, %d a group", device, g.dataBlocks(), g.blockSize(), g.groupBlocks())
 	}
-	return &g, nil
+	return nil
 }
 
 func xfsGeometry(m Mounted) (Geometry, error) {

@@ -16,3 +16,34 @@ func TestShortLastGroupIsNotAskedFor(t *testing.T) {
 		}
 	}
 }
+
+// FuzzXFSGeometry has a grown filesystem end at most a short group before what
+// was asked for, never beyond it, and where the kernel ends it too.
+func FuzzXFSGeometry(f *testing.F) {
+	seed := func(blockSize, groupBlocks uint32, dataBlocks, goal uint64) {
+		var g xfsGeom
+		binary.NativeEndian.PutUint32(g[0:], blockSize)
+		binary.NativeEndian.PutUint32(g[8:], groupBlocks)
+		binary.NativeEndian.PutUint64(g[32:], dataBlocks)
+		f.Add(g[:40], goal)
+	}
+	seed(4096, 65536, 262144, 327744)
+	seed(512, 64, 1, 63)
+	seed(65536, 1, 1<<47, 1<<63)
+	seed(0, 0, 1<<63, 1)
+	f.Fuzz(func(t *testing.T, b []byte, goal uint64) {
+		var g xfsGeom
+		copy(g[:], b)
+		if g.check("/dev/vda") != nil {
+			return
+		}
+		if bytes := g.dataBlocks() * uint64(g.blockSize()); bytes/uint64(g.blockSize()) != g.dataBlocks() {
+			t.Errorf("%d blocks of %d bytes were taken", g.dataBlocks(), g.blockSize())
+		}
+		blocks := g.usable(goal)
+		last := blocks % uint64(g.groupBlocks())
+		if blocks > goal || goal-blocks >= xfsMinGroupBlocks || last != 0 && last < xfsMinGroupBlocks || g.usable(blocks) != blocks {
+			t.Errorf("of %d blocks, %d a group, %d are used", goal, g.groupBlocks(), blocks)
+		}
+	})
+}
