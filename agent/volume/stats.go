@@ -86,10 +86,10 @@ func (t *Table) StatsAtOnce(path string) (Stats, bool) {
 	t.mu.Lock()
 	v := t.volumes[path]
 	t.mu.Unlock()
-	if v == nil || v.watch == nil {
+	if v == nil {
 		return Stats{}, false
 	}
-	conditions, ok := v.watch.Latest()
+	conditions, ok := v.conditionsAtOnce()
 	if !ok {
 		return Stats{}, false
 	}
@@ -98,12 +98,22 @@ func (t *Table) StatsAtOnce(path string) (Stats, bool) {
 		return Stats{}, false
 	}
 	v.measure(m)
-	if m.err != nil {
+	if m.err != nil || m.stats.fsid == (unix.Fsid{}) { // nothing would tell it from another mount
 		return Stats{}, false
 	}
 	stats := *m.stats
 	stats.Conditions = conditions
 	return stats, true
+}
+
+// conditionsAtOnce returns what is wrong with a volume that is known and whose
+// statfs waits for nobody: one that is watched, or a tmpfs, which has no device
+// that could fail. virtio-fs, FUSE and NFS ask a server, which may not answer.
+func (v *Volume) conditionsAtOnce() ([]health.Condition, bool) {
+	if v.watch == nil {
+		return nil, v.FSType == "tmpfs"
+	}
+	return v.watch.Latest()
 }
 
 // begin joins the measurement that is under way, or makes one, which the caller
