@@ -116,6 +116,10 @@ func (g growth) grown(ctx context.Context, e *echo, by func(context.Context, *di
 	if err := d.mount(ctx); err != nil {
 		return 0, err
 	}
+	// The agent looks at what it has mounted, by writing to it. That is neither the call's nor the ioctl's time, and statistics wait for its end.
+	if _, err := g.guest.Agent().GetVolumeStats(ctx, d.GuestPath); err != nil {
+		return 0, err
+	}
 	if _, err := e.several(echoesBeside); err != nil { // the guest has gone quiet
 		return 0, err
 	}
