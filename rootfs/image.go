@@ -22,10 +22,10 @@ import (
 // to finit_module(2) without parameters. It is there, maybe empty, in every image.
 const ModuleList = "/etc/directvol/modules"
 
-// DefaultModules are in every image, with what they need: disks and vsock on virtio's PCI transport, and xfs. Debian's
-// kernel for virtual machines has ext4 built in.
+// DefaultModules are in every image, with what they need: vsock on virtio's PCI transport, by which the agent is
+// reached, then what its storages need. Debian's kernel for virtual machines has ext4 built in.
 func DefaultModules() []string {
-	return []string{"virtio_pci", "virtio_blk", "vmw_vsock_virtio_transport", "xfs"}
+	return []string{"virtio_pci", "vmw_vsock_virtio_transport", "virtio_blk", "xfs", "virtio_scsi", "sd_mod", "virtiofs"}
 }
 
 // Program is a file of the host that the guest can run.

@@ -20,7 +20,7 @@ import (
 	"github.com/directvol/directvol/rootfs/kernel/kerneltest"
 )
 
-// defaultTree is a kernel with the default modules, one of them built in.
+// defaultTree is a kernel with the default modules, some of them built in.
 func defaultTree(t *testing.T) string {
 	return kerneltest.Tree(t, map[string][]string{
 		"kernel/drivers/virtio/virtio.ko":                    {"depends="},
@@ -29,7 +29,9 @@ func defaultTree(t *testing.T) string {
 		"kernel/fs/xfs/xfs.ko":                               {"depends=libcrc32c"},
 		"kernel/lib/libcrc32c.ko":                            {"softdep=pre: crc32c"},
 		"kernel/drivers/scsi/scsi_debug.ko":                  {"depends="},
-	}, "kernel/drivers/block/virtio_blk.ko")
+		"kernel/drivers/scsi/virtio_scsi.ko":                 {"depends=virtio"},
+		"kernel/fs/fuse/virtiofs.ko":                         {"depends=virtio"},
+	}, "kernel/drivers/block/virtio_blk.ko", "kernel/drivers/scsi/sd_mod.ko")
 }
 
 // testImage is an image of a small kernel and a static /init, its outputs in a new folder.
@@ -136,7 +138,8 @@ func TestModuleListIsTheLoadOrder(t *testing.T) {
 	root := "/lib/modules/" + kerneltest.Version + "/kernel/"
 	want := []string{
 		root + "drivers/virtio/virtio.ko", root + "drivers/virtio/virtio_pci.ko", root + "net/vmw_vsock/vmw_vsock_virtio_transport.ko",
-		root + "lib/libcrc32c.ko", root + "fs/xfs/xfs.ko", root + "drivers/scsi/scsi_debug.ko",
+		root + "lib/libcrc32c.ko", root + "fs/xfs/xfs.ko", root + "drivers/scsi/virtio_scsi.ko",
+		root + "fs/fuse/virtiofs.ko", root + "drivers/scsi/scsi_debug.ko",
 	}
 	if !slices.Equal(result.Modules, want) {
 		t.Errorf("modules:\n got %q\nwant %q", result.Modules, want)

@@ -7,6 +7,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,15 +20,42 @@ const ModuleList = "/etc/directvol/modules"
 // does: it has no modprobe. A list that is not there is an image whose kernel
 // needs none.
 func LoadModules(list string) error {
+	others, err := LoadModulesUntil(list, "")
+	return errors.Join(err, others())
+}
+
+// LoadModulesUntil loads the modules of a list up to one, by its file's name, or
+// all where it is not among them. The others are loaded by the function that it
+// returns, which is never nil.
+func LoadModulesUntil(list, name string) (others func() error, err error) {
+	nothing := func() error { return nil }
 	file, err := os.Open(list)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return nothing, nil
 	}
 	if err != nil {
-		return err
+		return nothing, err
 	}
 	defer file.Close()
-	return eachLine(file, loadModule)
+	var paths []string
+	err = eachLine(file, func(line string) error {
+		paths = append(paths, line)
+		return nil
+	})
+	until := slices.IndexFunc(paths, func(p string) bool { return path.Base(p) == name }) + 1
+	if until == 0 {
+		until = len(paths)
+	}
+	return func() error { return loadAll(paths[until:]) }, errors.Join(err, loadAll(paths[:until]))
+}
+
+// loadAll goes on after one that fails: another may be the one that matters.
+func loadAll(paths []string) error {
+	var errs []error
+	for _, p := range paths {
+		errs = append(errs, loadModule(p))
+	}
+	return errors.Join(errs...)
 }
 
 func eachLine(r io.Reader, do func(line string) error) error {

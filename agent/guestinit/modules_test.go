@@ -2,6 +2,7 @@ package guestinit
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -39,5 +40,23 @@ func TestLinesAreTakenInTheirOrder(t *testing.T) {
 	}
 	if err := eachLine(strings.NewReader(strings.Repeat("x", 1<<20)), func(string) error { return nil }); err == nil {
 		t.Error("a line that is no path was taken")
+	}
+}
+
+func TestModulesBehindTheOneThatMattersWait(t *testing.T) {
+	dir := t.TempDir()
+	list := filepath.Join(dir, "modules")
+	if err := os.WriteFile(list, []byte(dir+"/first.ko\n"+dir+"/vsock.ko\n"+dir+"/last.ko\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, last := range map[string]string{"vsock.ko": "vsock.ko", "last.ko": "last.ko", "absent.ko": "last.ko", "sock.ko": "last.ko"} {
+		others, err := LoadModulesUntil(list, name)
+		rest := others()
+		for i, module := range []string{"first.ko", "vsock.ko", "last.ko"} {
+			now := i < 2 || last == "last.ko"
+			if strings.Contains(fmt.Sprint(err), module) != now || strings.Contains(fmt.Sprint(rest), module) == now {
+				t.Errorf("until %s: %s\nwant it tried at once: %v\ngot  at once %v, then %v", name, module, now, err, rest)
+			}
+		}
 	}
 }

@@ -40,8 +40,9 @@ const releaseLimit = 8 * time.Second
 // before the first call.
 type Agent struct {
 	Log        *logrus.Entry
-	Version    string // of this program
-	Init       bool   // it runs as PID 1
+	Version    string          // of this program
+	Ready      <-chan struct{} // closed when the guest's modules are loaded, which all calls but Health's wait for; nil where they are
+	Init       bool            // it runs as PID 1
 	Storages   *storage.Table
 	Volumes    *volume.Table
 	ResizeWait time.Duration // how long a resize waits for its device

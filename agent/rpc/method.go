@@ -35,7 +35,9 @@ func method[Q, R any, PQ service.Message[Q], PR service.Message[R]](a *Agent, na
 				response, err = nil, status.Errorf(codes.Internal, "%s: the agent has a bug, its log says more", name)
 			}
 		}()
-		response, err = f(ctx, request)
+		if err = a.ready(ctx); err == nil {
+			response, err = f(ctx, request)
+		}
 		if err == nil {
 			a.Log.Debug(name)
 			return response, nil
@@ -65,5 +67,18 @@ func (a *Agent) Drain(ctx context.Context) {
 	select {
 	case <-done:
 	case <-ctx.Done():
+	}
+}
+
+// ready waits for Ready until ctx ends.
+func (a *Agent) ready(ctx context.Context) error {
+	if a.Ready == nil {
+		return nil
+	}
+	select {
+	case <-a.Ready:
+		return nil
+	case <-ctx.Done():
+		return refusal.New(refusal.DeadlineExceeded, "the guest is still loading its modules: %w", ctx.Err())
 	}
 }

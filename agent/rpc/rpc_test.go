@@ -120,6 +120,27 @@ func TestContainerIDsAreFileNames(t *testing.T) {
 	}
 }
 
+func TestCallWaitsForTheGuestToBeReady(t *testing.T) {
+	a := newAgent()
+	ready := make(chan struct{})
+	a.Ready = ready
+	call := method(a, "Test", func(context.Context, *emptypb.Empty) (*emptypb.Empty, error) { return nothing, nil })
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := call(over, func(any) error { return nil }); status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "modules") {
+		t.Errorf("before\nwant DeadlineExceeded, and what it waits for\ngot  %v", err)
+	}
+	answered := make(chan error)
+	go func() {
+		_, err := call(t.Context(), func(any) error { return nil })
+		answered <- err
+	}()
+	close(ready)
+	if err := <-answered; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestDrainWaitsForTheCallsUnderWay(t *testing.T) {
 	a := newAgent()
 	began, end := make(chan struct{}), make(chan struct{})

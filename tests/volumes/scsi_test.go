@@ -3,40 +3,14 @@ package volumes
 import (
 	"context"
 	"fmt"
-	"path"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/rootfs/kernel"
 	"github.com/directvol/directvol/tests/vm"
 )
-
-// loadModules brings kernel modules into the guest that its image lacks.
-func loadModules(t *testing.T, g *vm.Guest, names ...string) {
-	t.Helper()
-	build, err := vm.FindBuild()
-	must(t, err)
-	ctx := within(t, jobLimit)
-	k, err := kernel.Open(ctx, kernel.Source{Cache: filepath.Join(build.Dir, filepath.Base(kernel.DefaultCache))})
-	must(t, err)
-	modules, err := k.Order(names...)
-	must(t, err)
-	var list strings.Builder
-	for _, m := range modules {
-		data, err := m.Read()
-		must(t, err)
-		file := path.Join("/tmp", path.Base(m.Path))
-		must(t, g.Act.WriteFile(ctx, file, data))
-		list.WriteString(file + "\n")
-	}
-	const listFile = "/tmp/modules"
-	must(t, g.Act.WriteFile(ctx, listFile, []byte(list.String())))
-	must(t, g.Act.LoadModules(ctx, listFile))
-}
 
 // execute has QEMU do something, and undo it when the test ends.
 func execute(t *testing.T, g *vm.Guest, command string, arguments map[string]any, undo func(context.Context) error) {
@@ -79,7 +53,6 @@ func TestSCSIDiskIsAVolume(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := guest(t)
 			leavesNoMount(t, g)
-			loadModules(t, g, "virtio_scsi", "sd_mod")
 			const controller, disk, node = "controller", "scsidisk", "scsinode"
 			execute(t, g, "device_add", map[string]any{
 				"driver": "virtio-scsi-pci", "id": controller, "bus": "b2", "addr": "0x1d", "vectors": 0, "num_queues": 1, "hotplug": tells, "param_change": tells,

@@ -58,7 +58,6 @@ func TestVirtioFSStorageIsAFolderOfTheHost(t *testing.T) {
 	socket := share(t, folder)
 	g := guest(t)
 	leavesNoMount(t, g)
-	loadModules(t, g, "virtiofs")
 	const device, tag = "share", "shared"
 	qmp := g.VM().QMP()
 	execute(t, g, "chardev-add", map[string]any{"id": device, "backend": map[string]any{"type": "socket", "data": map[string]any{

@@ -116,7 +116,8 @@ var explanations = []struct{ row, text string }{
 		"and once after it. virtio-fs passes the fsync on to the host, whose filesystem commits its own journal once, for everyone who waits."},
 	{"kata_memory_bytes", "**Memory.** In a guest whose root is an initramfs a program's file lies in memory, too, so that its size and its anonymous memory add up. " +
 		"kata-agent's shared libraries are not counted."},
-	{"boot_to_ready", "**Boot.** Both guests have the same kernel, command line and modules; the one that boots to the echo has nothing else. The time begins " +
+	{"boot_to_ready", "**Boot.** Both guests have the same kernel, command line and modules; the one that boots to the echo has nothing else, and loads all of them first. " +
+		"The agent answers as soon as vsock's are loaded, and what mounts waits for the others. The time begins " +
 		"with the first word of the kernel's boot code on the console, so that the firmware and QEMU's own start are not in it."},
 }
 

@@ -8,16 +8,13 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/rootfs/kernel"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
 )
@@ -37,9 +34,6 @@ func (l *lab) share(ctx context.Context, guest *vm.Guest) (end func(context.Cont
 	}
 	if os.Geteuid() != 0 {
 		return nil, unavailable("virtiofsd shares a folder for root alone: run the bench as root for this row")
-	}
-	if err := l.loadModules(ctx, guest, "virtiofs"); err != nil {
-		return nil, err
 	}
 	folder, err := os.MkdirTemp(guest.Dir, "shared-") // on the filesystem that the volume's image is on
 	if err != nil {
@@ -158,33 +152,4 @@ func unplugShare(ctx context.Context, guest *vm.Guest) error {
 			return fmt.Errorf("the guest does not let go of virtio-fs: %w", ctx.Err())
 		}
 	}
-}
-
-// loadModules brings modules into the guest that its image lacks, and loads them.
-func (l *lab) loadModules(ctx context.Context, guest *vm.Guest, names ...string) error {
-	k, err := kernel.Open(ctx, l.kernelSource())
-	if err != nil {
-		return err
-	}
-	modules, err := k.Order(names...)
-	if err != nil {
-		return err
-	}
-	var list strings.Builder
-	for _, m := range modules {
-		data, err := m.Read()
-		if err != nil {
-			return err
-		}
-		file := path.Join("/tmp", path.Base(m.Path))
-		if err := guest.Act.WriteFile(ctx, file, data); err != nil {
-			return err
-		}
-		list.WriteString(file + "\n")
-	}
-	const listFile = "/tmp/modules"
-	if err := guest.Act.WriteFile(ctx, listFile, []byte(list.String())); err != nil {
-		return err
-	}
-	return guest.Act.LoadModules(ctx, listFile)
 }

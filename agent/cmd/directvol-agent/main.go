@@ -28,6 +28,11 @@ import (
 // version is this program's, told by Health.Version.
 const version = "0.1.0"
 
+// vsockModule is the last module that it takes to be reached. Those behind it are
+// loaded while the first calls are answered: xfs alone takes a second of an
+// emulated guest's boot.
+const vsockModule = "vmw_vsock_virtio_transport.ko"
+
 // answerLimit is how long the last answers have to leave before the end, and the
 // host to hang up when it has them.
 const answerLimit = 5 * time.Second
@@ -42,6 +47,7 @@ func main() {
 	debug.SetGCPercent(25)
 	entry, kept := newLog()
 	asInit := os.Getpid() == 1
+	modules := func() error { return nil }
 	if asInit {
 		// Not fatal: a guest that can still answer can still be asked.
 		if err := guestinit.Mount(); err != nil {
@@ -55,11 +61,12 @@ func main() {
 	}
 	if asInit {
 		guestinit.Reap()
-		if err := guestinit.LoadModules(guestinit.ModuleList); err != nil {
+		var err error
+		if modules, err = guestinit.LoadModulesUntil(guestinit.ModuleList, vsockModule); err != nil {
 			entry.Error(err)
 		}
 	}
-	destroyed, err := serve(entry, kept, set, asInit)
+	destroyed, err := serve(entry, kept, set, asInit, modules)
 	if err != nil {
 		entry.Error(err)
 		kept.toConsole() // nobody may have read it over vsock
@@ -106,7 +113,7 @@ func configure(log *logrus.Entry, asInit bool) settings {
 
 // serve answers until the sandbox is destroyed and the VM is to end, or until
 // SIGTERM, and returns whether the sandbox was destroyed.
-func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool) (destroyed bool, err error) {
+func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules func() error) (destroyed bool, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, os.Interrupt)
 	defer stop()
 	monitor := health.NewMonitor(log)
@@ -121,8 +128,10 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool) (destroy
 		return false, err
 	}
 	over := make(chan (<-chan struct{}), 1)
+	loaded := make(chan struct{})
 	agent := &rpc.Agent{
-		Log: log, Version: version, Init: asInit, ResizeWait: set.resizeWait, Volumes: volumes,
+		Ready: loaded,
+		Log:   log, Version: version, Init: asInit, ResizeWait: set.resizeWait, Volumes: volumes,
 		Storages: storage.NewTable(log, volumes, set.hotplug, state),
 	}
 	listener, err := transport.Listen(set.listen, agent.Quick, log)
@@ -154,6 +163,12 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool) (destroy
 	served := make(chan error, 1)
 	// Not with ctx: the calls in flight would end with it, and are to answer.
 	go func() { served <- server.Serve(context.Background(), listener) }()
+	go func() { // Health answers meanwhile; what mounts waits
+		defer close(loaded)
+		if err := modules(); err != nil {
+			log.Error(err)
+		}
+	}()
 	if err := notifyReady(); err != nil {
 		log.Warn(err)
 	}

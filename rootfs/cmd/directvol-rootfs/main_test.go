@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"path/filepath"
 	"strings"
@@ -55,7 +56,7 @@ func TestAnswerIsForPeopleOrPrograms(t *testing.T) {
 	if err := run(t.Context(), args, &line, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	if want := "kernel " + kerneltest.Version + ", 4 modules, "; !strings.HasPrefix(line.String(), want) {
+	if want := "kernel " + kerneltest.Version + fmt.Sprintf(", %d modules, ", len(modules)); !strings.HasPrefix(line.String(), want) {
 		t.Errorf("line:\n got %q\nwant it to begin with %q", line.String(), want)
 	}
 	if err := run(t.Context(), append(args, "--json"), &object, io.Discard); err != nil {
@@ -65,7 +66,7 @@ func TestAnswerIsForPeopleOrPrograms(t *testing.T) {
 	if err := json.Unmarshal(object.Bytes(), &got); err != nil {
 		t.Fatal(err)
 	}
-	if got.Kernel != kerneltest.Version || len(got.Modules) != 4 || got.ImageBytes == 0 || got.KernelBytes == 0 {
+	if got.Kernel != kerneltest.Version || len(got.Modules) != len(modules) || got.ImageBytes == 0 || got.KernelBytes == 0 {
 		t.Errorf("result:\n got %+v\nwant all fields set", got)
 	}
 }

@@ -70,7 +70,6 @@ const (
 	OpUnmount      = "umount"
 	OpShutdownFS   = "shutdown-fs"
 	OpGrowFS       = "grow-fs"
-	OpLoadModules  = "load-modules"
 	OpSync         = "sync"
 	OpWriteBlocks  = "write-blocks"
 	OpVerifyBlocks = "verify-blocks"

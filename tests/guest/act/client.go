@@ -99,11 +99,6 @@ func (c *Client) Grow(ctx context.Context, g Grow) (time.Duration, error) {
 	return time.Duration(grown.Nanoseconds), err
 }
 
-// LoadModules loads the kernel modules that a file of the guest lists, a path a line. One that is loaded already is no error.
-func (c *Client) LoadModules(ctx context.Context, list string) error {
-	return c.call(ctx, OpLoadModules, Path{list}, nil)
-}
-
 // Sync writes out the filesystem that holds path (syncfs), or all of them where path is empty.
 func (c *Client) Sync(ctx context.Context, path string) error {
 	return c.call(ctx, OpSync, Path{path}, nil)

@@ -2,7 +2,7 @@ package act
 
 import "syscall"
 
-// Path names a file of the guest: the arguments of OpStat, OpStatFS, OpDeviceSize, OpLoadModules and OpSync.
+// Path names a file of the guest: the arguments of OpStat, OpStatFS, OpDeviceSize and OpSync.
 type Path struct {
 	Path string `json:"path"`
 }

@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"syscall"
 
-	"github.com/directvol/directvol/agent/guestinit"
 	"github.com/directvol/directvol/tests/guest/act"
 )
 
@@ -38,8 +37,6 @@ func execute(ctx context.Context, args act.Command) (act.Exit, error) {
 	}
 	return exit, nil
 }
-
-func loadModules(args act.Path) error { return guestinit.LoadModules(args.Path) }
 
 // head keeps the first MaxOutput bytes that are written to it and swallows the rest, so that the writer never blocks.
 type head struct {

@@ -191,13 +191,3 @@ func TestGrowRefusesAFilesystemItDoesNotKnow(t *testing.T) {
 		t.Errorf("want an error that names tmpfs\n got: %v", err)
 	}
 }
-
-func TestModulesThatAreNotThereAreNamed(t *testing.T) {
-	list := filepath.Join(t.TempDir(), "modules")
-	if err := os.WriteFile(list, []byte("/no/such.ko\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := guest(t).LoadModules(t.Context(), list); !errors.Is(err, syscall.ENOENT) || !strings.Contains(err.Error(), "/no/such.ko") {
-		t.Errorf("want ENOENT of /no/such.ko\n got: %v", err)
-	}
-}

@@ -24,7 +24,6 @@ var operations = map[string]operation{
 	act.OpUnmount:      plain(unmount),
 	act.OpShutdownFS:   plain(shutdownFS),
 	act.OpGrowFS:       once(growFS),
-	act.OpLoadModules:  plain(loadModules),
 	act.OpSync:         plain(sync),
 	act.OpWriteBlocks:  many(writeBlocks),
 	act.OpVerifyBlocks: many(verifyBlocks),
