@@ -48,7 +48,7 @@ func standsAlone(text, word string) bool {
 	letter := func(at int) bool {
 		return at >= 0 && at < len(text) && strings.IndexByte("_0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", text[at]) >= 0
 	}
-	for at := range text {
+	for at := range len(text) {
 		if strings.HasPrefix(text[at:], word) && !letter(at-1) && !letter(at+len(word)) {
 			return true
 		}

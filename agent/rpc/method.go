@@ -27,7 +27,9 @@ var codeOf = map[refusal.Kind]codes.Code{
 // method wraps f so that its errors have codes and its calls are logged.
 func method[Q, R any, PQ service.Message[Q], PR service.Message[R]](a *Agent, name string, f func(context.Context, PQ) (PR, error)) ttrpc.Method {
 	return service.Method(func(ctx context.Context, request PQ) (response PR, err error) {
-		a.calls.RLock()
+		if !a.calls.TryRLock() {
+			return nil, status.Errorf(codes.Unavailable, "%s: the agent is ending; nothing was done: call again", name)
+		}
 		defer a.calls.RUnlock()
 		defer func() {
 			if p := recover(); p != nil { // ttrpc does not, and PID 1 must not die
@@ -56,8 +58,8 @@ func (a *Agent) panicked(method string, p any) {
 	a.Log.Errorf("%s: panic: %v\n%s", method, p, debug.Stack())
 }
 
-// Drain waits for the calls that are under way, until ctx ends, and lets none
-// begin: it is for the agent's end.
+// Drain waits for the calls that are under way, until ctx ends. Those that come
+// from now on are refused: it is for the agent's end.
 func (a *Agent) Drain(ctx context.Context) {
 	done := make(chan struct{})
 	go func() {

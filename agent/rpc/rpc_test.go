@@ -169,6 +169,9 @@ func TestDrainWaitsForTheCallsUnderWay(t *testing.T) {
 		t.Error("it did not wait")
 	default:
 	}
+	if _, err := call(t.Context(), func(any) error { return nil }); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "nothing was done") {
+		t.Errorf("a call that comes then\nwant Unavailable\ngot  %v", err)
+	}
 	close(end)
 	<-drained
 	if err := <-answered; err != nil {

@@ -52,6 +52,8 @@ type conn struct {
 	local, remote net.Addr
 	quick         Quick
 	onClose       func()
+	owed          *owed
+	owes          int // to the peer; owed.mu guards it
 
 	up    chan []byte   // to the server
 	ended chan struct{} // closed when nothing more is read; a call that hung may still go up
@@ -68,8 +70,8 @@ type conn struct {
 	loop     *loop // the one that reads; it may be replaced while sequence is odd
 }
 
-func newConn(fd int, local, remote net.Addr, quick Quick, onClose func()) *conn {
-	c := &conn{fd: fd, local: local, remote: remote, quick: quick, onClose: onClose, up: make(chan []byte), ended: make(chan struct{}), over: make(chan struct{})}
+func newConn(fd int, local, remote net.Addr, quick Quick, owed *owed, onClose func()) *conn {
+	c := &conn{fd: fd, local: local, remote: remote, quick: quick, owed: owed, onClose: onClose, up: make(chan []byte), ended: make(chan struct{}), over: make(chan struct{})}
 	c.users.Store(1)
 	limit := unix.NsecToTimeval(int64(sendLimit))
 	unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit) // where it cannot be set, a write waits
@@ -89,6 +91,7 @@ func (c *conn) start(l *loop) {
 func (c *conn) release() {
 	if c.users.Add(-1) == 0 {
 		unix.Close(c.fd)
+		c.owed.left(c)
 		c.onClose()
 	}
 }
@@ -112,12 +115,16 @@ func (c *conn) Read(p []byte) (int, error) {
 func (c *conn) Write(p []byte) (int, error) {
 	c.pending = append(c.pending, p...)
 	for len(c.pending) >= frame.HeaderBytes {
-		length := frame.HeaderBytes + uint64(frame.ParseHeader(c.pending).Length)
+		header := frame.ParseHeader(c.pending)
+		length := frame.HeaderBytes + uint64(header.Length)
 		if uint64(len(c.pending)) < length {
 			break
 		}
 		if err := c.send(c.pending[:length]); err != nil {
 			return 0, err
+		}
+		if header.Type == frame.TypeResponse {
+			c.owed.answered(c)
 		}
 		c.pending = append(c.pending[:0], c.pending[length:]...)
 	}
@@ -195,8 +202,11 @@ func (l *loop) frame() (taken bool, err error) {
 	}
 	header := frame.ParseHeader(l.buffer[l.start:])
 	length := frame.HeaderBytes + uint64(header.Length)
-	if header.Type != frame.TypeRequest || header.StreamID%2 == 0 || length > quickBytes {
+	if header.Type != frame.TypeRequest || header.StreamID%2 == 0 {
 		return false, l.passAll(length)
+	}
+	if length > quickBytes {
+		return false, l.passRequest(length)
 	}
 	if err := l.fill(int(length)); err != nil {
 		return false, err
@@ -204,7 +214,7 @@ func (l *loop) frame() (taken bool, err error) {
 	whole := l.buffer[l.start : l.start+int(length)]
 	request, err := frame.ParseRequest(whole[frame.HeaderBytes:])
 	if err != nil || request.HasMetadata || request.TimeoutNano != 0 && request.TimeoutNano < int64(leastTimeout) {
-		return false, l.passAll(length)
+		return false, l.passRequest(length)
 	}
 	return l.inPlace(whole, header.StreamID, &request)
 }
@@ -229,11 +239,18 @@ func (l *loop) inPlace(whole []byte, id uint32, request *frame.Request) (taken b
 		return taken, err
 	}
 	if taken {
+		c.owed.took(c)
 		l.deliver(append([]byte(nil), whole...))
 		return true, nil
 	}
 	l.start -= len(whole)
-	return false, l.passAll(uint64(len(whole)))
+	return false, l.passRequest(uint64(len(whole)))
+}
+
+// passRequest is passAll for a frame that the server is to answer.
+func (l *loop) passRequest(length uint64) error {
+	l.conn.owed.took(l.conn)
+	return l.passAll(length)
 }
 
 // fill reads until the buffer holds n bytes, which it has room for.

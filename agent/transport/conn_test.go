@@ -20,7 +20,7 @@ func TestHungQuickCallIsDeclinedAfterItsPeerLeft(t *testing.T) {
 		<-release
 		return nil, false
 	}
-	c := newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, decline, func() { close(closed) })
+	c := newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, decline, &owed{}, func() { close(closed) })
 	if _, err := unix.Write(pair[1], frame.Header{StreamID: 1, Type: frame.TypeRequest}.Append(nil)); err != nil {
 		t.Fatal(err)
 	}

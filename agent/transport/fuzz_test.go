@@ -79,7 +79,7 @@ func exchange(t *testing.T, sent []byte, cut int) (up, answers []byte) {
 	}
 	defer unix.Close(pair[1])
 	closed := make(chan struct{})
-	c := newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, parrot, func() { close(closed) })
+	c := newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, parrot, &owed{}, func() { close(closed) })
 	c.watched.Store(true) // no call hangs, however slow the machine, and so all keep their order
 	read := make(chan []byte)
 	go func() {

@@ -5,6 +5,7 @@
 package transport
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -35,6 +36,8 @@ type Listener struct {
 	log   *logrus.Entry
 	path  string // of a unix socket, which is removed at the end
 
+	owed owed
+
 	mu     sync.Mutex
 	conns  int
 	closed chan struct{} // closed and replaced whenever a connection ends
@@ -50,7 +53,7 @@ func (a addr) String() string  { return a.text }
 // unix socket.
 func Listen(to address.Address, quick Quick, log *logrus.Entry) (*Listener, error) {
 	l := &Listener{most: maxConns, log: log}
-	l.open = func(fd int, remote addr) net.Conn { return newConn(fd, l.addr, remote, quick, l.uncount) }
+	l.open = func(fd int, remote addr) net.Conn { return newConn(fd, l.addr, remote, quick, &l.owed, l.uncount) }
 	return l.listenAt(to)
 }
 
@@ -193,6 +196,10 @@ func (l *Listener) HungUp() <-chan struct{} {
 	defer l.mu.Unlock()
 	return l.closed
 }
+
+// Answered waits until every request that has gone up to the server is answered
+// on its connection, or until ctx ends.
+func (l *Listener) Answered(ctx context.Context) error { return l.owed.await(ctx) }
 
 // Close stops listening. Connections stay open.
 func (l *Listener) Close() error {

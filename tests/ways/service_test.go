@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"strings"
 	"syscall"
@@ -13,12 +14,12 @@ import (
 	"github.com/containerd/ttrpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/directvol/directvol/host/agentclient"
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/service"
+	"github.com/directvol/directvol/protocols/frame"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
 )
@@ -185,14 +186,14 @@ func answersBeforeItEnds(t *testing.T, s daemon) {
 	must(t, err)
 	conn, err := to.Dial(limited(t))
 	must(t, err)
-	client := ttrpc.NewClient(conn)
-	defer client.Close()
-	answer := make(chan error, 1)
-	go func() {
-		request := &agentpb.ResizeVolumeRequest{VolumeGuestPath: v.GuestPath, Size_: size}
-		_, err := service.Call[emptypb.Empty](limited(t), client, agentpb.AgentServiceName, "ResizeVolume", request)
-		answer <- err
-	}()
+	defer conn.Close()
+	must(t, conn.SetDeadline(time.Now().Add(vm.Limit(callLimit))))
+	payload, err := proto.Marshal(&agentpb.ResizeVolumeRequest{VolumeGuestPath: v.GuestPath, Size_: size})
+	must(t, err)
+	request, err := proto.Marshal(&ttrpc.Request{Service: agentpb.AgentServiceName, Method: "ResizeVolume", Payload: payload})
+	must(t, err)
+	_, err = conn.Write(append(frame.Header{Length: uint32(len(request)), StreamID: 1, Type: frame.TypeRequest}.Append(nil), request...))
+	must(t, err)
 	for resizing := false; !resizing; { // which shows by its keeping another one waiting
 		ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(100*time.Millisecond))
 		err := s.Agent().ResizeVolume(ctx, v.GuestPath, 0)
@@ -205,7 +206,14 @@ func answersBeforeItEnds(t *testing.T, s daemon) {
 	ids, err := s.Act.Signal(limited(t), s.agent, syscall.SIGTERM)
 	must(t, err)
 	must(t, s.VM().ResizeDisk(limited(t), v.ID, size))
-	must(t, <-answer)
+	answer, err := io.ReadAll(conn)
+	must(t, err)
+	var response ttrpc.Response
+	if len(answer) < frame.HeaderBytes {
+		t.Fatal("the agent ended without an answer")
+	}
+	must(t, proto.Unmarshal(answer[frame.HeaderBytes:], &response))
+	must(t, status.ErrorProto(response.Status))
 	awaitEnds(t, s.Guest, ids)
 	must(t, s.Agent().Check(limited(t))) // the next one
 	detach(t, v)

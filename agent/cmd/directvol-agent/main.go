@@ -177,7 +177,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	case err := <-served:
 		return false, fmt.Errorf("serve: %w", err)
 	case <-ctx.Done():
-		return false, shutDown(server, agent)
+		return false, shutDown(server, agent, listener)
 	case hungUp := <-over:
 		awaitHangUp(hungUp, log)
 		return true, nil
@@ -195,12 +195,29 @@ func awaitHangUp(hungUp <-chan struct{}, log *logrus.Entry) {
 	}
 }
 
+// lingerLimit is how long the connections stay open behind the last answers.
+const lingerLimit = 200 * time.Millisecond
+
+// linger gives a client time to take its answer: ttrpc's own takes the
+// connection's end for that of a call whose answer it has read and not delivered.
+func linger(hungUp <-chan struct{}) {
+	limit := time.NewTimer(lingerLimit)
+	defer limit.Stop()
+	select {
+	case <-hungUp:
+	case <-limit.C:
+	}
+}
+
 // shutDown lets the calls in flight answer, and closes the connections.
-func shutDown(server *ttrpc.Server, agent *rpc.Agent) error {
+func shutDown(server *ttrpc.Server, agent *rpc.Agent, listener *transport.Listener) error {
 	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
 	defer cancel()
 	// First, because ttrpc takes a connection for idle until its first answer.
 	agent.Drain(ctx)
+	if listener.Answered(ctx) == nil {
+		linger(listener.HungUp())
+	}
 	if err := server.Shutdown(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}

@@ -1,0 +1,102 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"github.com/sirupsen/logrus"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/directvol/directvol/protocols/address"
+	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/service"
+)
+
+// ttrpc closes a connection on which it has answered nothing yet, though the
+// answer is under way: one that is awaited arrives.
+func TestServerThatShutsDownWhenAllIsAnsweredCutsNoAnswer(t *testing.T) {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	for range 100 {
+		path := filepath.Join(t.TempDir(), "agent.sock")
+		l, err := Listen(address.Address{Scheme: address.Unix, Path: path}, serving, logrus.NewEntry(log))
+		if err != nil {
+			t.Fatal(err)
+		}
+		server, err := ttrpc.NewServer()
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked, answer := make(chan struct{}), make(chan struct{})
+		server.RegisterService(agentpb.HealthServiceName, &ttrpc.ServiceDesc{Methods: map[string]ttrpc.Method{
+			"Version": service.Method(func(_ context.Context, r *agentpb.CheckRequest) (*agentpb.VersionCheckResponse, error) {
+				close(asked)
+				<-answer
+				return &agentpb.VersionCheckResponse{AgentVersion: r.Service}, nil
+			}),
+		}})
+		go server.Serve(context.Background(), l)
+		conn := ask(t, path)
+		<-asked
+		over, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := l.Answered(over); !errors.Is(err, context.Canceled) {
+			t.Fatalf("before the answer\nwant it awaited\ngot  %v", err)
+		}
+		close(answer)
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		if err := errors.Join(l.Answered(ctx), server.Shutdown(ctx)); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		if answer, err := io.ReadAll(conn); err != nil || len(answer) < frame.HeaderBytes || frame.ParseHeader(answer).Type != frame.TypeResponse {
+			t.Fatalf("want the answer\ngot  %q, error %v", answer, err)
+		}
+	}
+}
+
+// ask connects and calls Version. It is no client of ttrpc, which gives up an
+// answer that it has read when the connection ends at once.
+func ask(t *testing.T, path string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	request, err := proto.Marshal(&ttrpc.Request{Service: agentpb.HealthServiceName, Method: "Version"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	header := frame.Header{Length: uint32(len(request)), StreamID: 1, Type: frame.TypeRequest}
+	if _, err := conn.Write(append(header.Append(nil), request...)); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+func TestNothingIsOwedToAConnectionThatHasEnded(t *testing.T) {
+	var o owed
+	a, b := &conn{}, &conn{}
+	o.answered(a) // which nobody has asked for
+	o.took(a)
+	o.took(a)
+	o.took(b)
+	waits := make(chan error)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	go func() { waits <- o.await(ctx) }()
+	o.answered(b)
+	o.answered(b)
+	o.left(a)
+	if err := <-waits; err != nil || o.requests != 0 {
+		t.Errorf("want nothing owed\ngot  %d, %v", o.requests, err)
+	}
+}
