@@ -91,9 +91,13 @@ func (d Device) Size() (uint64, error) {
 		return 0, err
 	}
 	defer file.Close()
-	var size uint64
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), unix.BLKGETSIZE64, uintptr(unsafe.Pointer(&size))); errno != 0 {
-		return 0, &fs.PathError{Op: "ioctl(BLKGETSIZE64)", Path: d.Path, Err: errno}
+	return SizeOf(file)
+}
+
+// SizeOf is Size of a device that is open.
+func SizeOf(disk *os.File) (size uint64, err error) {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, disk.Fd(), unix.BLKGETSIZE64, uintptr(unsafe.Pointer(&size))); errno != 0 {
+		return 0, &fs.PathError{Op: "ioctl(BLKGETSIZE64)", Path: disk.Name(), Err: errno}
 	}
 	return size, nil
 }

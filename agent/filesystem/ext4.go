@@ -4,12 +4,9 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/refusal"
 )
@@ -96,25 +93,20 @@ func (s ext4Super) slack() uint64 {
 
 // readExt4Super reads through the block device's page cache, where a mounted
 // ext4 keeps the very superblock it works with.
-func readExt4Super(device string) (ext4Super, error) {
-	file, err := os.OpenFile(device, os.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return ext4Super{}, err
-	}
-	defer file.Close()
+func readExt4Super(disk *os.File) (ext4Super, error) {
 	var b [ext4SuperSize]byte
-	if _, err := io.ReadFull(io.NewSectionReader(file, ext4SuperOffset, ext4SuperSize), b[:]); err != nil {
-		return ext4Super{}, fmt.Errorf("ext4 superblock of %s: %w", device, err)
+	if _, err := disk.ReadAt(b[:], ext4SuperOffset); err != nil {
+		return ext4Super{}, fmt.Errorf("ext4 superblock: %w", err)
 	}
 	s, err := parseExt4Super(b[:])
 	if err != nil {
-		return ext4Super{}, fmt.Errorf("%s: %w", device, err)
+		return ext4Super{}, fmt.Errorf("%s: %w", disk.Name(), err)
 	}
 	return s, nil
 }
 
 func ext4Geometry(m Mounted) (Geometry, error) {
-	s, err := readExt4Super(m.Device)
+	s, err := readExt4Super(m.Disk)
 	if err != nil {
 		return Geometry{}, err
 	}
@@ -122,21 +114,21 @@ func ext4Geometry(m Mounted) (Geometry, error) {
 }
 
 func ext4Grow(ctx context.Context, m Mounted, blocks uint64) error {
-	s, err := readExt4Super(m.Device)
+	s, err := readExt4Super(m.Disk)
 	if err != nil {
 		return err
 	}
 	if !s.wide && blocks > math.MaxUint32 {
 		// The kernel does not refuse this up front, and fails in the middle.
-		return refusal.New(refusal.FailedPrecondition, "ext4 on %s lacks the 64bit feature and ends before 2^32 blocks: convert it offline with resize2fs -b %s", m.Device, m.Device)
+		return refusal.New(refusal.FailedPrecondition, "ext4 on %s lacks the 64bit feature and ends before 2^32 blocks: convert it offline with resize2fs -b %s", m.Disk.Name(), m.Disk.Name())
 	}
 	for at := s.blocks; at < blocks; {
 		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("ext4 on %s stopped growing at %d of %d blocks: %w", m.Device, at, blocks, err)
+			return fmt.Errorf("ext4 on %s stopped growing at %d of %d blocks: %w", m.Disk.Name(), at, blocks, err)
 		}
 		at = s.step(at, blocks)
 		if err := ioctl(m, "EXT4_IOC_RESIZE_FS", ext4IocResizeFS, unsafe.Pointer(&at)); err != nil {
-			return fmt.Errorf("grow ext4 on %s to %d blocks: %w", m.Device, at, err)
+			return fmt.Errorf("grow ext4 on %s to %d blocks: %w", m.Disk.Name(), at, err)
 		}
 	}
 	return nil
@@ -155,8 +147,8 @@ func (s ext4Super) step(at, goal uint64) uint64 {
 
 // ext4RecordedErrors reads the superblock and not sysfs' errors_count: the
 // kernel refuses to grow for the state's flag alone, which has no other sign.
-func ext4RecordedErrors(device string) (uint64, string, error) {
-	s, err := readExt4Super(device)
+func ext4RecordedErrors(disk *os.File) (uint64, string, error) {
+	s, err := readExt4Super(disk)
 	if err != nil {
 		return 0, "", err
 	}

@@ -39,7 +39,7 @@ func TestSuperblockOfRealMkfs(t *testing.T) {
 		"without 64bit":             {256 << 20, []string{"-b", "4096", "-O", "^64bit"}, 4096, 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := readExt4Super(makeExt4(t, test.bytes, append(test.options, "-O", "has_journal")...))
+			s, err := readExt4Super(open(t, makeExt4(t, test.bytes, append(test.options, "-O", "has_journal")...)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -50,12 +50,22 @@ func TestSuperblockOfRealMkfs(t *testing.T) {
 	}
 }
 
+func open(t *testing.T, path string) *os.File {
+	t.Helper()
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { file.Close() })
+	return file
+}
+
 func TestStateFlagAloneCountsAsARecordedError(t *testing.T) {
 	image := makeExt4(t, 64<<20)
 	if out, err := exec.Command("debugfs", "-w", "-R", "ssv state 2", image).CombinedOutput(); err != nil {
 		t.Fatalf("debugfs: %v\n%s", err, out)
 	}
-	count, repair, err := ext4RecordedErrors(image)
+	count, repair, err := ext4RecordedErrors(open(t, image))
 	if err != nil || count != 1 || !strings.Contains(repair, "e2fsck") {
 		t.Errorf("got %d, %q, %v", count, repair, err)
 	}
@@ -63,7 +73,7 @@ func TestStateFlagAloneCountsAsARecordedError(t *testing.T) {
 
 func TestFilesystemWithout64bitEndsBefore2To32Blocks(t *testing.T) {
 	image := makeExt4(t, 64<<20, "-O", "^64bit")
-	err := ext4Grow(t.Context(), Mounted{Device: image}, 1<<32)
+	err := ext4Grow(t.Context(), Mounted{Disk: open(t, image)}, 1<<32)
 	if refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), "64bit") {
 		t.Errorf("want a refusal that names the feature\ngot  %v", err)
 	}

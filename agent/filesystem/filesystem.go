@@ -13,12 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mounted is a filesystem that is mounted: its root, which stays the caller's to
-// close, and the node of the block device below it.
-type Mounted struct {
-	Dir    *os.File
-	Device string // such as /dev/vda
-}
+// Mounted is a filesystem that is mounted: its root and the block device below
+// it, both open for reading. They stay the caller's to close.
+type Mounted struct{ Dir, Disk *os.File }
 
 // Geometry is a filesystem's extent on its device. (statfs does not tell it:
 // it leaves the filesystem's own metadata out.)
@@ -43,10 +40,10 @@ type Type struct {
 	// stops between two of them, at a consistent size, when ctx ends.
 	Grow func(ctx context.Context, m Mounted, blocks uint64) error
 
-	// RecordedErrors returns how many errors the superblock on a device
-	// remembers from this mount or an earlier one, and the repair that makes it
-	// forget. Zero and "" where there are none, or the type keeps no record.
-	RecordedErrors func(device string) (count uint64, repair string, err error)
+	// RecordedErrors returns how many errors the superblock on a disk remembers
+	// from this mount or an earlier one, and the repair that makes it forget. Zero
+	// and "" where there are none, or the type keeps no record.
+	RecordedErrors func(disk *os.File) (count uint64, repair string, err error)
 }
 
 var types = []Type{ext4, xfs}

@@ -4,12 +4,13 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"os"
 	"unsafe"
 )
 
 // xfs grows by XFS_IOC_FSGROWFSDATA (fs/xfs/libxfs/xfs_fs.h). The kernel obeys
 // a smaller size too, and shrinks: the geometry is read again right before.
-var xfs = Type{Name: "xfs", Geometry: xfsGeometry, Grow: xfsGrow, RecordedErrors: func(string) (uint64, string, error) { return 0, "", nil }}
+var xfs = Type{Name: "xfs", Geometry: xfsGeometry, Grow: xfsGrow, RecordedErrors: func(*os.File) (uint64, string, error) { return 0, "", nil }}
 
 const (
 	xfsIocFSGeometry   = 0x8100587e // _IOR('X', 126, struct xfs_fsop_geom)
@@ -44,7 +45,7 @@ func readXFSGeom(m Mounted) (*xfsGeom, error) {
 	if err := ioctl(m, "XFS_IOC_FSGEOMETRY", xfsIocFSGeometry, unsafe.Pointer(&g)); err != nil {
 		return nil, err
 	}
-	return &g, g.check(m.Device)
+	return &g, g.check(m.Disk.Name())
 }
 
 // check refuses a geometry that cannot be counted with.
@@ -82,7 +83,7 @@ func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
 		_         uint32
 	}{newBlocks: blocks, imaxpct: g.imaxpct()}
 	if err := ioctl(m, "XFS_IOC_FSGROWFSDATA", xfsIocFSGrowFSData, unsafe.Pointer(&grow)); err != nil {
-		return fmt.Errorf("grow xfs on %s to %d blocks: %w", m.Device, blocks, err)
+		return fmt.Errorf("grow xfs on %s to %d blocks: %w", m.Disk.Name(), blocks, err)
 	}
 	return nil
 }

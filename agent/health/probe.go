@@ -34,12 +34,21 @@ func examine(t Target) finding {
 		return finding{} // what it does with a probe is not known here
 	}
 	f := judge(t, probe(t))
-	count, repair, err := fstype.RecordedErrors(t.Device.Path)
+	count, repair, err := recordedErrors(fstype, t.Device.Path)
 	if err == nil && count > 0 {
 		f.conditions = append(f.conditions, Condition{Degraded, ReasonRecordedErrors, fmt.Sprintf(
 			"%s on %s: its superblock records errors (%d): unmount, run %s on the detached disk and mount it again", t.FSType, t.Device.Path, count, repair)})
 	}
 	return f
+}
+
+func recordedErrors(fstype filesystem.Type, device string) (count uint64, repair string, err error) {
+	disk, err := os.Open(device)
+	if err != nil {
+		return 0, "", err
+	}
+	defer disk.Close()
+	return fstype.RecordedErrors(disk)
 }
 
 // probe asks the filesystem itself whether it still takes writes: an unnamed

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/filesystem"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/refusal"
@@ -30,7 +31,7 @@ func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) er
 	if err != nil {
 		return err
 	}
-	defer g.Dir.Close()
+	defer g.close()
 	before, err := g.fstype.Geometry(g.Mounted)
 	if err != nil {
 		return v.growError(err)
@@ -39,9 +40,9 @@ func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) er
 		return refusal.New(refusal.OutOfRange, "%s on %s ends at %d bytes and never shrinks: asked for %d", v.FSType, v.Device.Path, before.Bytes(), size)
 	}
 	if size == 0 {
-		size, err = v.Device.Size()
+		size, err = blockdev.SizeOf(g.Disk)
 	} else if size >= before.Bytes()+before.BlockSize {
-		err = v.awaitSize(ctx, size, wait)
+		err = v.awaitSize(ctx, g.Disk, size, wait)
 	}
 	if err != nil {
 		return err
@@ -77,36 +78,56 @@ func (v *Volume) open(ctx context.Context) (*growth, error) {
 			return refuse("%s", c.Message)
 		}
 	}
-	count, repair, err := fstype.RecordedErrors(v.Device.Path)
+	g, err := v.openBoth(fstype)
 	if err != nil {
 		return nil, v.growError(err)
 	}
-	if count > 0 {
-		return refuse("the superblock of %s records errors (%d): unmount, run %s on the detached disk and mount it again", v.Device.Path, count, repair)
+	count, repair, err := fstype.RecordedErrors(g.Disk)
+	if err == nil && count == 0 {
+		err = v.check(g.Dir)
 	}
-	dir, err := os.OpenFile(v.Mountpoint, os.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err == nil && count == 0 {
+		return g, nil
+	}
+	g.close()
 	if err != nil {
 		return nil, v.growError(err)
 	}
-	if err := v.check(dir); err != nil {
-		dir.Close()
+	return refuse("the superblock of %s records errors (%d): unmount, run %s on the detached disk and mount it again", v.Device.Path, count, repair)
+}
+
+// openBoth opens the volume's disk and its root, once for all that is asked of
+// them: each open takes as long as a short call.
+func (v *Volume) openBoth(fstype filesystem.Type) (*growth, error) {
+	disk, err := os.Open(v.Device.Path)
+	if err != nil {
 		return nil, err
 	}
-	return &growth{filesystem.Mounted{Dir: dir, Device: v.Device.Path}, fstype}, nil
+	dir, err := os.OpenFile(v.Mountpoint, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		disk.Close()
+		return nil, err
+	}
+	return &growth{filesystem.Mounted{Dir: dir, Disk: disk}, fstype}, nil
+}
+
+func (g *growth) close() {
+	g.Dir.Close()
+	g.Disk.Close()
 }
 
 // check refuses a directory that is not this volume's any more, or read-only.
 func (v *Volume) check(dir *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
-		return v.growError(err)
+		return err
 	}
 	if st.Dev != v.Device.Number {
 		return refusal.New(refusal.NotFound, "volume %s was unmounted meanwhile", v.Mountpoint)
 	}
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &fs); err != nil {
-		return v.growError(err)
+		return err
 	}
 	if fs.Flags&unix.ST_RDONLY != 0 {
 		return refusal.New(refusal.FailedPrecondition, "volume %s cannot grow: it is mounted read-only", v.Mountpoint)
@@ -133,7 +154,10 @@ func (v *Volume) growError(err error) error {
 }
 
 // awaitSize waits until the device has at least size bytes.
-func (v *Volume) awaitSize(ctx context.Context, size uint64, wait time.Duration) error {
+func (v *Volume) awaitSize(ctx context.Context, disk *os.File, size uint64, wait time.Duration) error {
+	if has, err := blockdev.SizeOf(disk); err != nil || has >= size {
+		return err
+	}
 	until := time.Now().Add(wait)
 	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-answerMargin).Before(until) {
 		until = deadline.Add(-answerMargin)
