@@ -100,7 +100,7 @@ func (c *Console) session(ctx context.Context, conn net.Conn, log *logrus.Entry)
 	var status unix.WaitStatus
 	select {
 	case status = <-ended:
-		awaitLastWords(ctx, terminal, heard, said)
+		awaitLastWords(ctx, terminal, conn, heard, said)
 	case <-said:
 		status = hangUp(terminal, process, ended)
 	case <-heard:
@@ -121,8 +121,9 @@ func relay(to io.Writer, from io.Reader, over chan<- struct{}) {
 
 // awaitLastWords waits until the peer has what a shell that has ended had still
 // to say.
-func awaitLastWords(ctx context.Context, terminal *os.File, heard, said <-chan struct{}) {
-	if err := terminal.SetReadDeadline(time.Now().Add(lastWords)); err != nil {
+func awaitLastWords(ctx context.Context, terminal *os.File, conn net.Conn, heard, said <-chan struct{}) {
+	until := time.Now().Add(lastWords)
+	if errors.Join(terminal.SetReadDeadline(until), conn.SetWriteDeadline(until)) != nil {
 		return
 	}
 	select {

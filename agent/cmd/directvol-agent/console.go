@@ -14,12 +14,14 @@ import (
 const serialConsole = "/dev/console"
 
 // openDebugConsole gives the host a shell where the settings ask for one, until
-// ctx ends. With both options it is on vsock alone, as with Kata, whose runtime
-// gives both.
+// ctx ends: on the console, or on a vsock port where they name one, as with Kata,
+// whose runtime gives both options.
 func openDebugConsole(ctx context.Context, set settings, asInit bool, log *logrus.Entry) {
 	console := &debugconsole.Console{Log: log}
 	serve := func() error { return console.RunOn(ctx, serialConsole) }
 	switch {
+	case !set.console:
+		return
 	case set.consolePort != 0:
 		l, err := transport.ListenStreams(address.Address{Scheme: address.VSock, Port: set.consolePort}, debugconsole.MaxSessions, log)
 		if err != nil {
@@ -28,10 +30,8 @@ func openDebugConsole(ctx context.Context, set settings, asInit bool, log *logru
 		}
 		log.WithField("address", l.Addr()).Warn("debug console: each connection of the host gets a shell")
 		serve = func() error { return console.Serve(ctx, l) }
-	case set.console && !asInit:
-		log.Warn("debug console: only PID 1 has the console: use -debug-console-vport")
-		return
-	case !set.console:
+	case !asInit:
+		log.Warn("debug console: only PID 1 has the console: give -debug-console-vport, too")
 		return
 	}
 	go func() {

@@ -50,7 +50,7 @@ func (s *settings) options() []option {
 		{"log", "log", "how much to log: critical, error, warn, info, debug or trace", func(v string) error { return parseLevel(v, &s.level) }},
 		{"log-vport", "log_vport", "the vsock port where the host reads the log, instead of the console", func(v string) error { return parsePort(v, &s.logPort) }},
 		{"debug-console", debugConsole, "start a shell on the console and keep one running; as PID 1 only", func(v string) error { return parseSwitch(v, &s.console) }},
-		{"debug-console-vport", "debug_console_vport", "the vsock port where each connection of the host gets a shell, instead of the console", func(v string) error { return parsePort(v, &s.consolePort) }},
+		{"debug-console-vport", "debug_console_vport", "with the debug console: the vsock port where each connection of the host gets a shell, instead of the console", func(v string) error { return parsePort(v, &s.consolePort) }},
 		{"server-addr", "server_addr", "where to listen: vsock://-1:1024 for the host, or unix:///path for root in the guest", func(v string) error { return parseListen(v, &s.listen) }},
 		{"hotplug-timeout", "hotplug_timeout", "how long to wait for a disk that is being plugged in, such as 3 or 3s", func(v string) error { return parseDuration(v, &s.hotplug) }},
 		{"resize-wait", "directvol.resize_wait", "how long ResizeVolume waits for the disk's new size, such as 1.5s", func(v string) error { return parseDuration(v, &s.resizeWait) }},
