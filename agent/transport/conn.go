@@ -55,6 +55,7 @@ type conn struct {
 	owed          *owed
 	owes          int // to the peer; owed.mu guards it
 
+	going sync.Mutex    // up, one frame at a time: a call that hung comes up late
 	up    chan []byte   // to the server
 	ended chan struct{} // closed when nothing more is read; a call that hung may still go up
 	rest  []byte        // of the last of up, which the server has not taken yet
@@ -240,6 +241,8 @@ func (l *loop) inPlace(whole []byte, id uint32, request *frame.Request) (taken b
 	}
 	if taken {
 		c.owed.took(c)
+		c.going.Lock()
+		defer c.going.Unlock()
 		l.deliver(append([]byte(nil), whole...))
 		return true, nil
 	}
@@ -290,6 +293,8 @@ func (c *conn) receive(p []byte) (int, error) {
 // passAll hands the server a frame of a length that the peer claims, piece by
 // piece as it comes.
 func (l *loop) passAll(length uint64) error {
+	l.conn.going.Lock()
+	defer l.conn.going.Unlock()
 	for length > 0 {
 		if l.start == l.end {
 			if err := l.fill(1); err != nil {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -93,6 +94,11 @@ func TestNothingIsOwedToAConnectionThatHasEnded(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	go func() { waits <- o.await(ctx) }()
+	for awaited := false; !awaited; runtime.Gosched() {
+		o.mu.Lock()
+		awaited = o.none != nil
+		o.mu.Unlock()
+	}
 	o.answered(b)
 	o.answered(b)
 	o.left(a)

@@ -36,6 +36,13 @@ func (l *Ledger) Record(b Block) error {
 	return nil
 }
 
+// Forget drops all but the first blocks, of a writer that has ended.
+func (l *Ledger) Forget(allBut uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sums = l.sums[:min(allBut, uint64(len(l.sums)))]
+}
+
 // Blocks is the number of blocks that were acknowledged.
 func (l *Ledger) Blocks() uint64 {
 	l.mu.Lock()
