@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -32,6 +33,7 @@ type Target struct {
 type Monitor struct {
 	log      *logrus.Entry
 	remember chan struct{}
+	heard    atomic.Uint64 // the number of the last record of the kernel's log
 	mu       sync.Mutex
 	watches  map[*Watch]struct{}
 }
@@ -53,12 +55,23 @@ func (m *Monitor) remembers() {
 	}
 }
 
+// Heard returns the number of the last record of the kernel's log that was
+// followed, 0 before the first.
+func (m *Monitor) Heard() uint64 { return m.heard.Load() }
+
+// HearFrom has Run begin behind a record that a Monitor before this one has
+// Heard, in the same boot.
+func (m *Monitor) HearFrom(heard uint64) { m.heard.Store(heard) }
+
 // Run follows the kernel's log until ctx ends and has the watches look whose
 // device it names. Without it they look at intervals only.
 func (m *Monitor) Run(ctx context.Context) error {
-	err := followKmsg(ctx, func(message []byte) {
+	err := followKmsg(ctx, m.Heard(), func(sequence uint64, message []byte) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
+		if message != nil {
+			defer m.heard.Store(sequence)
+		}
 		for w := range m.watches {
 			if message == nil {
 				w.poke()

@@ -18,16 +18,19 @@ import (
 const kmsgRecord = 8192
 
 // followKmsg calls each with every message that the kernel itself logs from now
-// on (Documentation/ABI/testing/dev-kmsg), and with nil where some were
-// overwritten before they were read. It returns when ctx ends.
-func followKmsg(ctx context.Context, each func(message []byte)) error {
+// on (Documentation/ABI/testing/dev-kmsg), or behind the record of a number other
+// than 0, and with nil where some were overwritten before they were read. It
+// returns when ctx ends.
+func followKmsg(ctx context.Context, after uint64, each func(sequence uint64, message []byte)) error {
 	file, err := os.OpenFile("/dev/kmsg", os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	if _, err := file.Seek(0, io.SeekEnd); err != nil {
-		return fmt.Errorf("seek to the end of /dev/kmsg: %w", err)
+	if after == 0 {
+		if _, err := file.Seek(0, io.SeekEnd); err != nil {
+			return fmt.Errorf("seek to the end of /dev/kmsg: %w", err)
+		}
 	}
 	stop := context.AfterFunc(ctx, func() { file.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -36,11 +39,12 @@ func followKmsg(ctx context.Context, each func(message []byte)) error {
 		n, err := file.Read(buf)
 		switch {
 		case err == nil:
-			if message, ok := messageOf(buf[:n]); ok {
-				each(message)
+			sequence := sequenceOf(buf[:n])
+			if message, ok := messageOf(buf[:n]); ok && sequence > after {
+				each(sequence, message)
 			}
 		case errors.Is(err, unix.EPIPE):
-			each(nil)
+			each(0, nil)
 		case ctx.Err() != nil:
 			return ctx.Err()
 		default:
@@ -58,6 +62,19 @@ func messageOf(record []byte) (text []byte, kernels bool) {
 	number, _, _ := bytes.Cut(prefix, []byte{','})
 	priority, err := strconv.ParseUint(string(number), 10, 32)
 	return text, err == nil && priority>>3 == 0
+}
+
+// sequenceOf returns the number of a record "PRIORITY,NUMBER,…;text", or 0 where
+// it has none. The kernel's first is 0 too, and comes before any disk's.
+func sequenceOf(record []byte) uint64 {
+	prefix, _, _ := bytes.Cut(record, []byte{';'})
+	_, rest, _ := bytes.Cut(prefix, []byte{','})
+	number, _, _ := bytes.Cut(rest, []byte{','})
+	sequence, err := strconv.ParseUint(string(number), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return sequence
 }
 
 // isReadError tells whether a message is the block layer's about a read

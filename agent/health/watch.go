@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -210,7 +211,7 @@ func (w *Watch) look(ctx context.Context) (unmounted bool) {
 	if w.inFlight == nil {
 		answer := make(chan finding, 1)
 		w.inFlight = answer
-		go func() { answer <- examine(w.target) }()
+		go func() { answer <- w.examine() }()
 	}
 	limit := time.NewTimer(hungLimit)
 	defer limit.Stop()
@@ -222,6 +223,16 @@ func (w *Watch) look(ctx context.Context) (unmounted bool) {
 		w.note([]Condition{w.hung()})
 	}
 	return false
+}
+
+// examine is examine of the target, which no bug in it ends the agent by.
+func (w *Watch) examine() (f finding) {
+	defer func() {
+		if p := recover(); p != nil {
+			f = finding{failure: fmt.Errorf("panic: %v\n%s", p, debug.Stack())}
+		}
+	}()
+	return examine(w.target)
 }
 
 // took takes in what an examination has found.

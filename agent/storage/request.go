@@ -36,8 +36,8 @@ func parse(s *agentpb.Storage) (request, error) {
 	if driver == nil {
 		return refuse("unknown driver %.40q, this agent has %v", s.Driver, Drivers())
 	}
-	if len(s.Source) > pathBytes || strings.ContainsRune(s.Source, 0) {
-		return refuse("source %.40q: at most %d bytes, none of them 0", s.Source, pathBytes)
+	if len(s.Source) > pathBytes || strings.ContainsRune(s.Source, 0) || !utf8.ValidString(s.Source) {
+		return refuse("source %.40q: at most %d bytes of UTF-8, none of them 0", s.Source, pathBytes)
 	}
 	clean := filepath.Clean(s.MountPoint)
 	if !isMountPoint(clean) {
@@ -48,8 +48,8 @@ func parse(s *agentpb.Storage) (request, error) {
 		return request{}, refusal.New(refusal.Unimplemented, "storage %.200q: driver_options and fs_group are not built yet", s.MountPoint)
 	}
 	flags, data := mountOptions(s.Options)
-	if len(data) > dataBytes || strings.ContainsRune(data, 0) {
-		return refuse("mount options of %d bytes, at most %d", len(data), dataBytes)
+	if len(data) > dataBytes || strings.ContainsRune(data, 0) || !utf8.ValidString(data) {
+		return refuse("mount options of %d bytes: at most %d of UTF-8, none of them 0", len(data), dataBytes)
 	}
 	r := request{driver: driver, source: s.Source, fstype: s.Fstype, flags: flags, data: data, mountPoint: clean, shared: s.Shared}
 	if err := driver.check(r); err != nil {

@@ -60,8 +60,14 @@ func NewState(path string) (*State, error) {
 	return &State{path: path, boot: strings.TrimSpace(string(boot)), lock: lock}, nil
 }
 
-// Close lets another agent have the state, as the end of this one does.
-func (s *State) Close() error { return s.lock.Close() }
+// Close lets another agent have the state, as the end of this one does. That may
+// come late: a process does not end while a disk that hangs keeps a thread of it.
+func (s *State) Close() error {
+	if s == nil {
+		return nil
+	}
+	return s.lock.Close()
+}
 
 // stateVersion changes when an older agent would misread the file.
 const stateVersion = 1
@@ -74,6 +80,7 @@ type snapshot struct {
 	Version   int      `json:"version"`
 	Boot      string   `json:"boot_id"`
 	Destroyed bool     `json:"sandbox_destroyed,omitempty"`
+	Heard     uint64   `json:"kernel_log,omitempty"` // the last record whose meaning is in Past
 	Storages  []record `json:"storages"`
 }
 
@@ -89,6 +96,7 @@ type record struct {
 	Device     string      `json:"device"`
 	Number     uint64      `json:"number,omitempty"` // dev_t
 	Holders    []string    `json:"holders"`
+	MountID    int         `json:"mount_id,omitempty"` // of the mount that Past is about
 	Past       health.Past `json:"past,omitzero"`
 }
 
@@ -98,6 +106,9 @@ func (s *State) write(now snapshot) error {
 	text, err := json.Marshal(now)
 	if err != nil {
 		return err
+	}
+	if len(text) > stateBytes {
+		return fmt.Errorf("%d bytes are more than the %d that are read back", len(text), stateBytes)
 	}
 	next := s.path + ".new"
 	if err := os.WriteFile(next, text, 0o600); err != nil {
@@ -141,11 +152,11 @@ func (s *State) parse(text []byte) (snapshot, error) {
 }
 
 // recordOf is a storage as it is written down.
-func recordOf(m *mounted, past health.Past) record {
+func recordOf(m *mounted, mountID int, past health.Past) record {
 	return record{
 		Driver: m.driver.name, Source: m.source, FSType: m.fstype, Flags: m.flags, Data: m.data,
 		MountPoint: m.mountPoint, Made: m.made, Device: m.from.path, Number: m.from.number,
-		Holders: slices.Sorted(maps.Keys(m.holders)), Past: past,
+		Holders: slices.Sorted(maps.Keys(m.holders)), MountID: mountID, Past: past,
 	}
 }
 
@@ -195,16 +206,21 @@ func (t *Table) Recover() error {
 		return nil
 	}
 	was, err := t.state.read()
-	if err != nil {
-		aside := t.state.path + ".bad"
-		return errors.Join(fmt.Errorf("state %s: %w (kept as %s: holders of storages are unknown until they ask again)", t.state.path, err, aside), os.Rename(t.state.path, aside))
-	}
 	var errs []error
+	if err != nil {
+		errs = append(errs, err)
+	}
 	for _, r := range was.Storages {
 		if err := t.recover(r); err != nil {
-			errs = append(errs, fmt.Errorf("state %s: %w", t.state.path, err))
+			errs = append(errs, err)
 		}
 	}
+	if len(errs) > 0 {
+		aside := t.state.path + ".bad"
+		errs = append([]error{fmt.Errorf("state %s, kept as %s: what follows is unknown until it is asked for again", t.state.path, aside)}, errs...)
+		errs = append(errs, os.RemoveAll(aside), os.Link(t.state.path, aside))
+	}
+	t.volumes.Monitor().HearFrom(was.Heard)
 	t.mu.Lock()
 	t.ended = was.Destroyed
 	t.mu.Unlock()
@@ -235,7 +251,7 @@ func (t *Table) recover(r record) error {
 	if !m.driver.device {
 		return nil // nothing watches it, and its root may hang
 	}
-	if _, err := t.volumes.Recall(m.mountPoint, r.Past); err != nil {
+	if _, err := t.volumes.Recall(m.mountPoint, r.MountID, r.Past); err != nil {
 		return fmt.Errorf("watch %s: %w", m.mountPoint, err)
 	}
 	return nil
@@ -271,11 +287,13 @@ func (t *Table) save() error {
 func (t *Table) snapshot() snapshot {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now := snapshot{Destroyed: t.ended, Storages: []record{}}
+	// Heard first: what is heard meanwhile is heard twice then, and not never.
+	now := snapshot{Destroyed: t.ended, Heard: t.volumes.Monitor().Heard(), Storages: []record{}}
 	all := maps.Clone(t.intents)
 	maps.Copy(all, t.mounts)
 	for _, mountPoint := range slices.Sorted(maps.Keys(all)) {
-		now.Storages = append(now.Storages, recordOf(all[mountPoint], t.volumes.Past(mountPoint)))
+		mountID, past := t.volumes.Past(mountPoint)
+		now.Storages = append(now.Storages, recordOf(all[mountPoint], mountID, past))
 	}
 	return now
 }

@@ -168,6 +168,16 @@ func TestStateThatMakesNoSenseIsKeptAside(t *testing.T) {
 	}
 }
 
+func TestPanicInATurnEndsItsCallAlone(t *testing.T) {
+	table := newTable()
+	for range 2 { // the turn is free again
+		_, err := table.inTurn(t.Context(), "mount", "/volume", func() (bool, error) { panic("a bug") })
+		if err == nil || !strings.Contains(err.Error(), "the agent has a bug") {
+			t.Errorf("want it told\ngot  %v", err)
+		}
+	}
+}
+
 func TestRecordThatNoAgentWroteIsLeftOut(t *testing.T) {
 	good := record{Driver: "local", MountPoint: "/tmp", Holders: []string{"c1"}}
 	if _, err := good.mounted(); err != nil {
@@ -220,7 +230,7 @@ func FuzzState(f *testing.F) {
 			if !isMountPoint(m.mountPoint) || len(m.holders) == 0 {
 				t.Fatalf("taken over: %+v", m)
 			}
-			written, err := json.Marshal(snapshot{Version: stateVersion, Boot: "b", Storages: []record{recordOf(m, r.Past)}})
+			written, err := json.Marshal(snapshot{Version: stateVersion, Boot: "b", Storages: []record{recordOf(m, r.MountID, r.Past)}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -66,12 +67,19 @@ func (t *Table) end(ended bool) error {
 	if was == ended {
 		return nil
 	}
-	return t.save()
+	err := t.save()
+	if err != nil && was { // else it stays destroyed, written down or not
+		t.mu.Lock()
+		t.ended = true
+		t.mu.Unlock()
+	}
+	return err
 }
 
 // Hold mounts the storages that are not mounted yet and holds all of them for
 // holder: a container's id, or Sandbox. Repeated, it changes nothing. When one
-// storage fails, those that this call has added are let go again.
+// storage fails, those that this call has added are let go again. Where the agent
+// is killed meanwhile, the next one has what was added so far, and holds it.
 func (t *Table) Hold(ctx context.Context, holder string, storages []*agentpb.Storage) error {
 	requests := make([]request, len(storages))
 	for i, s := range storages {
@@ -142,6 +150,12 @@ func (t *Table) inTurn(ctx context.Context, what, mountPoint string, do func() (
 	answers := make(chan answer, 1)
 	go func() {
 		defer done()
+		defer func() {
+			if p := recover(); p != nil { // nobody above this goroutine does
+				t.log.Errorf("%s %s: panic: %v\n%s", what, mountPoint, p, debug.Stack())
+				answers <- answer{err: refusal.New(refusal.Internal, "%s %s: the agent has a bug, its log says more", what, mountPoint)}
+			}
+		}()
 		fresh, err := do()
 		answers <- answer{fresh, err}
 	}()

@@ -32,6 +32,9 @@ func NewTable(monitor *health.Monitor) *Table {
 	return &Table{monitor: monitor, volumes: map[string]*Volume{}}
 }
 
+// Monitor returns what watches the volumes.
+func (t *Table) Monitor() *health.Monitor { return t.monitor }
+
 // Volume is one mount, for as long as it is mounted.
 type Volume struct {
 	Mountpoint string
@@ -48,11 +51,12 @@ type Volume struct {
 
 // Lookup returns the volume that is mounted at path. What does not exist is
 // NotFound, what is no mount point InvalidArgument.
-func (t *Table) Lookup(path string) (*Volume, error) { return t.Recall(path, health.Past{}) }
+func (t *Table) Lookup(path string) (*Volume, error) { return t.Recall(path, 0, health.Past{}) }
 
 // Recall is Lookup after the agent's restart: past is what it had remembered of
-// the mount. It is of no account where the volume is known already.
-func (t *Table) Recall(path string, past health.Past) (*Volume, error) {
+// the mount with an id. It is of no account where another one is there now, or
+// the volume is known already.
+func (t *Table) Recall(path string, pastMount int, past health.Past) (*Volume, error) {
 	if !filepath.IsAbs(path) {
 		return nil, refusal.New(refusal.InvalidArgument, "volume path %.200q is not absolute", path)
 	}
@@ -74,7 +78,7 @@ func (t *Table) Recall(path string, past health.Past) (*Volume, error) {
 		}
 		t.forget(v)
 	}
-	v, err := t.discover(path, mountID, past)
+	v, err := t.discover(path, mountID, pastMount, past)
 	if err != nil {
 		return nil, err
 	}
@@ -111,16 +115,16 @@ func (t *Table) Unmount(ctx context.Context, path string, unmount func() error) 
 	return nil
 }
 
-// Past returns what the watch of the volume at path remembers, which is nothing
-// where there is no such volume.
-func (t *Table) Past(path string) health.Past {
+// Past returns what the watch of the volume at path remembers, and of which
+// mount: nothing, and 0, where no volume is watched there.
+func (t *Table) Past(path string) (mountID int, past health.Past) {
 	t.mu.Lock()
 	v := t.volumes[path]
 	t.mu.Unlock()
 	if v == nil || v.watch == nil {
-		return health.Past{}
+		return 0, health.Past{}
 	}
-	return v.watch.Past()
+	return v.mountID, v.watch.Past()
 }
 
 // drop forgets the volume at path, if there is one.
@@ -159,7 +163,7 @@ func mountIDOf(path string) (int, error) {
 }
 
 // discover makes a Volume of what mountinfo says.
-func (t *Table) discover(path string, mountID int, past health.Past) (*Volume, error) {
+func (t *Table) discover(path string, mountID, pastMount int, past health.Past) (*Volume, error) {
 	mounts, err := MountsAt(path)
 	if err != nil {
 		return nil, err
@@ -179,6 +183,9 @@ func (t *Table) discover(path string, mountID int, past health.Past) (*Volume, e
 	}
 	if err != nil {
 		return nil, err
+	}
+	if v.mountID != pastMount {
+		past = health.Past{}
 	}
 	v.watch = t.monitor.Watch(health.Target{Mountpoint: path, FSType: v.FSType, Device: v.Device}, past)
 	return v, nil

@@ -28,8 +28,11 @@ ExecStart=/usr/local/bin/test-guest serve
 WantedBy=multi-user.target
 `
 
-// settings is a drop-in as deploy/systemd shows one.
-var settings = fmt.Sprintf("[Service]\nEnvironment=\"DIRECTVOL_AGENT_FLAGS=-log debug -resize-wait %v\"\n", vm.Limit(callLimit))
+// override is a drop-in that comes after the one that is shipped.
+var override = fmt.Sprintf("[Service]\nEnvironment=\"DIRECTVOL_AGENT_FLAGS=-log debug -resize-wait %v\"\n", vm.Limit(callLimit))
+
+// packages are what the Debian has beside its minbase.
+const packages = "systemd-sysv,udev,dbus"
 
 // TestSystemdRestartsTheAgentAndNoVolumeIsLost boots a Debian that mmdebstrap
 // makes, with the unit and a drop-in as they are shipped.
@@ -54,7 +57,7 @@ func TestSystemdRestartsTheAgentAndNoVolumeIsLost(t *testing.T) {
 	})
 	s := daemon{g, systemdAgent}
 	awaitTestGuest(t, g)
-	t.Run("it is up, with its drop-in", func(t *testing.T) { runsAsItsUnitSays(t, s) })
+	t.Run("it is up, with its drop-ins", func(t *testing.T) { runsAsItsUnitSays(t, s) })
 	t.Run("stopped and started", func(t *testing.T) { stoppedAndStarted(t, s) })
 	losesNoVolume(t, s)
 }
@@ -80,11 +83,20 @@ func awaitTestGuest(t *testing.T, g *vm.Guest) {
 // runsAsItsUnitSays asks systemd, which believes the agent that it is ready.
 func runsAsItsUnitSays(t *testing.T, s daemon) {
 	said := systemctl(t, s, "show", "directvol-agent.service", "--property=ActiveState,SubState,Type,DropInPaths,Environment")
-	for _, want := range []string{"ActiveState=active", "SubState=running", "Type=notify", "directvol-agent.service.d/settings.conf", "-log debug"} {
+	for _, want := range []string{"ActiveState=active", "SubState=running", "Type=notify", "directvol-agent.service.d/settings.conf", "directvol-agent.service.d/test.conf", "-log debug"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("systemctl show\nwant %s\ngot  %s", want, said)
 		}
 	}
+	must(t, s.Agent().Check(limited(t)))
+	if line, err := s.Act.ReadFile(limited(t), "/proc/"+mainPID(t, s)+"/cmdline"); err != nil || !strings.Contains(string(line), "-log\x00debug\x00") {
+		t.Errorf("the agent's command line\nwant -log debug\ngot  %q, error %v", line, err)
+	}
+}
+
+func mainPID(t *testing.T, s daemon) string {
+	t.Helper()
+	return strings.TrimSpace(systemctl(t, s, "show", "directvol-agent.service", "--property=MainPID", "--value"))
 }
 
 func systemctl(t *testing.T, s daemon, args ...string) string {
@@ -135,8 +147,8 @@ func debianDisk(t *testing.T) string {
 	} {
 		must(t, copyFile(guest, host))
 	}
-	must(t, os.MkdirAll(filepath.Join(units, "directvol-agent.service.d"), 0o755))
-	must(t, os.WriteFile(filepath.Join(units, "directvol-agent.service.d", "settings.conf"), []byte(settings), 0o644))
+	must(t, os.CopyFS(filepath.Join(units, "directvol-agent.service.d"), os.DirFS(deploy+".d")))
+	must(t, os.WriteFile(filepath.Join(units, "directvol-agent.service.d", "test.conf"), []byte(override), 0o644))
 	must(t, os.WriteFile(filepath.Join(units, "test-guest.service"), []byte(testGuestUnit), 0o644))
 	command(t, "chroot", root, "systemctl", "enable", "directvol-agent.service", "test-guest.service")
 	disk := filepath.Join(t.TempDir(), "debian.img")
@@ -148,13 +160,13 @@ func debianDisk(t *testing.T) string {
 func debianArchive(t *testing.T) string {
 	t.Helper()
 	const suite = "bookworm"
-	archive := filepath.Join(build.Dir, "cache", "debian-"+suite+"-systemd.tar")
+	archive := filepath.Join(build.Dir, "cache", "debian-"+suite+"-"+strings.ReplaceAll(packages, ",", "-")+".tar")
 	if _, err := os.Stat(archive); err == nil {
 		return archive
 	}
 	made := filepath.Join(t.TempDir(), "debian.tar")
 	t.Log("mmdebstrap makes a Debian with systemd: a minute or two")
-	command(t, "mmdebstrap", "--variant=minbase", "--include=systemd-sysv,udev,dbus", suite, made)
+	command(t, "mmdebstrap", "--variant=minbase", "--include="+packages, suite, made)
 	must(t, copyFile(archive+".new", made))
 	must(t, os.Rename(archive+".new", archive))
 	return archive

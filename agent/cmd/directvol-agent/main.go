@@ -33,9 +33,16 @@ const version = "0.1.0"
 // emulated guest's boot.
 const vsockModule = "vmw_vsock_virtio_transport.ko"
 
-// answerLimit is how long the last answers have to leave before the end, and the
-// host to hang up when it has them.
-const answerLimit = 5 * time.Second
+const (
+	// callLimit is how long the calls in flight have to end when a service does:
+	// longer than any that unmounts. What waits for a disk may wait longer, and is
+	// cut.
+	callLimit = 10 * time.Second
+	// answerLimit is how long the last answers have to leave before the end, and
+	// hangUpLimit the host to hang up when it has them.
+	answerLimit = time.Second
+	hangUpLimit = 5 * time.Second
+)
 
 func main() {
 	// One that waits in a system call for the host and one that works, whatever
@@ -116,17 +123,16 @@ func configure(log *logrus.Entry, asInit bool) settings {
 func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules func() error) (destroyed bool, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, os.Interrupt)
 	defer stop()
+	// Health is watched, and remembered, until the last call has ended.
+	life, end := context.WithCancel(context.Background())
+	defer end()
 	monitor := health.NewMonitor(log)
-	go func() {
-		if err := monitor.Run(ctx); err != nil && ctx.Err() == nil {
-			log.Warn(err)
-		}
-	}()
 	volumes := volume.NewTable(monitor)
 	state, err := newState(set, asInit)
 	if err != nil {
 		return false, err
 	}
+	defer state.Close()
 	over := make(chan (<-chan struct{}), 1)
 	loaded := make(chan struct{})
 	agent := &rpc.Agent{
@@ -146,7 +152,8 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	if err := agent.Storages.Recover(); err != nil {
 		log.Error(err)
 	}
-	go agent.Storages.Follow(ctx, monitor.Remembers())
+	go followHealth(life, monitor, log)
+	go agent.Storages.Follow(life, monitor.Remembers())
 	agent.Destroyed = func() {
 		if asInit && set.powerOff {
 			select {
@@ -163,12 +170,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	served := make(chan error, 1)
 	// Not with ctx: the calls in flight would end with it, and are to answer.
 	go func() { served <- server.Serve(context.Background(), listener) }()
-	go func() { // Health answers meanwhile; what mounts waits
-		defer close(loaded)
-		if err := modules(); err != nil {
-			log.Error(err)
-		}
-	}()
+	go load(modules, loaded, log)
 	if err := notifyReady(); err != nil {
 		log.Warn(err)
 	}
@@ -179,20 +181,43 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	case <-ctx.Done():
 		return false, shutDown(server, agent, listener)
 	case hungUp := <-over:
+		answered(listener)
 		awaitHangUp(hungUp, log)
 		return true, nil
 	}
 }
 
+func followHealth(ctx context.Context, monitor *health.Monitor, log *logrus.Entry) {
+	if err := monitor.Run(ctx); err != nil && ctx.Err() == nil {
+		log.Warn(err)
+	}
+}
+
+// load loads the modules that only storages need. Health answers meanwhile; what
+// mounts waits.
+func load(modules func() error, loaded chan<- struct{}, log *logrus.Entry) {
+	defer close(loaded)
+	if err := modules(); err != nil {
+		log.Error(err)
+	}
+}
+
 // awaitHangUp waits until the host has its answer, which it shows by hanging up.
 func awaitHangUp(hungUp <-chan struct{}, log *logrus.Entry) {
-	limit := time.NewTimer(answerLimit)
+	limit := time.NewTimer(hangUpLimit)
 	defer limit.Stop()
 	select {
 	case <-hungUp:
 	case <-limit.C:
 		log.Warn("the host has not hung up after DestroySandbox's answer")
 	}
+}
+
+// answered waits until every call that has ended is answered on its connection.
+func answered(listener *transport.Listener) {
+	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
+	defer cancel()
+	_ = listener.Answered(ctx) // in time, or not at all
 }
 
 // lingerLimit is how long the connections stay open behind the last answers.
@@ -211,13 +236,14 @@ func linger(hungUp <-chan struct{}) {
 
 // shutDown lets the calls in flight answer, and closes the connections.
 func shutDown(server *ttrpc.Server, agent *rpc.Agent, listener *transport.Listener) error {
-	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 	defer cancel()
 	// First, because ttrpc takes a connection for idle until its first answer.
 	agent.Drain(ctx)
-	if listener.Answered(ctx) == nil {
-		linger(listener.HungUp())
-	}
+	answered(listener)
+	linger(listener.HungUp())
+	ctx, cancel = context.WithTimeout(context.Background(), answerLimit)
+	defer cancel()
 	if err := server.Shutdown(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
