@@ -118,7 +118,8 @@ func (c chart) draw(r *Report, file string) error {
 	p := plot.New()
 	p.Title.Text, p.Title.Padding, p.Y.Label.Text = c.title, 2*vg.Millimeter, c.axis
 	p.Y.Min = 0
-	p.Legend.Top, p.Legend.Padding = true, vg.Millimeter
+	// At the left, the text follows its colour: a font that is wider than the one counted with runs into nothing.
+	p.Legend.Top, p.Legend.Left, p.Legend.Padding = true, true, vg.Millimeter
 	var below *plotter.BarChart
 	for i, s := range c.series {
 		bars, values, err := c.bars(r, s, i)
