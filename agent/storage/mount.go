@@ -97,9 +97,35 @@ func makeMountPoint(path string) (made bool, err error) {
 	return made, nil
 }
 
+// stands tells whether a storage is mounted where it is to be, and open to its
+// users: what lies over it is refused, as it would be taken for it.
+func (m *mounted) stands() (bool, error) {
+	mounts, err := volume.MountsAt(m.mountPoint)
+	for i, at := range mounts {
+		if m.from.isOf(at) && at.FSType == m.fstype {
+			if top := mounts[len(mounts)-1]; i < len(mounts)-1 && !(m.from.isOf(top) && top.FSType == m.fstype) {
+				return true, refusal.New(refusal.FailedPrecondition, "storage %s: %s (%s) is mounted over it: unmount that first", m.mountPoint, top.Source, top.FSType)
+			}
+			return true, nil
+		}
+	}
+	return false, err
+}
+
 // unmount is never lazy: a volume that is still in use would be pulled from
-// under its users.
+// under its users. What someone else has unmounted is gone, whatever lies there
+// now.
 func unmount(m *mounted) error {
+	there, err := m.stands()
+	if err != nil {
+		return err
+	}
+	if !there {
+		if m.made {
+			os.Remove(m.mountPoint)
+		}
+		return nil
+	}
 	switch err := unix.Unmount(m.mountPoint, unix.UMOUNT_NOFOLLOW); {
 	case errors.Is(err, unix.EBUSY):
 		return refusal.New(refusal.FailedPrecondition, "volume %s is in use by a process in the guest: end it and try again: %w", m.mountPoint, err)

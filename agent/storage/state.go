@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/health"
-	"github.com/directvol/directvol/agent/volume"
 )
 
 // State is the file in which an agent that is a service writes down who holds
@@ -49,7 +48,10 @@ func NewState(path string) (*State, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("state: %w", err)
 	}
-	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("state %s: it is there, and no regular file: name another one", path)
+	}
+	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("state: %w", err)
 	}
@@ -111,7 +113,15 @@ func (s *State) write(now snapshot) error {
 		return fmt.Errorf("%d bytes are more than the %d that are read back", len(text), stateBytes)
 	}
 	next := s.path + ".new"
-	if err := os.WriteFile(next, text, 0o600); err != nil {
+	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	file, err := os.OpenFile(next, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) // follows no link
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(text)
+	if err := errors.Join(err, file.Close()); err != nil {
 		return err
 	}
 	return os.Rename(next, s.path)
@@ -144,6 +154,9 @@ func (s *State) parse(text []byte) (snapshot, error) {
 	}
 	if was.Version != stateVersion {
 		return snapshot{}, fmt.Errorf("version %d, this agent has %d", was.Version, stateVersion)
+	}
+	if was.Boot == "" {
+		return snapshot{}, errors.New("no boot_id")
 	}
 	if was.Boot != s.boot {
 		return snapshot{}, nil
@@ -189,11 +202,9 @@ func (m *mounted) isThere() (bool, error) {
 		info, err := os.Lstat(m.mountPoint)
 		return err == nil && info.IsDir(), nil
 	}
-	mounts, err := volume.MountsAt(m.mountPoint)
-	for _, at := range mounts {
-		if m.from.isOf(at) && at.FSType == m.fstype {
-			return true, nil
-		}
+	there, err := m.stands()
+	if there {
+		return true, nil // be it covered: that is for whoever uses it
 	}
 	return false, err
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -116,12 +118,25 @@ func TestStorageThatCannotBeWrittenDownIsNotMounted(t *testing.T) {
 	dir := ownDir(t)
 	state, path := filepath.Join(dir, "state.json"), filepath.Join(dir, "volume")
 	table := stateful(t, state)
-	if err := os.Mkdir(state, 0o700); err != nil { // no file can take its place
+	if err := os.MkdirAll(state+".new/full", 0o700); err != nil { // no file can take its place
 		t.Fatal(err)
 	}
 	err := table.Hold(t.Context(), "c1", localStorage(path))
 	if err == nil || !strings.Contains(err.Error(), state) || there(path) || len(table.Mounted()) != 0 {
 		t.Errorf("want %s named and nothing there\ngot  %v, mount point %v", state, err, there(path))
+	}
+}
+
+func TestStateThatIsNoFileIsRefused(t *testing.T) {
+	dir := ownDir(t)
+	pipe, link := filepath.Join(dir, "pipe"), filepath.Join(dir, "link")
+	if err := errors.Join(unix.Mkfifo(pipe, 0o600), os.Symlink("target", link)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{dir, pipe, link, "/dev/null"} {
+		if _, err := NewState(path); err == nil || !strings.Contains(err.Error(), "no regular file") {
+			t.Errorf("%s\nwant it refused\ngot  %v", path, err)
+		}
 	}
 }
 
@@ -148,7 +163,7 @@ func TestStateOfAnotherBootIsNothing(t *testing.T) {
 
 func TestStateThatMakesNoSenseIsKeptAside(t *testing.T) {
 	for name, text := range map[string]string{
-		"empty": "", "text": "state", "cut": `{"version":1,"storages":[{"dri`, "newer": `{"version":2}`, "another type": `{"version":1,"storages":7}`,
+		"empty": "", "text": "state", "cut": `{"version":1,"storages":[{"dri`, "newer": `{"version":2}`, "of no boot": `{"version":1}`, "another type": `{"version":1,"storages":7}`,
 		"long": `{"version":1}` + strings.Repeat(" ", stateBytes),
 	} {
 		state := filepath.Join(ownDir(t), "state.json")

@@ -174,6 +174,9 @@ func (t *Table) holdFound(ctx context.Context, holder string, r request, from or
 		if err := m.agrees(r, from); err != nil {
 			return false, err
 		}
+		if err := t.mountAgain(m); err != nil {
+			return false, err
+		}
 		return t.enter(m, holder)
 	}
 	m = &mounted{request: r, from: from, holders: map[string]bool{holder: true}}
@@ -201,6 +204,25 @@ func (t *Table) holdFound(ctx context.Context, holder string, r request, from or
 		return false, errors.Join(err, t.unmount(ctx, m))
 	}
 	return fresh, nil
+}
+
+// mountAgain mounts a storage that someone else has unmounted.
+func (t *Table) mountAgain(m *mounted) error {
+	if !m.driver.volume {
+		return nil
+	}
+	if there, err := m.stands(); there || err != nil {
+		return err
+	}
+	made, err := m.driver.mount(m.request, m.from)
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	m.made = m.made || made
+	t.mu.Unlock()
+	t.log.WithField("mountpoint", m.mountPoint).Warn("storage mounted again: someone had unmounted it")
+	return nil
 }
 
 // intend writes down what is about to be mounted, and whether its mount point

@@ -96,12 +96,8 @@ func (l *Listener) listenVsock(port uint32) error {
 // listenUnix listens on a unix socket, which it makes with mode 0600, in place
 // of one that nobody listens on any more. Only root is admitted.
 func (l *Listener) listenUnix(path string) error {
-	if conn, err := net.Dial("unix", path); err == nil {
-		conn.Close()
-		return fmt.Errorf("listen on unix socket %s: another process does already", path)
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("listen on unix socket: %w", err)
+	if err := removeStale(path); err != nil {
+		return err
 	}
 	l.addr, l.admit, l.path = addr{"unix", path}, admitRoot, path
 	old := unix.Umask(0o177)
@@ -109,6 +105,28 @@ func (l *Listener) listenUnix(path string) error {
 	unix.Umask(old)
 	if err != nil {
 		return fmt.Errorf("listen on unix socket %s: %w", path, err)
+	}
+	return nil
+}
+
+// removeStale removes a socket that nobody listens on any more, and nothing else.
+func removeStale(path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil && info.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("listen on unix socket %s: it is there, and no socket", path)
+	}
+	conn, err := net.Dial("unix", path)
+	if err == nil {
+		conn.Close()
+	}
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		return fmt.Errorf("listen on unix socket %s: another process has it already", path)
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("listen on unix socket: %w", err)
 	}
 	return nil
 }

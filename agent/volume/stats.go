@@ -93,7 +93,7 @@ func (t *Table) StatsAtOnce(path string) (Stats, bool) {
 	if !ok {
 		return Stats{}, false
 	}
-	m, mine := v.begin()
+	m, mine := v.beginAgain()
 	if !mine {
 		return Stats{}, false
 	}
@@ -114,6 +114,18 @@ func (v *Volume) conditionsAtOnce() ([]health.Condition, bool) {
 		return nil, v.FSType == "tmpfs"
 	}
 	return v.watch.Latest()
+}
+
+// beginAgain is begin for a volume that was measured before, when the mount was
+// looked at: only against that can its filesystem be told from another one.
+func (v *Volume) beginAgain() (m *measurement, mine bool) {
+	v.mu.Lock()
+	known := v.last != nil
+	v.mu.Unlock()
+	if !known {
+		return nil, false
+	}
+	return v.begin()
 }
 
 // begin joins the measurement that is under way, or makes one, which the caller

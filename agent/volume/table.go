@@ -191,8 +191,14 @@ func (t *Table) discover(path string, mountID, pastMount int, past health.Past) 
 	return v, nil
 }
 
-// lock waits for the volume's lock until ctx ends.
+// lock waits for the volume's lock until shortly before ctx ends: who waits is to
+// learn for what.
 func (v *Volume) lock(ctx context.Context) error {
+	if deadline, ok := ctx.Deadline(); ok {
+		early, cancel := context.WithDeadline(ctx, deadline.Add(-answerMargin))
+		defer cancel()
+		ctx = early
+	}
 	select {
 	case v.growing <- struct{}{}:
 		return nil

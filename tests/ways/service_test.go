@@ -194,12 +194,13 @@ func answersBeforeItEnds(t *testing.T, s daemon) {
 	must(t, err)
 	_, err = conn.Write(append(frame.Header{Length: uint32(len(request)), StreamID: 1, Type: frame.TypeRequest}.Append(nil), request...))
 	must(t, err)
+	waiting := limited(t)
 	for resizing := false; !resizing; { // which shows by its keeping another one waiting
-		ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(100*time.Millisecond))
+		ctx, cancel := context.WithTimeout(waiting, vm.Limit(100*time.Millisecond))
 		err := s.Agent().ResizeVolume(ctx, v.GuestPath, 0)
 		cancel()
 		resizing = err != nil && strings.Contains(err.Error(), "being resized")
-		if err != nil && status.Code(err) != codes.DeadlineExceeded {
+		if waiting.Err() != nil || err != nil && status.Code(err) != codes.DeadlineExceeded {
 			t.Fatal(err)
 		}
 	}

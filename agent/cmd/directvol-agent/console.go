@@ -20,6 +20,9 @@ func openDebugConsole(ctx context.Context, set settings, asInit bool, log *logru
 	console := &debugconsole.Console{Log: log}
 	serve := func() error { return console.RunOn(ctx, serialConsole) }
 	switch {
+	case !set.console && set.consolePort != 0:
+		log.Warn("debug console: a port alone opens none: give -debug-console (agent.debug_console), too")
+		return
 	case !set.console:
 		return
 	case set.consolePort != 0:

@@ -75,6 +75,8 @@ func main() {
 	}
 	destroyed, err := serve(entry, kept, set, asInit, modules)
 	if err != nil {
+		// Whatever the level: an end without a reason is of no use to anybody.
+		entry.Logger.SetLevel(max(set.level, logrus.ErrorLevel))
 		entry.Error(err)
 		kept.toConsole() // nobody may have read it over vsock
 	}
