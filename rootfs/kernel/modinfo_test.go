@@ -90,8 +90,13 @@ func FuzzModinfo(f *testing.F) {
 		if (err == nil) != (objectErr == nil) || !reflect.DeepEqual(info, inObject) {
 			t.Errorf("section alone and in an object:\n got %+v, %v\nwant %+v, %v", inObject, objectErr, info, err)
 		}
-		for _, name := range append(info.depends, info.pre...) {
+		for _, name := range info.depends {
 			if name == "" || strings.ContainsAny(name, ",\x00") {
+				t.Errorf("name %q taken from %q", name, data)
+			}
+		}
+		for _, name := range info.pre { // a comma separates nothing here
+			if name == "" || strings.ContainsAny(name, " \x00") {
 				t.Errorf("name %q taken from %q", name, data)
 			}
 		}
