@@ -69,15 +69,19 @@ func (m *Monitor) Run(ctx context.Context) error {
 	err := followKmsg(ctx, m.Heard(), func(sequence uint64, message []byte) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if message != nil {
-			defer m.heard.Store(sequence)
-		}
+		changed := m.Heard() == 0
 		for w := range m.watches {
 			if message == nil {
 				w.poke()
 			} else if mentions(message, w.target.Device.Name) {
-				w.hear(message)
+				changed = w.hear(message) || changed
 			}
+		}
+		if sequence != 0 {
+			m.heard.Store(sequence)
+		}
+		if changed { // not before the number behind it is known
+			m.remembers()
 		}
 	})
 	if ctx.Err() != nil {

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"time"
@@ -19,8 +17,8 @@ const kmsgRecord = 8192
 
 // followKmsg calls each with every message that the kernel itself logs from now
 // on (Documentation/ABI/testing/dev-kmsg), or behind the record of a number other
-// than 0, and with nil where some were overwritten before they were read. It
-// returns when ctx ends.
+// than 0, and with nil where some were overwritten before they were read, and
+// at the end from which it begins. It returns when ctx ends.
 func followKmsg(ctx context.Context, after uint64, each func(sequence uint64, message []byte)) error {
 	file, err := os.OpenFile("/dev/kmsg", os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -28,9 +26,10 @@ func followKmsg(ctx context.Context, after uint64, each func(sequence uint64, me
 	}
 	defer file.Close()
 	if after == 0 {
-		if _, err := file.Seek(0, io.SeekEnd); err != nil {
-			return fmt.Errorf("seek to the end of /dev/kmsg: %w", err)
+		if after, err = skipKmsg(file); err != nil {
+			return err
 		}
+		each(after, nil)
 	}
 	stop := context.AfterFunc(ctx, func() { file.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -51,6 +50,31 @@ func followKmsg(ctx context.Context, after uint64, each func(sequence uint64, me
 			return err
 		}
 	}
+}
+
+// skipKmsg reads to the log's end, and returns the number of its last record.
+func skipKmsg(file *os.File) (last uint64, err error) {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	buf := make([]byte, kmsgRecord)
+	var readErr error
+	err = raw.Read(func(fd uintptr) bool {
+		for {
+			n, err := unix.Read(int(fd), buf)
+			switch {
+			case err == nil:
+				last = sequenceOf(buf[:n])
+			case errors.Is(err, unix.EAGAIN):
+				return true
+			case !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.EINTR):
+				readErr = err
+				return true
+			}
+		}
+	})
+	return last, errors.Join(err, readErr)
 }
 
 // messageOf returns the text of a record "PRIORITY,…;text\n KEY=value\n…", and

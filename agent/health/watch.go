@@ -127,16 +127,17 @@ func (w *Watch) poke() {
 	}
 }
 
-// hear takes a line of the kernel's log that names the device.
-func (w *Watch) hear(message []byte) {
-	if isReadError(message) {
+// hear takes a line of the kernel's log that names the device, and tells whether
+// it is one to remember.
+func (w *Watch) hear(message []byte) (remember bool) {
+	if remember = isReadError(message); remember {
 		w.mu.Lock()
 		w.past.Unreadable++
 		w.past.LastRead = string(message)
 		w.mu.Unlock()
-		w.monitor.remembers()
 	}
 	w.poke()
+	return remember
 }
 
 func (w *Watch) run(ctx context.Context, done chan<- struct{}) {

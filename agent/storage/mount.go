@@ -103,7 +103,7 @@ func (m *mounted) stands() (bool, error) {
 	mounts, err := volume.MountsAt(m.mountPoint)
 	for i, at := range mounts {
 		if m.from.isOf(at) && at.FSType == m.fstype {
-			if top := mounts[len(mounts)-1]; i < len(mounts)-1 && !(m.from.isOf(top) && top.FSType == m.fstype) {
+			if top := mounts[len(mounts)-1]; top != mounts[i] {
 				return true, refusal.New(refusal.FailedPrecondition, "storage %s: %s (%s) is mounted over it: unmount that first", m.mountPoint, top.Source, top.FSType)
 			}
 			return true, nil
@@ -130,7 +130,10 @@ func unmount(m *mounted) error {
 	case errors.Is(err, unix.EBUSY):
 		return refusal.New(refusal.FailedPrecondition, "volume %s is in use by a process in the guest: end it and try again: %w", m.mountPoint, err)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, fs.ErrNotExist):
-		// Someone else has unmounted it.
+		// Someone else has just unmounted it, or its path leads elsewhere.
+		if there, err := m.stands(); there || err != nil {
+			return refusal.New(refusal.FailedPrecondition, "storage %s: what is mounted over one of the folders above hides it: unmount that first", m.mountPoint)
+		}
 	case err != nil:
 		return &fs.PathError{Op: "unmount", Path: m.mountPoint, Err: err}
 	}

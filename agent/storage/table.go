@@ -174,7 +174,7 @@ func (t *Table) holdFound(ctx context.Context, holder string, r request, from or
 		if err := m.agrees(r, from); err != nil {
 			return false, err
 		}
-		if err := t.mountAgain(m); err != nil {
+		if err := errors.Join(t.mountAgain(m), ctx.Err()); err != nil {
 			return false, err
 		}
 		return t.enter(m, holder)
@@ -214,7 +214,11 @@ func (t *Table) mountAgain(m *mounted) error {
 	if there, err := m.stands(); there || err != nil {
 		return err
 	}
+	t.volumes.Forget(m.mountPoint) // what was known of the mount that is gone
 	made, err := m.driver.mount(m.request, m.from)
+	if err == nil {
+		_, err = t.volumes.Lookup(m.mountPoint)
+	}
 	if err != nil {
 		return err
 	}

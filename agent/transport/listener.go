@@ -115,15 +115,19 @@ func removeStale(path string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err == nil && info.Mode().Type() != fs.ModeSocket {
+	if err != nil {
+		return fmt.Errorf("listen on unix socket: %w", err)
+	}
+	if info.Mode().Type() != fs.ModeSocket {
 		return fmt.Errorf("listen on unix socket %s: it is there, and no socket", path)
 	}
 	conn, err := net.Dial("unix", path)
 	if err == nil {
 		conn.Close()
+		return fmt.Errorf("listen on unix socket %s: another process does already", path)
 	}
 	if !errors.Is(err, unix.ECONNREFUSED) {
-		return fmt.Errorf("listen on unix socket %s: another process has it already", path)
+		return fmt.Errorf("listen on unix socket %s: it is another process's: %w", path, err)
 	}
 	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("listen on unix socket: %w", err)

@@ -51,7 +51,7 @@ func (t *Table) Stats(ctx context.Context, path string) (Stats, error) {
 		return stats, err
 	}
 	// The kernel gives a mount's number again.
-	t.drop(v.Mountpoint)
+	t.Forget(v.Mountpoint)
 	if v, err = t.Lookup(path); err != nil {
 		return Stats{}, err
 	}

@@ -63,7 +63,7 @@ func (t *Table) Recall(path string, pastMount int, past health.Past) (*Volume, e
 	path = filepath.Clean(path)
 	mountID, err := mountIDOf(path)
 	if err != nil {
-		t.drop(path) // someone else has unmounted it
+		t.Forget(path) // someone else has unmounted it
 		return nil, err
 	}
 	t.mu.Lock()
@@ -111,7 +111,7 @@ func (t *Table) Unmount(ctx context.Context, path string, unmount func() error) 
 		}
 		return err
 	}
-	t.drop(path)
+	t.Forget(path)
 	return nil
 }
 
@@ -127,8 +127,8 @@ func (t *Table) Past(path string) (mountID int, past health.Past) {
 	return v.mountID, v.watch.Past()
 }
 
-// drop forgets the volume at path, if there is one.
-func (t *Table) drop(path string) {
+// Forget ends what the table knows of the volume at path, if there is one.
+func (t *Table) Forget(path string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if v := t.volumes[path]; v != nil {
@@ -198,6 +198,11 @@ func (v *Volume) lock(ctx context.Context) error {
 		early, cancel := context.WithDeadline(ctx, deadline.Add(-answerMargin))
 		defer cancel()
 		ctx = early
+	}
+	select {
+	case v.growing <- struct{}{}: // also where there is no time to wait
+		return nil
+	default:
 	}
 	select {
 	case v.growing <- struct{}{}:

@@ -49,7 +49,7 @@ func (s *settings) options() []option {
 	return []option{
 		{"log", "log", "how much to log: critical, error, warn, info, debug or trace", func(v string) error { return parseLevel(v, &s.level) }},
 		{"log-vport", "log_vport", "the vsock port where the host reads the log, instead of the console", func(v string) error { return parsePort(v, &s.logPort) }},
-		{"debug-console", debugConsole, "start a shell on the console and keep one running; as PID 1 only", func(v string) error { return parseSwitch(v, &s.console) }},
+		{"debug-console", debugConsole, "a shell: as PID 1 one on the console, kept running; with -debug-console-vport one for each connection", func(v string) error { return parseSwitch(v, &s.console) }},
 		{"debug-console-vport", "debug_console_vport", "with the debug console: the vsock port where each connection of the host gets a shell, instead of the console", func(v string) error { return parsePort(v, &s.consolePort) }},
 		{"server-addr", "server_addr", "where to listen: vsock://-1:1024 for the host, or unix:///path for root in the guest", func(v string) error { return parseListen(v, &s.listen) }},
 		{"hotplug-timeout", "hotplug_timeout", "how long to wait for a disk that is being plugged in, such as 3 or 3s", func(v string) error { return parseDuration(v, &s.hotplug) }},
