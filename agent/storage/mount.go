@@ -117,15 +117,16 @@ func (m *mounted) stands() (bool, error) {
 // now.
 func unmount(m *mounted) error {
 	there, err := m.stands()
-	if err != nil {
-		return err
+	if err == nil && there {
+		err = unmountThere(m)
 	}
-	if !there {
-		if m.made {
-			os.Remove(m.mountPoint)
-		}
-		return nil
+	if err == nil && m.made {
+		os.Remove(m.mountPoint) // refused where it is not empty, which is right
 	}
+	return err
+}
+
+func unmountThere(m *mounted) error {
 	switch err := unix.Unmount(m.mountPoint, unix.UMOUNT_NOFOLLOW); {
 	case errors.Is(err, unix.EBUSY):
 		return refusal.New(refusal.FailedPrecondition, "volume %s is in use by a process in the guest: end it and try again: %w", m.mountPoint, err)
@@ -136,9 +137,6 @@ func unmount(m *mounted) error {
 		}
 	case err != nil:
 		return &fs.PathError{Op: "unmount", Path: m.mountPoint, Err: err}
-	}
-	if m.made {
-		os.Remove(m.mountPoint) // refused where it is not empty, which is right
 	}
 	return nil
 }
