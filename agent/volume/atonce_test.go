@@ -29,7 +29,7 @@ func TestTmpfsIsMeasuredAtOnceAsByTheServer(t *testing.T) {
 	}
 	want, err := table.Stats(t.Context(), path)
 	if err != nil {
-		t.Skipf("%v: a mount with nothing above it is wanted", err)
+		t.Skipf("%v: a mount with nothing over it is wanted: unmount what lies over /dev/shm", err)
 	}
 	got, ok := table.StatsAtOnce(path)
 	if !ok || got.Bytes.Total != want.Bytes.Total || got.fsid != want.fsid || len(got.Conditions) != 0 {

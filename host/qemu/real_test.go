@@ -13,12 +13,17 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
+func needsQEMU(t *testing.T) {
+	t.Helper()
+	if _, err := findBinary("qemu-system-x86_64"); err != nil {
+		t.Skipf("a real QEMU is wanted: %v (run make test, which installs it)", err)
+	}
+}
+
 // realVM starts a machine of the QEMU that is installed, without a guest: its processor stands still.
 func realVM(t *testing.T, boot ...Disk) *VM {
 	t.Helper()
-	if _, err := findBinary("qemu-system-x86_64"); err != nil {
-		t.Skipf("%v", err)
-	}
+	needsQEMU(t)
 	cfg := Config{Dir: shortDir(t), GuestCID: 0x7fff0000 + uint32(os.Getpid()), MemoryMiB: 64, BootDisks: boot}
 	if !detectVsock("/").inKernel {
 		cfg.Directvol = filepath.Join(t.TempDir(), "directvol")
@@ -197,9 +202,7 @@ func TestRealBlockDeviceGrowsOnlyAfterItsStore(t *testing.T) {
 }
 
 func TestRealQEMUExplainsWhyItDidNotStart(t *testing.T) {
-	if _, err := findBinary("qemu-system-x86_64"); err != nil {
-		t.Skipf("%v", err)
-	}
+	needsQEMU(t)
 	quiet := logrus.NewEntry(logrus.New())
 	_, err := Start(limited(t), Config{Dir: shortDir(t), GuestCID: 3, Kernel: "/nonexistent/vmlinuz", Directvol: playedProgram(t), Log: quiet})
 	if err == nil || !strings.Contains(err.Error(), "/nonexistent/vmlinuz") {
