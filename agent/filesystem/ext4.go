@@ -3,17 +3,29 @@ package filesystem
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"os"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/directvol/directvol/agent/refusal"
 )
 
 // ext4 grows by EXT4_IOC_RESIZE_FS (Documentation/filesystems/ext4), which
-// wants CAP_SYS_RESOURCE and refuses a filesystem with recorded errors.
-var ext4 = Type{Name: "ext4", Geometry: ext4Geometry, Grow: ext4Grow, RecordedErrors: ext4RecordedErrors}
+// wants CAP_SYS_RESOURCE and refuses a filesystem with recorded errors. Before
+// it returns the ioctl has written the journal back, so that a growth that is
+// answered for is on the disk (ext4_ioctl in fs/ext4/ioctl.c).
+//
+// One that is cut off is in the journal, and the kernel counts the groups before
+// it replays that: the next growth then damages the filesystem. So a disk with a
+// journal to replay is mounted twice.
+var ext4 = Type{
+	Name: "ext4", Geometry: ext4Geometry, Goal: func(_ Geometry, blocks, _ uint64) uint64 { return blocks }, CanGrow: ext4CanGrow, Grow: ext4Grow,
+	RecordedErrors: ext4RecordedErrors, NeedsReplay: ext4NeedsReplay, MountRefused: ext4MountRefused,
+}
 
 const (
 	ext4IocResizeFS = 0x40086610 // _IOW('f', 16, __u64): the new count of blocks
@@ -33,8 +45,11 @@ type ext4Super struct {
 	firstBlock     uint64 // of the first group: 1 with blocks of 1 KiB, else 0
 	inodeTable     uint64 // blocks of a group's inode table
 	descriptors    uint64 // blocks of group descriptors, the reserved included
-	wide           bool   // 64bit: more than 2^32 blocks
-	errors         bool   // the state has EXT4_ERROR_FS
+	inodesPerGroup uint64
+	wide           bool // 64bit: more than 2^32 blocks
+	sparseSuper2   bool // the kernel grows none that has it
+	needsReplay    bool // the journal holds what is not in its place yet, or it is mounted
+	errors         bool // the state has EXT4_ERROR_FS
 	errorCount     uint32
 }
 
@@ -43,7 +58,9 @@ const (
 	ext4SuperSize   = 1024
 	ext4Magic       = 0xef53
 	ext4ErrorFS     = 0x2
-	ext4Feature64   = 0x80
+	ext4Feature64   = 0x80  // INCOMPAT_64BIT
+	ext4Recover     = 0x4   // INCOMPAT_RECOVER: "needs_recovery"
+	ext4SparseV2    = 0x200 // COMPAT_SPARSE_SUPER2
 )
 
 // parseExt4Super reads a superblock that anyone may have written.
@@ -66,7 +83,10 @@ func parseExt4Super(b []byte) (ext4Super, error) {
 		clusterBlocks:  1 << (logCluster - logBlock),
 		blocksPerGroup: u32(0x20),
 		firstBlock:     u32(0x14),
+		inodesPerGroup: u32(0x28),
 		wide:           u32(0x60)&ext4Feature64 != 0,
+		sparseSuper2:   u32(0x5c)&ext4SparseV2 != 0,
+		needsReplay:    u32(0x60)&ext4Recover != 0,
 		errors:         u16(0x3a)&ext4ErrorFS != 0,
 		errorCount:     uint32(u32(0x194)),
 	}
@@ -113,14 +133,55 @@ func ext4Geometry(m Mounted) (Geometry, error) {
 	return Geometry{BlockSize: s.blockSize, Blocks: s.blocks, Slack: s.slack()}, nil
 }
 
+// ext4CanGrow refuses what the kernel finds out only when it has begun, or when
+// the device has grown.
+func ext4CanGrow(m Mounted, blocks uint64) error {
+	s, err := readExt4Super(m.Disk)
+	if err != nil {
+		return err
+	}
+	return s.canGrow(m.Disk.Name(), blocks)
+}
+
+func (s ext4Super) canGrow(device string, blocks uint64) error {
+	if blocks <= s.blocks {
+		return nil
+	}
+	refuse := func(format string, args ...any) error {
+		return refusal.New(refusal.FailedPrecondition, "ext4 on %s: "+format, append([]any{device}, args...)...)
+	}
+	switch groups := ceil(blocks-min(blocks, s.firstBlock), s.blocksPerGroup); {
+	case s.sparseSuper2:
+		return refuse("the kernel grows none with the sparse_super2 feature: unmount it and run resize2fs on the detached disk")
+	case !s.wide && blocks > math.MaxUint32:
+		// The kernel does not refuse this up front, and fails in the middle.
+		return refuse("it lacks the 64bit feature and ends before 2^32 blocks of %d bytes: convert it offline with resize2fs -b", s.blockSize)
+	case s.inodesPerGroup > 0 && groups > math.MaxUint32/s.inodesPerGroup:
+		return refuse("%d bytes would take more than 2^32 inodes: it ends at %d groups of %d bytes", blocks*s.blockSize, math.MaxUint32/s.inodesPerGroup, s.blocksPerGroup*s.blockSize)
+	}
+	return nil
+}
+
+// ext4NeedsReplay is true for a filesystem that is mounted somewhere, too.
+func ext4NeedsReplay(disk *os.File) (bool, error) {
+	s, err := readExt4Super(disk)
+	return s.needsReplay, err
+}
+
+func ext4MountRefused(_ *os.File, err error) string {
+	if !errors.Is(err, unix.EUCLEAN) {
+		return ""
+	}
+	return "detach it and run e2fsck -p on the disk, which replays the journal first"
+}
+
 func ext4Grow(ctx context.Context, m Mounted, blocks uint64) error {
 	s, err := readExt4Super(m.Disk)
 	if err != nil {
 		return err
 	}
-	if !s.wide && blocks > math.MaxUint32 {
-		// The kernel does not refuse this up front, and fails in the middle.
-		return refusal.New(refusal.FailedPrecondition, "ext4 on %s lacks the 64bit feature and ends before 2^32 blocks: convert it offline with resize2fs -b %s", m.Disk.Name(), m.Disk.Name())
+	if err := s.canGrow(m.Disk.Name(), blocks); err != nil {
+		return err
 	}
 	for at := s.blocks; at < blocks; {
 		if err := ctx.Err(); err != nil {

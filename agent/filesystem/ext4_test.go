@@ -116,3 +116,43 @@ func FuzzExt4Super(f *testing.F) {
 		}
 	})
 }
+
+// Asked before the disk grows: the kernel would say it only afterwards.
+func TestWhatExt4CanNeverReachIsRefusedWithTheReason(t *testing.T) {
+	for name, test := range map[string]struct {
+		options []string
+		blocks  uint64
+		says    string // "" is success
+	}{
+		"as it is":                          {[]string{"-b", "4096", "-O", "^64bit"}, 64 << 20 / 4096, ""},
+		"as far as 32 bits go":              {[]string{"-b", "4096", "-O", "^64bit"}, 1<<32 - 1, ""},
+		"further, without 64bit":            {[]string{"-b", "4096", "-O", "^64bit"}, 1 << 32, "64bit"},
+		"sparse_super2":                     {[]string{"-b", "4096", "-O", "sparse_super2,^resize_inode"}, 1 << 20, "sparse_super2"},
+		"sparse_super2, which has the size": {[]string{"-b", "4096", "-O", "sparse_super2,^resize_inode"}, 64 << 20 / 4096, ""},
+		"more inodes than there can be":     {[]string{"-b", "4096", "-i", "1024"}, 1 << 36, "2^32 inodes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			image := makeExt4(t, 64<<20, test.options...)
+			err := ext4CanGrow(Mounted{Disk: open(t, image)}, test.blocks)
+			if test.says == "" && err == nil {
+				return
+			}
+			if test.says == "" || refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), test.says) {
+				t.Errorf("\nwant a refusal with %q\ngot  %v", test.says, err)
+			}
+		})
+	}
+}
+
+func TestOnlyAJournalInUseNeedsReplay(t *testing.T) {
+	image := makeExt4(t, 64<<20)
+	if needs, err := ext4NeedsReplay(open(t, image)); needs || err != nil {
+		t.Errorf("fresh\nwant false\ngot  %v, error %v", needs, err)
+	}
+	if out, err := exec.Command("debugfs", "-w", "-R", "feature needs_recovery", image).CombinedOutput(); err != nil {
+		t.Fatalf("debugfs: %v\n%s", err, out)
+	}
+	if needs, err := ext4NeedsReplay(open(t, image)); !needs || err != nil {
+		t.Errorf("with needs_recovery\nwant true\ngot  %v, error %v", needs, err)
+	}
+}

@@ -6,6 +6,7 @@ package filesystem
 import (
 	"context"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"unsafe"
@@ -23,6 +24,9 @@ type Geometry struct {
 	BlockSize uint64 // bytes
 	Blocks    uint64 // blocks, from the device's start to the filesystem's end
 	Slack     uint64 // the most blocks that growing leaves unused at a device's end
+
+	// GroupBlocks is the length of an allocation group; 0 where Goal needs none.
+	GroupBlocks uint64
 }
 
 // Bytes is where the filesystem ends on its device.
@@ -35,10 +39,33 @@ type Type struct {
 	// Geometry reads the extent from the running filesystem.
 	Geometry func(Mounted) (Geometry, error)
 
+	// Goal is the end, in blocks, that a request for so many blocks leads to on
+	// a device that has room for device blocks: the same, or a little more where
+	// only that end can be asked for without a danger.
+	Goal func(g Geometry, blocks, device uint64) uint64
+
+	// CanGrow refuses an end that this filesystem can never have, whatever its
+	// device's size: asked before the device grows, which it does for good.
+	CanGrow func(m Mounted, blocks uint64) error
+
 	// Grow makes the filesystem end at blocks, or as near below as the
 	// kernel can; Geometry tells where. It never shrinks. It goes in steps and
-	// stops between two of them, at a consistent size, when ctx ends.
+	// stops between two of them, at a consistent size, when ctx ends. What it
+	// has grown by outlives a power cut.
 	Grow func(ctx context.Context, m Mounted, blocks uint64) error
+
+	// Freezes says that Grow freezes the filesystem for moments, so that it has
+	// to be thawed where the agent is killed in between.
+	Freezes bool
+
+	// NeedsReplay tells of a disk that is not mounted whether mounting it will
+	// replay a log after which it must be mounted afresh; nil for a type that
+	// never needs it.
+	NeedsReplay func(disk *os.File) (bool, error)
+
+	// MountRefused says more about a disk that the kernel has refused to mount,
+	// and the way out; "" where nothing is known. nil is never.
+	MountRefused func(disk *os.File, err error) string
 
 	// RecordedErrors returns how many errors the superblock on a disk remembers
 	// from this mount or an earlier one, and the repair that makes it forget. Zero
@@ -65,6 +92,15 @@ func Names() []string {
 		names[i] = t.Name
 	}
 	return names
+}
+
+// deviceBlocks is how many blocks of a size the device below has room for.
+func deviceBlocks(m Mounted, blockSize uint64) (uint64, error) {
+	end, err := m.Disk.Seek(0, io.SeekEnd) // of a block device: its size now
+	if err != nil {
+		return 0, err
+	}
+	return uint64(end) / blockSize, nil
 }
 
 // ioctl calls request on the filesystem's root with arg, a pointer to a

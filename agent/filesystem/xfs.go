@@ -3,14 +3,33 @@ package filesystem
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
-// xfs grows by XFS_IOC_FSGROWFSDATA (fs/xfs/libxfs/xfs_fs.h). The kernel obeys
-// a smaller size too, and shrinks: the geometry is read again right before.
-var xfs = Type{Name: "xfs", Geometry: xfsGeometry, Grow: xfsGrow, RecordedErrors: func(*os.File) (uint64, string, error) { return 0, "", nil }}
+// xfs grows by XFS_IOC_FSGROWFSDATA (fs/xfs/libxfs/xfs_fs.h). Two things in
+// the kernel can cost a volume, and what is asked for here avoids both:
+//
+// The kernel obeys a smaller size too, and shrinks, though by no more than the
+// last allocation group has. Another grower can come between the look at the
+// geometry and the call. So each call asks for the end of a group or for the
+// device's end: who is ahead of us then is ahead by a group, which the kernel
+// refuses to take away.
+//
+// Until the primary superblock is on the disk with its new size, which is up to
+// half a minute later, a power cut leaves a log whose recovery meets groups
+// beyond the filesystem's end, and 6.1 never mounts it again. So each call is
+// followed by a freeze, which writes out log and superblock.
+var xfs = Type{
+	Name: "xfs", Geometry: xfsGeometry, Goal: xfsGoal, CanGrow: func(Mounted, uint64) error { return nil }, Grow: xfsGrow, Freezes: true,
+	RecordedErrors: func(*os.File) (uint64, string, error) { return 0, "", nil },
+	MountRefused:   xfsMountRefused,
+}
 
 const (
 	xfsIocFSGeometry   = 0x8100587e // _IOR('X', 126, struct xfs_fsop_geom)
@@ -18,6 +37,14 @@ const (
 
 	// XFS_MIN_AG_BLOCKS: a shorter last allocation group is not made.
 	xfsMinGroupBlocks = 64
+
+	// One call adds so many groups at least, or half as many as there are: with
+	// two or three milliseconds each on a slow machine, writers wait as long.
+	xfsStepGroups = 16
+
+	// So many calls in a row may change nothing, before the kernel's answer is
+	// no longer believed.
+	xfsIdleSteps = 3
 )
 
 // xfsGeom is struct xfs_fsop_geom, 256 bytes: blocksize at 0, agblocks at 8,
@@ -61,29 +88,108 @@ func xfsGeometry(m Mounted) (Geometry, error) {
 	if err != nil {
 		return Geometry{}, err
 	}
-	return Geometry{BlockSize: uint64(g.blockSize()), Blocks: g.dataBlocks(), Slack: xfsMinGroupBlocks - 1}, nil
+	return Geometry{BlockSize: uint64(g.blockSize()), Blocks: g.dataBlocks(), Slack: xfsMinGroupBlocks - 1, GroupBlocks: uint64(g.groupBlocks())}, nil
 }
 
-// xfsGrow is one call: its time follows the allocation groups it adds, two or
-// three milliseconds each on a slow machine.
+// xfsGoal ends at an allocation group's end, or at the device's: see xfs.
+func xfsGoal(g Geometry, blocks, device uint64) uint64 {
+	if blocks >= device {
+		return blocks
+	}
+	return min(ceil(blocks, g.GroupBlocks)*g.GroupBlocks, device)
+}
+
+// xfsGrow looks again after each step: at the geometry, which another grower may
+// have changed, and at the device, which may have grown while its end was asked
+// for.
 func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
-	if err := ctx.Err(); err != nil {
-		return err
+	for idle := 0; idle < xfsIdleSteps; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		g, err := readXFSGeom(m)
+		if err != nil {
+			return err
+		}
+		device, err := deviceBlocks(m, uint64(g.blockSize()))
+		if err != nil {
+			return err
+		}
+		next := g.step(blocks, device)
+		if next <= g.dataBlocks() {
+			return nil
+		}
+		if err := xfsGrowTo(m, g, next); err != nil {
+			return fmt.Errorf("grow xfs on %s to %d blocks: %w", m.Disk.Name(), next, err)
+		}
+		after, err := readXFSGeom(m)
+		if err != nil {
+			return err
+		}
+		if after.dataBlocks() > g.dataBlocks() {
+			idle = 0
+		} else {
+			idle++
+		}
+		if next == g.usable(device) {
+			if blocks, err = deviceBlocks(m, uint64(g.blockSize())); err != nil {
+				return err
+			}
+		}
 	}
-	g, err := readXFSGeom(m)
-	if err != nil {
-		return err
+	return nil // the caller finds how far it is
+}
+
+// step returns where the next call ends on the way to so many blocks: at a
+// group's end, or at the device's.
+func (g *xfsGeom) step(blocks, device uint64) uint64 {
+	size := uint64(g.groupBlocks())
+	groups := ceil(g.dataBlocks(), size)
+	next := (groups + max(xfsStepGroups, groups/2)) * size
+	if last := ceil(blocks, size) * size; next > last {
+		next = last
 	}
-	if blocks = g.usable(blocks); g.dataBlocks() >= blocks {
-		return nil
+	return g.usable(min(next, device))
+}
+
+// xfsGrowTo makes one call and has it on the disk when it returns. The freeze is
+// asked for while the call is under way: the kernel grants it behind the call
+// and lets no write call begin before, so that nothing but what was written
+// before can reach the new groups ahead of the superblock. What was written
+// before is little, as it is synced first.
+func xfsGrowTo(m Mounted, g *xfsGeom, blocks uint64) error {
+	if err := unix.Syncfs(int(m.Dir.Fd())); err != nil {
+		return &fs.PathError{Op: "syncfs", Path: m.Dir.Name(), Err: err}
 	}
 	grow := struct { // struct xfs_growfs_data
 		newBlocks uint64
 		imaxpct   uint32
 		_         uint32
 	}{newBlocks: blocks, imaxpct: g.imaxpct()}
-	if err := ioctl(m, "XFS_IOC_FSGROWFSDATA", xfsIocFSGrowFSData, unsafe.Pointer(&grow)); err != nil {
-		return fmt.Errorf("grow xfs on %s to %d blocks: %w", m.Disk.Name(), blocks, err)
+	// Frozen, the filesystem has grown, or the freeze came first.
+	grown := func() (bool, error) {
+		now, err := readXFSGeom(m)
+		return err == nil && now.dataBlocks() >= blocks, err
 	}
-	return nil
+	begin, written := make(chan struct{}), make(chan bool, 1)
+	go func() {
+		<-begin
+		ok, err := writeOut(m, grown)
+		written <- ok && err == nil
+	}()
+	close(begin)
+	err := ioctl(m, "XFS_IOC_FSGROWFSDATA", xfsIocFSGrowFSData, unsafe.Pointer(&grow))
+	if ok := <-written; ok && err == nil {
+		return nil
+	}
+	if errors.Is(err, unix.EINVAL) {
+		// Refused for what was asked, or because another grower is ahead by a group.
+		if ok, lookErr := grown(); !ok || lookErr != nil {
+			return err
+		}
+	} else if err != nil {
+		return err
+	}
+	_, err = writeOut(m, grown)
+	return err
 }

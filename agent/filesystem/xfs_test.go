@@ -47,3 +47,45 @@ func FuzzXFSGeometry(f *testing.F) {
 		}
 	})
 }
+
+// xfsOf is a geometry of so many blocks, in groups of 1000.
+func xfsOf(blocks uint64) *xfsGeom {
+	var g xfsGeom
+	binary.NativeEndian.PutUint32(g[0:], 4096)
+	binary.NativeEndian.PutUint32(g[8:], 1000)
+	binary.NativeEndian.PutUint64(g[32:], blocks)
+	return &g
+}
+
+// Whoever is ahead of a request for a group's end is ahead by a group, which
+// the kernel does not take away; nobody is ahead of the device's end.
+func TestEveryStepEndsWithAGroupOrWithTheDevice(t *testing.T) {
+	for _, c := range []struct{ from, goal, device uint64 }{
+		{4000, 5500, 9300}, {4000, 9300, 9300}, {4300, 4400, 9000}, {4300, 100_000, 100_000}, {4000, 4001, 4063}, {4000, 1 << 40, 1<<40 + 500},
+	} {
+		steps := 0
+		for at := c.from; ; steps++ {
+			next := xfsOf(at).step(c.goal, c.device)
+			if next <= at {
+				break
+			}
+			if next > c.device || next%1000 != 0 && next != c.device {
+				t.Errorf("%+v: a step from %d to %d", c, at, next)
+			}
+			at = next
+		}
+		if steps > 60 {
+			t.Errorf("%+v took %d steps", c, steps)
+		}
+	}
+}
+
+func TestGoalIsWhereTheStepsEnd(t *testing.T) {
+	for _, c := range []struct{ blocks, device, want uint64 }{
+		{5500, 9300, 6000}, {9100, 9300, 9300}, {5000, 9300, 5000}, {9300, 9300, 9300}, {9400, 9300, 9400},
+	} {
+		if got := xfsGoal(Geometry{GroupBlocks: 1000}, c.blocks, c.device); got != c.want {
+			t.Errorf("%d of %d\nwant %d\ngot  %d", c.blocks, c.device, c.want, got)
+		}
+	}
+}

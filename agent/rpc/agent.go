@@ -1,5 +1,6 @@
 // Package rpc is the agent's ttrpc side: grpc.AgentService and grpc.Health as
-// Kata Containers' clients speak them. It translates messages and error kinds
+// Kata Containers' clients speak them, and directvol.v1.VolumeService, which is
+// our own. It translates messages and error kinds
 // and decides nothing. Methods that are not built are not registered, and ttrpc
 // answers UNIMPLEMENTED for them.
 package rpc
@@ -25,6 +26,7 @@ import (
 	"github.com/directvol/directvol/agent/volume"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/service"
+	"github.com/directvol/directvol/protocols/volumepb"
 )
 
 // StorageOnly is what GetGuestDetails lists among the extra features for as
@@ -73,6 +75,9 @@ func (a *Agent) services() map[string]map[string]ttrpc.Method {
 			"GetMetrics":      method(a, "GetMetrics", a.getMetrics),
 
 			"UpdateEphemeralMounts": method(a, "UpdateEphemeralMounts", a.updateEphemeralMounts),
+		},
+		volumepb.VolumeServiceName: {
+			"CheckResizeVolume": method(a, "CheckResizeVolume", a.checkResizeVolume),
 		},
 		agentpb.HealthServiceName: {
 			"Check":   service.Method(a.check),
@@ -196,6 +201,14 @@ func (a *Agent) resizeVolume(ctx context.Context, r *agentpb.ResizeVolumeRequest
 		return nil, err
 	}
 	return nothing, v.Resize(ctx, r.Size_, a.ResizeWait)
+}
+
+func (a *Agent) checkResizeVolume(ctx context.Context, r *volumepb.CheckResizeVolumeRequest) (*emptypb.Empty, error) {
+	v, err := a.Volumes.Lookup(r.VolumeGuestPath)
+	if err != nil {
+		return nil, err
+	}
+	return nothing, v.CheckResize(ctx, r.Size_)
 }
 
 // Where the kernel tells about hot-pluggable memory

@@ -6,6 +6,7 @@ import (
 	"io"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/frame"
 	"github.com/directvol/directvol/protocols/service"
+	"github.com/directvol/directvol/protocols/volumepb"
 )
 
 func newAgent() *Agent {
@@ -35,7 +37,7 @@ func newAgent() *Agent {
 // A name that is misspelt would be registered, and never called.
 func TestEveryMethodIsOneOfTheWireAndTakesItsRequest(t *testing.T) {
 	wire := map[string]service.MethodDesc{}
-	for _, m := range agentpb.Methods() {
+	for _, m := range slices.Concat(agentpb.Methods(), volumepb.Methods()) {
 		wire[m.Service+"/"+m.Method] = m
 	}
 	errSeen := errors.New("seen")

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/filesystem"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/volume"
 )
@@ -30,14 +32,31 @@ func mount(r request, from origin) (made bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	err = unix.Mount(from.path, r.mountPoint, r.fstype, r.flags, r.data)
+	if err = replay(r, from); err == nil {
+		err = unix.Mount(from.path, r.mountPoint, r.fstype, r.flags, r.data)
+	}
 	if err == nil {
 		return made, nil
 	}
 	if made {
 		os.Remove(r.mountPoint)
 	}
-	return false, refusal.New(mountKind(err), "mount %s of %s at %s with %q: %w (the guest's kernel log says more)", r.fstype, from.path, r.mountPoint, r.data, err)
+	return false, refusal.New(mountKind(err), "mount %s of %s at %s with %q: %w: %s", r.fstype, from.path, r.mountPoint, r.data, err, wayOut(r, from, err))
+}
+
+// wayOut is what is known of a disk that could not be mounted.
+func wayOut(r request, from origin, err error) string {
+	fallback := "the guest's kernel log says more"
+	fstype, ok := filesystem.Lookup(r.fstype)
+	if !ok || fstype.MountRefused == nil {
+		return fallback
+	}
+	disk, openErr := os.Open(from.path)
+	if openErr != nil {
+		return fallback
+	}
+	defer disk.Close()
+	return cmp.Or(fstype.MountRefused(disk, err), fallback)
 }
 
 // topmost returns what is mounted at a path, nil where nothing is.

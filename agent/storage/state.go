@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/volume"
 )
 
 // State is the file in which an agent that is a service writes down who holds
@@ -79,11 +80,14 @@ const stateBytes = 16 << 20
 
 // snapshot is what the file holds.
 type snapshot struct {
-	Version   int      `json:"version"`
-	Boot      string   `json:"boot_id"`
-	Destroyed bool     `json:"sandbox_destroyed,omitempty"`
-	Heard     uint64   `json:"kernel_log,omitempty"` // the last record whose meaning is in Past
-	Storages  []record `json:"storages"`
+	Version   int    `json:"version"`
+	Boot      string `json:"boot_id"`
+	Destroyed bool   `json:"sandbox_destroyed,omitempty"`
+	Heard     uint64 `json:"kernel_log,omitempty"` // the last record whose meaning is in Past
+
+	// Freezes are growths that may have left a volume frozen.
+	Freezes  []volume.Freeze `json:"freezes,omitempty"`
+	Storages []record        `json:"storages"`
 }
 
 // record is a storage, and what it takes to find it in mountinfo.
@@ -221,6 +225,11 @@ func (t *Table) Recover() error {
 	if err != nil {
 		errs = append(errs, err)
 	}
+	for _, f := range was.Freezes { // first: whoever writes waits for it
+		if err := volume.ThawLeft(f); err != nil {
+			t.log.Warnf("thaw what the agent before may have left frozen: %v", err)
+		}
+	}
 	for _, r := range was.Storages {
 		if err := t.recover(r); err != nil {
 			errs = append(errs, err)
@@ -299,7 +308,7 @@ func (t *Table) snapshot() snapshot {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	// Heard first: what is heard meanwhile is heard twice then, and not never.
-	now := snapshot{Destroyed: t.ended, Heard: t.volumes.Monitor().Heard(), Storages: []record{}}
+	now := snapshot{Destroyed: t.ended, Heard: t.volumes.Monitor().Heard(), Freezes: t.volumes.Freezes(), Storages: []record{}}
 	all := maps.Clone(t.intents)
 	maps.Copy(all, t.mounts)
 	for _, mountPoint := range slices.Sorted(maps.Keys(all)) {

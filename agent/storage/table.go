@@ -53,7 +53,9 @@ type mounted struct {
 // device is awaited that the guest does not see yet; state is nil where none is
 // kept.
 func NewTable(log *logrus.Entry, volumes *volume.Table, hotplug time.Duration, state *State) *Table {
-	return &Table{log: log, volumes: volumes, hotplug: hotplug, state: state, mounts: map[string]*mounted{}, intents: map[string]*mounted{}}
+	t := &Table{log: log, volumes: volumes, hotplug: hotplug, state: state, mounts: map[string]*mounted{}, intents: map[string]*mounted{}}
+	volumes.KeepFreezes(t.save)
+	return t
 }
 
 // Begin takes storages again after ReleaseAll.

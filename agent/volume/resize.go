@@ -19,9 +19,11 @@ const answerMargin = 200 * time.Millisecond
 
 // Resize grows the filesystem to size, which is the disk's bytes as the host
 // has it; 0 means to the device's end. A filesystem that ends within a block of
-// size is left as it is: that is success, any number of times. A device that is
-// still smaller is awaited, for wait at most and until shortly before ctx's
-// deadline; then the refusal is DeadlineExceeded. Nothing ever shrinks.
+// size is left as it is: that is success, any number of times. So is one that
+// ends where such a request leads: an xfs is made to end with an allocation
+// group, or with the device. A device that is still smaller is awaited, for wait
+// at most and until shortly before ctx's deadline; then the refusal is
+// DeadlineExceeded. Nothing ever shrinks.
 func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) error {
 	if err := v.lock(ctx); err != nil {
 		return err
@@ -32,26 +34,56 @@ func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) er
 		return err
 	}
 	defer g.close()
-	before, err := g.fstype.Geometry(g.Mounted)
-	if err != nil {
-		return v.growError(err)
-	}
-	if size != 0 && size < before.Bytes() && before.Bytes()-size > before.BlockSize {
-		return refusal.New(refusal.OutOfRange, "%s on %s ends at %d bytes and never shrinks: asked for %d", v.FSType, v.Device.Path, before.Bytes(), size)
+	if err := v.canReach(g, size); err != nil {
+		return err
 	}
 	if size == 0 {
 		size, err = blockdev.SizeOf(g.Disk)
-	} else if size >= before.Bytes()+before.BlockSize {
+	} else if size >= g.before.Bytes()+g.before.BlockSize {
 		err = v.awaitSize(ctx, g.Disk, size, wait)
 	}
 	if err != nil {
 		return err
 	}
-	goal := size / before.BlockSize
-	if goal <= before.Blocks {
-		return nil
+	goal, err := g.goal(size)
+	if err != nil || goal <= g.before.Blocks {
+		return err
+	}
+	if g.fstype.Freezes {
+		if err := v.freezes.begin(v); err != nil {
+			return refusal.New(refusal.Internal, "volume %s does not grow, as the agent could not thaw it after a restart: %w", v.Mountpoint, err)
+		}
+		defer v.freezes.end(v)
 	}
 	return v.grow(ctx, g, goal)
+}
+
+// CheckResize refuses what Resize to size would refuse once the disk has grown
+// to it, and changes nothing: for the caller who is about to grow the disk,
+// which it does for good.
+func (v *Volume) CheckResize(ctx context.Context, size uint64) error {
+	if err := v.lock(ctx); err != nil {
+		return err
+	}
+	defer v.unlock()
+	g, err := v.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer g.close()
+	return v.canReach(g, size)
+}
+
+// canReach refuses a size that the filesystem can never have.
+func (v *Volume) canReach(g *growth, size uint64) error {
+	goal, err := g.goal(size)
+	if err != nil {
+		return v.growError(err)
+	}
+	if size != 0 && size < g.before.Bytes() && g.before.Bytes()-size > g.before.BlockSize && goal < g.before.Blocks {
+		return refusal.New(refusal.OutOfRange, "%s on %s ends at %d bytes and never shrinks: asked for %d", v.FSType, v.Device.Path, g.before.Bytes(), size)
+	}
+	return g.fstype.CanGrow(g.Mounted, goal)
 }
 
 // growth is an open filesystem that can grow. While it is open the volume is not
@@ -59,6 +91,20 @@ func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) er
 type growth struct {
 	filesystem.Mounted
 	fstype filesystem.Type
+	before filesystem.Geometry
+}
+
+// goal is the block at which the filesystem is to end for a size in bytes; 0
+// leads to the device's end as it is now.
+func (g *growth) goal(size uint64) (uint64, error) {
+	device, err := blockdev.SizeOf(g.Disk)
+	if err != nil {
+		return 0, err
+	}
+	if size == 0 {
+		size = device
+	}
+	return g.fstype.Goal(g.before, size/g.before.BlockSize, device/g.before.BlockSize), nil
 }
 
 // open opens the volume to grow it, or says why nothing grows it.
@@ -87,6 +133,9 @@ func (v *Volume) open(ctx context.Context) (*growth, error) {
 		err = v.check(g.Dir)
 	}
 	if err == nil && count == 0 {
+		g.before, err = fstype.Geometry(g.Mounted)
+	}
+	if err == nil && count == 0 {
 		return g, nil
 	}
 	g.close()
@@ -108,7 +157,7 @@ func (v *Volume) openBoth(fstype filesystem.Type) (*growth, error) {
 		disk.Close()
 		return nil, err
 	}
-	return &growth{filesystem.Mounted{Dir: dir, Disk: disk}, fstype}, nil
+	return &growth{Mounted: filesystem.Mounted{Dir: dir, Disk: disk}, fstype: fstype}, nil
 }
 
 func (g *growth) close() {
@@ -143,7 +192,7 @@ func (v *Volume) growError(err error) error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return refuse(refusal.DeadlineExceeded, "the call ended first; try again, it goes on from here")
-	case errors.Is(err, unix.EBUSY):
+	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EAGAIN): // ext4's answer, xfs's
 		return refuse(refusal.DeadlineExceeded, "the kernel is resizing it already; try again")
 	case errors.Is(err, unix.EIO), errors.Is(err, unix.EROFS), errors.Is(err, unix.ESHUTDOWN):
 		return refuse(refusal.FailedPrecondition, v.FSType+" on "+v.Device.Path+" has stopped after an error: mend the disk, unmount and mount it again")

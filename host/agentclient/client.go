@@ -5,7 +5,7 @@
 // A connection that breaks is made again, and a call that was not answered is made again where that does no harm (methods.go has the table). Where it
 // may do harm the error is ErrOutcomeUnknown.
 //
-// The protocol is ttrpc (github.com/containerd/ttrpc, PROTOCOL.md) with the services of protocols/agentpb.
+// The protocol is ttrpc (github.com/containerd/ttrpc, PROTOCOL.md) with the services of protocols/agentpb and protocols/volumepb.
 package agentclient
 
 import (
@@ -21,6 +21,7 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/service"
+	"github.com/directvol/directvol/protocols/volumepb"
 )
 
 const defaultTimeout = 10 * time.Second
@@ -145,6 +146,12 @@ func (c *Client) GetVolumeStats(ctx context.Context, guestPath string) (*agentpb
 // ResizeVolume grows the filesystem at a path in the guest to its disk's size in bytes, or to the device's end where size is 0.
 func (c *Client) ResizeVolume(ctx context.Context, guestPath string, size uint64) error {
 	return c.do(ctx, resizeVolume, &agentpb.ResizeVolumeRequest{VolumeGuestPath: guestPath, Size_: size})
+}
+
+// CheckResizeVolume asks whether ResizeVolume could grow the filesystem at a path in the guest to size, once its disk has that; 0 asks whether it can
+// grow at all. It changes nothing. An agent that is not directvol's answers codes.Unimplemented.
+func (c *Client) CheckResizeVolume(ctx context.Context, guestPath string, size uint64) error {
+	return c.do(ctx, checkResizeVolume, &volumepb.CheckResizeVolumeRequest{VolumeGuestPath: guestPath, Size_: size})
 }
 
 // GetGuestDetails returns what guest and agent can do.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/volumepb"
 )
 
 // agent answers each method with the message or the error that it has for it, and keeps the requests.
@@ -68,8 +70,8 @@ func serveOn(t *testing.T, a *agent, listener net.Listener) (stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	services := map[string]map[string]ttrpc.Method{agentpb.AgentServiceName: {}, agentpb.HealthServiceName: {}}
-	for _, m := range agentpb.Methods() {
+	services := map[string]map[string]ttrpc.Method{agentpb.AgentServiceName: {}, agentpb.HealthServiceName: {}, volumepb.VolumeServiceName: {}}
+	for _, m := range slices.Concat(agentpb.Methods(), volumepb.Methods()) {
 		if _, ok := a.answers[m.Method]; ok {
 			services[m.Service][m.Method] = a.method(m.NewRequest, m.Method)
 		}

@@ -1,6 +1,9 @@
 package agentclient
 
-import "github.com/directvol/directvol/protocols/agentpb"
+import (
+	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/volumepb"
+)
 
 // method is a call of the agent.
 type method struct {
@@ -13,6 +16,8 @@ type method struct {
 // agent may do that speaks the protocol; directvol's own takes each of them again.
 var (
 	// These change nothing.
+	checkResizeVolume = method{volumepb.VolumeServiceName, "CheckResizeVolume", true}
+
 	check           = method{agentpb.HealthServiceName, "Check", true}
 	version         = method{agentpb.HealthServiceName, "Version", true}
 	getVolumeStats  = method{agentpb.AgentServiceName, "GetVolumeStats", true}

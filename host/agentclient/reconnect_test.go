@@ -26,7 +26,7 @@ func everyMethod() *agent {
 	return &agent{answers: map[string]any{
 		"Check":   &agentpb.HealthCheckResponse{Status: agentpb.HealthCheckResponse_SERVING},
 		"Version": &agentpb.VersionCheckResponse{AgentVersion: strings.Repeat("v", 1000)}, "GetGuestDetails": &agentpb.GuestDetailsResponse{},
-		"GetVolumeStats": &agentpb.VolumeStatsResponse{}, "ResizeVolume": empty,
+		"GetVolumeStats": &agentpb.VolumeStatsResponse{}, "ResizeVolume": empty, "CheckResizeVolume": empty,
 		"CreateSandbox": empty, "DestroySandbox": empty, "CreateContainer": empty, "RemoveContainer": empty,
 	}}
 }
@@ -36,11 +36,12 @@ var calls = map[string]struct {
 	repeatable bool
 	make       func(*Client, context.Context) error
 }{
-	"Check":           {true, (*Client).Check},
-	"Version":         {true, func(c *Client, ctx context.Context) error { _, err := c.Version(ctx); return err }},
-	"GetGuestDetails": {true, func(c *Client, ctx context.Context) error { _, err := c.GetGuestDetails(ctx); return err }},
-	"GetVolumeStats":  {true, func(c *Client, ctx context.Context) error { _, err := c.GetVolumeStats(ctx, "/v"); return err }},
-	"ResizeVolume":    {true, func(c *Client, ctx context.Context) error { return c.ResizeVolume(ctx, "/v", 1) }},
+	"Check":             {true, (*Client).Check},
+	"Version":           {true, func(c *Client, ctx context.Context) error { _, err := c.Version(ctx); return err }},
+	"GetGuestDetails":   {true, func(c *Client, ctx context.Context) error { _, err := c.GetGuestDetails(ctx); return err }},
+	"GetVolumeStats":    {true, func(c *Client, ctx context.Context) error { _, err := c.GetVolumeStats(ctx, "/v"); return err }},
+	"CheckResizeVolume": {true, func(c *Client, ctx context.Context) error { return c.CheckResizeVolume(ctx, "/v", 1) }},
+	"ResizeVolume":      {true, func(c *Client, ctx context.Context) error { return c.ResizeVolume(ctx, "/v", 1) }},
 	"CreateSandbox": {false, func(c *Client, ctx context.Context) error {
 		return c.CreateSandbox(ctx, &agentpb.CreateSandboxRequest{})
 	}},

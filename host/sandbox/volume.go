@@ -7,6 +7,9 @@ import (
 	"slices"
 	"sync"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/guestpath"
@@ -143,9 +146,8 @@ func (s *Sandbox) Resize(ctx context.Context, id string, bytes uint64) error {
 	if !a.mounted {
 		return fmt.Errorf("resize volume %s: it is not mounted: only the guest can grow its filesystem", id)
 	}
-	// Asked first whether it can grow at all: a disk does not shrink again.
-	if err := s.agent.ResizeVolume(ctx, a.storage.MountPoint, 0); err != nil {
-		return fmt.Errorf("resize volume %s: %w", id, err)
+	if err := s.canGrow(ctx, a.storage.MountPoint, bytes); err != nil {
+		return fmt.Errorf("resize volume %s: its disk is as it was: %w", id, err)
 	}
 	if err := s.vm.ResizeDisk(ctx, id, bytes); err != nil {
 		return fmt.Errorf("resize volume %s: %w", id, err)
@@ -154,6 +156,17 @@ func (s *Sandbox) Resize(ctx context.Context, id string, bytes uint64) error {
 		return fmt.Errorf("resize volume %s: its disk has %d bytes now: %w", id, bytes, err)
 	}
 	return nil
+}
+
+// canGrow asks the agent before the disk grows, which it does for good. Of an
+// agent without directvol's own service it is known only whether the filesystem
+// can grow at all: asked to go to its device's end, it changes next to nothing.
+func (s *Sandbox) canGrow(ctx context.Context, guestPath string, bytes uint64) error {
+	err := s.agent.CheckResizeVolume(ctx, guestPath, bytes)
+	if status.Code(err) != codes.Unimplemented {
+		return err
+	}
+	return s.agent.ResizeVolume(ctx, guestPath, 0)
 }
 
 // Detach unmounts a volume where it is mounted, and takes its disk away. A disk

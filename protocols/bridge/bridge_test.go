@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 
 	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/volumepb"
 )
 
 // Each message is compared with what google.golang.org/protobuf makes of the compiled .proto file alone, both ways, and carried by ttrpc.
@@ -185,7 +186,7 @@ func messageTypes() map[protoreflect.FullName]reflect.Type {
 		case reflect.Pointer, reflect.Slice, reflect.Map:
 			walk(t.Elem())
 		case reflect.Struct:
-			room, ok := map[string]string{"agentpb": "grpc", "typespb": "types"}[t.PkgPath()[strings.LastIndex(t.PkgPath(), "/")+1:]]
+			room, ok := map[string]string{"agentpb": "grpc", "typespb": "types", "volumepb": "directvol.v1"}[t.PkgPath()[strings.LastIndex(t.PkgPath(), "/")+1:]]
 			name := protoreflect.FullName(room + "." + t.Name())
 			if !ok || types[name] != nil {
 				return
@@ -196,7 +197,7 @@ func messageTypes() map[protoreflect.FullName]reflect.Type {
 			}
 		}
 	}
-	for _, m := range agentpb.Methods() {
+	for _, m := range slices.Concat(agentpb.Methods(), volumepb.Methods()) {
 		walk(reflect.TypeOf(m.NewRequest()))
 		walk(reflect.TypeOf(m.NewResponse()))
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/volumepb"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -210,10 +212,10 @@ func TestMethodsThatAreNotBuiltAreUnimplemented(t *testing.T) {
 	g := guest(t)
 	w := dialWire(t, g)
 	stream, unbuilt := uint32(1), 0
-	for _, m := range agentpb.Methods() {
+	for _, m := range slices.Concat(agentpb.Methods(), volumepb.Methods()) {
 		switch m.Method {
 		case "CreateSandbox", "DestroySandbox", "CreateContainer", "RemoveContainer", "GetVolumeStats", "ResizeVolume", "GetGuestDetails", "Check", "Version",
-			"GetMetrics", "UpdateEphemeralMounts":
+			"GetMetrics", "UpdateEphemeralMounts", "CheckResizeVolume":
 			continue
 		}
 		w.send(call(t, stream, m.Service, m.Method, nil))

@@ -15,6 +15,7 @@ import (
 
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/service"
+	"github.com/directvol/directvol/protocols/volumepb"
 	"github.com/directvol/directvol/tools/agent-ctl/message"
 )
 
@@ -50,8 +51,8 @@ func listen(t *testing.T, path string) net.Listener {
 func serve(t *testing.T, l net.Listener, address string, answer func(context.Context, string, proto.Message) (proto.Message, error)) *agent {
 	t.Helper()
 	a := &agent{address: address, answer: answer}
-	services := map[string]map[string]ttrpc.Method{agentpb.AgentServiceName: {}, agentpb.HealthServiceName: {}}
-	for _, m := range agentpb.Methods() {
+	services := map[string]map[string]ttrpc.Method{agentpb.AgentServiceName: {}, agentpb.HealthServiceName: {}, volumepb.VolumeServiceName: {}}
+	for _, m := range allMethods() {
 		services[m.Service][m.Method] = a.method(m)
 	}
 	server, err := ttrpc.NewServer()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -11,6 +12,7 @@ import (
 
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/service"
+	"github.com/directvol/directvol/protocols/volumepb"
 	"github.com/directvol/directvol/tools/agent-ctl/message"
 )
 
@@ -56,9 +58,12 @@ func parseCall(command string) (call, error) {
 	return c, message.Decode(text, c.request)
 }
 
+// allMethods are those of Kata's services and of directvol's own.
+func allMethods() []service.MethodDesc { return slices.Concat(agentpb.Methods(), volumepb.Methods()) }
+
 // findMethod finds a method by its name, in whatever case. No two services of the wire share one.
 func findMethod(name string) (service.MethodDesc, error) {
-	for _, m := range agentpb.Methods() {
+	for _, m := range allMethods() {
 		if strings.EqualFold(m.Method, name) {
 			return m, nil
 		}

@@ -4,14 +4,12 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-
-	"github.com/directvol/directvol/protocols/agentpb"
 )
 
 // completeMethods completes the name of a method, and tells the shell what it does.
 func completeMethods(_ *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
 	var names []string
-	for _, m := range agentpb.Methods() {
+	for _, m := range allMethods() {
 		if len(m.Method) >= len(begun) && strings.EqualFold(m.Method[:len(begun)], begun) {
 			names = append(names, cobra.CompletionWithDesc(m.Method, examples[m.Method].does))
 		}

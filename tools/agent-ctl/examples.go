@@ -59,6 +59,8 @@ var examples = map[string]example{
 		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE="}`},
 	"ResizeVolume": {"grow a volume's filesystem to so many bytes, once its disk has them",
 		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE=","size":2147483648}`},
+	"CheckResizeVolume": {"ask whether a volume's filesystem could grow so far, before its disk does",
+		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE=","size":2147483648}`},
 	"UpdateEphemeralMounts": {"mount an ephemeral storage anew with other options",
 		`json://{"storages":[{"driver":"ephemeral","source":"shm","fstype":"tmpfs","options":["size=67108864"],"mount_point":"/run/kata-containers/sandbox/shm"}]}`},
 	"RemoveStaleVirtiofsShareMounts": {"unmount what virtio-fs shares no longer", ``},

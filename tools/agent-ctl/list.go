@@ -7,7 +7,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/service"
 	"github.com/directvol/directvol/tools/agent-ctl/message"
 )
@@ -37,7 +36,7 @@ named it shows the messages inside these too.`,
 // methodsNamed returns the methods of these names, and all where there is none.
 func methodsNamed(names []string) ([]service.MethodDesc, error) {
 	if len(names) == 0 {
-		return agentpb.Methods(), nil
+		return allMethods(), nil
 	}
 	var methods []service.MethodDesc
 	for _, name := range names {

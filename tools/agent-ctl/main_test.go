@@ -44,7 +44,7 @@ func same(t *testing.T, what string, want, got any) {
 
 func TestEveryMethodIsCalledByItsName(t *testing.T) {
 	a := newAgent(t, empty)
-	for _, m := range agentpb.Methods() {
+	for _, m := range allMethods() {
 		before, _ := a.seen()
 		got := connect(t, a, "--json", "-c", examples[m.Method].command(strings.ToLower(m.Method)))
 		same(t, m.Method+"\nexit", exitOK, got.exit)

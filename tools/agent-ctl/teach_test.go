@@ -6,12 +6,11 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/tools/agent-ctl/message"
 )
 
 func TestEveryMethodHasAnExampleThatParses(t *testing.T) {
-	for _, m := range agentpb.Methods() {
+	for _, m := range allMethods() {
 		e, ok := examples[m.Method]
 		if !ok || e.does == "" {
 			t.Errorf("%s has no example", m.Method)
@@ -26,7 +25,7 @@ func TestEveryMethodHasAnExampleThatParses(t *testing.T) {
 			t.Errorf("%s: a shell ends the example at its single quote", m.Method)
 		}
 	}
-	same(t, "examples", len(agentpb.Methods()), len(examples))
+	same(t, "examples", len(allMethods()), len(examples))
 }
 
 func TestExamplesAreWrittenToBeCopied(t *testing.T) {
@@ -39,14 +38,14 @@ func TestExamplesAreWrittenToBeCopied(t *testing.T) {
 			args = append(args, "-c", strings.TrimSuffix(command, "'\n"))
 		}
 	}
-	same(t, "examples", 2*len(agentpb.Methods()), len(args))
+	same(t, "examples", 2*len(allMethods()), len(args))
 	same(t, "exit of all of them", exitOK, connect(t, a, args...).exit)
 }
 
 func TestListShowsEveryMethodAndField(t *testing.T) {
 	got := ctl(t.Context(), "list")
 	same(t, "exit", exitOK, got.exit)
-	for _, m := range agentpb.Methods() {
+	for _, m := range allMethods() {
 		_, own, found := strings.Cut("\n"+got.out, "\n"+m.Method+" ("+m.Service+"): ")
 		if !found {
 			t.Errorf("%s is not listed", m.Method)
