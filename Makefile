@@ -16,7 +16,11 @@ BENCH_NEEDS := $(DEMO_NEEDS) fio=fio strace=strace
 TEST_NEEDS := $(DEMO_NEEDS) gcc=gcc /usr/include/stdlib.h=libc6-dev
 LONG_NEEDS := $(DEMO_NEEDS) mmdebstrap=mmdebstrap
 
-.PHONY: help demo bench test test-long build guest lint generate clean deps-demo deps-bench deps-test deps-long
+# The suite of Debian's archive with the kernel of the rescue image, newer than the host's.
+RESCUE_SUITE := trixie-backports
+RESCUE_ROOTFS = build/directvol-rootfs --suite $(RESCUE_SUITE) --kernel-out build/rescue-vmlinuz --program /init=build/directvol-agent
+
+.PHONY: help demo bench test test-long build guest rescue lint generate clean deps-demo deps-bench deps-test deps-long
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -46,6 +50,10 @@ build: ## build the programs
 guest: build ## make the guest's kernel and image, and the image for tests
 	build/directvol-rootfs --program /init=build/directvol-agent --out build/guest.cpio --kernel-out build/vmlinuz
 	build/directvol-rootfs --program /init=build/directvol-agent --program /test-guest=build/test-guest --out build/guest-test.cpio --kernel-out build/vmlinuz
+
+rescue: build ## make the same, as rescue-*, with the newer kernel of suite RESCUE_SUITE (trixie-backports)
+	$(RESCUE_ROOTFS) --out build/rescue.cpio
+	$(RESCUE_ROOTFS) --out build/rescue-test.cpio --program /test-guest=build/test-guest
 
 lint: ## check with go vet, staticcheck and gofmt
 	go vet ./...

@@ -6,6 +6,7 @@ require (
 	github.com/bufbuild/protocompile v0.14.1
 	github.com/containerd/ttrpc v1.2.10
 	github.com/gogo/protobuf v1.3.2
+	github.com/klauspost/compress v1.20.3
 	github.com/mdlayher/vsock v1.4.0
 	github.com/moby/sys/mountinfo v0.7.3
 	github.com/sirupsen/logrus v1.10.2

@@ -11,12 +11,16 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
 
-// metaPackage depends on the newest kernel for virtual machines of the release that the host's apt knows.
+// metaPackage depends on the newest kernel for virtual machines of the release that apt knows.
 const metaPackage = "linux-image-cloud-amd64"
+
+// maxPackages bounds how many packages a kernel is split into; Debian's are up to four.
+const maxPackages = 16
 
 // aptConfig, read after the host's own settings, keeps apt away from the host's state: no lock, no change of user (the
 // folder may be closed to apt's), no hook, and no index but the packages'.
@@ -38,53 +42,84 @@ type aptPackage struct {
 
 var hexSum = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// debianPackage gives the path of Debian's kernel package in cache, downloaded when it is not there whole.
-func debianPackage(ctx context.Context, cache string, progress io.Writer) (string, error) {
-	if deb, ok := cachedPackage(cache); ok {
-		return deb, nil
+// debianPackages gives the paths of the packages of Debian's kernel in src's cache, downloaded when they are not there whole.
+func debianPackages(ctx context.Context, src Source) ([]string, error) {
+	if debs, ok := cachedPackages(src.Cache, src.Suite); ok {
+		return debs, nil
 	}
 	if _, err := exec.LookPath("apt-get"); err != nil {
-		return "", errors.New("apt-get, which downloads " + metaPackage + ", is not installed")
+		return nil, errors.New("apt-get, which downloads " + metaPackage + ", is not installed")
 	}
-	if err := os.MkdirAll(cache, 0o755); err != nil {
-		return "", err
+	if err := os.MkdirAll(src.Cache, 0o755); err != nil {
+		return nil, err
 	}
-	work, err := os.MkdirTemp(cache, "apt-*")
+	work, err := os.MkdirTemp(src.Cache, "apt-*")
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	defer os.RemoveAll(work)
-	a, err := newApt(work, progress)
+	a, err := newApt(work, src.Progress)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	pkg, err := a.resolve(ctx)
+	if src.Suite != "" {
+		if err := a.useSuite(ctx, src.Suite); err != nil {
+			return nil, err
+		}
+	}
+	packages, err := a.resolve(ctx)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	return a.download(ctx, pkg, cache)
+	return a.download(ctx, packages, src.Cache)
 }
 
-// cachedPackage finds the package that an earlier call downloaded, if it still has the bytes it had.
-func cachedPackage(cache string) (string, bool) {
-	data, err := os.ReadFile(filepath.Join(cache, "kernel.json"))
+// noteFile is where a cache remembers which packages make the kernel of a suite: JSON, one aptPackage a line. Each suite
+// has a file of its own, and so has none, which means what the host's apt is set up for.
+func noteFile(cache, suite string) string {
+	if suite == "" {
+		return filepath.Join(cache, "kernel.json")
+	}
+	return filepath.Join(cache, "kernel-"+suite+".json")
+}
+
+// cachedPackages finds the packages that an earlier call downloaded, if all still have the bytes they had.
+func cachedPackages(cache, suite string) ([]string, bool) {
+	data, err := os.ReadFile(noteFile(cache, suite))
 	if err != nil {
-		return "", false
+		return nil, false
 	}
-	var pkg aptPackage
-	if err := json.Unmarshal(data, &pkg); err != nil || !hexSum.MatchString(pkg.SHA256) {
-		return "", false
+	var debs []string
+	for notes := json.NewDecoder(bytes.NewReader(data)); ; {
+		var pkg aptPackage
+		if err := notes.Decode(&pkg); errors.Is(err, io.EOF) {
+			return debs, len(debs) > 0
+		} else if err != nil || !pkg.cached(cache) || len(debs) == maxPackages {
+			return nil, false
+		}
+		debs = append(debs, pkg.file(cache))
 	}
-	deb := filepath.Join(cache, pkg.SHA256+".deb")
-	sum, err := fileSum(deb)
-	return deb, err == nil && sum == pkg.SHA256
+}
+
+// file is where cache keeps the package. Its SHA-256 must have been checked to be one.
+func (p aptPackage) file(cache string) string { return filepath.Join(cache, p.SHA256+".deb") }
+
+// cached says whether the package is in cache, with the bytes it should have.
+func (p aptPackage) cached(cache string) bool {
+	if !hexSum.MatchString(p.SHA256) {
+		return false
+	}
+	sum, err := fileSum(p.file(cache))
+	return err == nil && sum == p.SHA256
 }
 
 // apt runs apt's programs with all their state in one folder, so that neither root nor fresh lists on the host are needed.
 type apt struct {
 	work     string
 	options  []string
+	lists    string // a folder for package lists; empty is the host's
 	progress io.Writer
+	archive  archive // zero is all sources of the host
 }
 
 func newApt(work string, progress io.Writer) (*apt, error) {
@@ -101,16 +136,17 @@ func newApt(work string, progress io.Writer) (*apt, error) {
 	if err := os.WriteFile(config, []byte(aptConfig), 0o644); err != nil {
 		return nil, err
 	}
-	return &apt{work: work, progress: progress, options: []string{
-		"-q", "-c", config,
-		"-o", "Dir::State::Lists=" + filepath.Join(work, "lists"),
-		"-o", "Dir::Cache=" + filepath.Join(work, "cache"),
-	}}, nil
+	options := []string{"-q", "-c", config, "-o", "Dir::Cache=" + filepath.Join(work, "cache")}
+	return &apt{work: work, options: options, lists: filepath.Join(work, "lists"), progress: progress}, nil
 }
 
 // run runs one of apt's programs in the download folder and returns what it prints. The error is its last complaint.
 func (a *apt) run(ctx context.Context, program string, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, program, append(append([]string{}, a.options...), args...)...)
+	options := slices.Clone(a.options)
+	if a.lists != "" {
+		options = append(options, "-o", "Dir::State::Lists="+a.lists)
+	}
+	cmd := exec.CommandContext(ctx, program, append(options, args...)...)
 	cmd.Dir = filepath.Join(a.work, "download")
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive")
 	cmd.WaitDelay = 5 * time.Second // its transport programs hold the pipes too
@@ -129,66 +165,100 @@ func (a *apt) run(ctx context.Context, program string, args ...string) ([]byte, 
 	return stdout.Bytes(), nil
 }
 
-// resolve fetches the package lists and follows the meta package to the kernel of one version.
-func (a *apt) resolve(ctx context.Context) (aptPackage, error) {
-	stop := watch(a.progress, "fetching apt's package lists", filepath.Join(a.work, "lists"))
+// update fetches the package lists.
+func (a *apt) update(ctx context.Context) error {
+	defer watch(a.progress, "fetching apt's package lists", a.lists)()
 	_, err := a.run(ctx, "apt-get", "update")
-	stop()
-	if err != nil {
-		return aptPackage{}, err
+	return err
+}
+
+// resolve fetches the package lists and follows the meta package to the packages of one kernel.
+func (a *apt) resolve(ctx context.Context) ([]aptPackage, error) {
+	if err := a.update(ctx); err != nil {
+		return nil, a.archive.explain(err)
 	}
 	meta, err := a.run(ctx, "apt-cache", "show", "--no-all-versions", metaPackage)
 	if err != nil {
-		return aptPackage{}, fmt.Errorf("apt offers no %s: check the network and apt's sources (%w)", metaPackage, err)
+		return nil, fmt.Errorf("apt offers no %s: check the network and apt's sources (%w)", metaPackage, err)
 	}
-	name, err := kernelDependency(controlField(meta, "Depends"))
+	image, err := kernelDependency(controlField(meta, "Depends"))
 	if err != nil {
-		return aptPackage{}, err
+		return nil, err
 	}
-	control, err := a.run(ctx, "apt-cache", "show", "--no-all-versions", name)
-	if err != nil {
-		return aptPackage{}, err
-	}
-	pkg := aptPackage{Name: name, Version: controlField(control, "Version"), SHA256: controlField(control, "SHA256")}
-	if pkg.Version == "" || !hexSum.MatchString(pkg.SHA256) {
-		return aptPackage{}, fmt.Errorf("apt's lists name no version and SHA-256 of package %s", name)
-	}
-	return pkg, nil
+	return a.closure(ctx, image)
 }
 
-// download fetches pkg, checks its bytes and moves it into cache, with a note that later calls find it by.
-func (a *apt) download(ctx context.Context, pkg aptPackage, cache string) (string, error) {
+// closure lists the package image and those of the same kernel that it depends on, directly or not. Debian's kernels were
+// one package until trixie and are split since; other dependencies are for a host that boots the kernel.
+func (a *apt) closure(ctx context.Context, image string) ([]aptPackage, error) {
+	release := strings.TrimPrefix(image, "linux-image-")
+	var packages []aptPackage
+	for names := []string{image}; len(packages) < len(names); {
+		name := names[len(packages)]
+		control, err := a.run(ctx, "apt-cache", "show", "--no-all-versions", name)
+		if err != nil {
+			return nil, err
+		}
+		pkg := aptPackage{Name: name, Version: controlField(control, "Version"), SHA256: controlField(control, "SHA256")}
+		if pkg.Version == "" || !hexSum.MatchString(pkg.SHA256) {
+			return nil, fmt.Errorf("apt's lists name no version and SHA-256 of package %s", name)
+		}
+		packages = append(packages, pkg)
+		for _, part := range kernelParts(controlField(control, "Depends"), release) {
+			if !slices.Contains(names, part) {
+				names = append(names, part)
+			}
+		}
+		if len(names) > maxPackages {
+			return nil, fmt.Errorf("package %s depends on more than %d packages of its kernel: %.200q", image, maxPackages, names)
+		}
+	}
+	return packages, nil
+}
+
+// download brings packages into cache, those not there yet, and leaves a note that later calls find them by.
+func (a *apt) download(ctx context.Context, packages []aptPackage, cache string) ([]string, error) {
+	var debs []string
+	var note bytes.Buffer
+	for _, pkg := range packages {
+		if !pkg.cached(cache) {
+			if err := a.downloadOne(ctx, pkg, cache); err != nil {
+				return nil, err
+			}
+		}
+		debs = append(debs, pkg.file(cache))
+		if err := json.NewEncoder(&note).Encode(pkg); err != nil {
+			return nil, err
+		}
+	}
+	temp := filepath.Join(a.work, "kernel.json")
+	if err := os.WriteFile(temp, note.Bytes(), 0o644); err != nil {
+		return nil, err
+	}
+	return debs, os.Rename(temp, noteFile(cache, a.archive.suite))
+}
+
+// downloadOne fetches pkg, checks its bytes and moves it into cache.
+func (a *apt) downloadOne(ctx context.Context, pkg aptPackage, cache string) error {
 	dir := filepath.Join(a.work, "download")
 	stop := watch(a.progress, "downloading "+pkg.Name, dir)
 	_, err := a.run(ctx, "apt-get", "download", pkg.Name+"="+pkg.Version)
 	stop()
 	if err != nil {
-		return "", err
+		return err
 	}
 	debs, err := filepath.Glob(filepath.Join(escapeGlob(dir), "*.deb"))
 	if err != nil || len(debs) != 1 {
-		return "", fmt.Errorf("apt-get download %s left %d package files, not one", pkg.Name, len(debs))
+		return fmt.Errorf("apt-get download %s left %d package files, not one", pkg.Name, len(debs))
 	}
 	sum, err := fileSum(debs[0])
 	if err != nil {
-		return "", err
+		return err
 	}
 	if sum != pkg.SHA256 {
-		return "", fmt.Errorf("package %s has SHA-256 %s, but apt's lists say %s: try again", pkg.Name, sum, pkg.SHA256)
+		return fmt.Errorf("package %s has SHA-256 %s, but apt's lists say %s: try again", pkg.Name, sum, pkg.SHA256)
 	}
-	deb := filepath.Join(cache, sum+".deb")
-	if err := os.Rename(debs[0], deb); err != nil {
-		return "", err
-	}
-	note, err := json.Marshal(pkg)
-	if err != nil {
-		return "", err
-	}
-	temp := filepath.Join(a.work, "kernel.json")
-	if err := os.WriteFile(temp, append(note, '\n'), 0o644); err != nil {
-		return "", err
-	}
-	return deb, os.Rename(temp, filepath.Join(cache, "kernel.json"))
+	return os.Rename(debs[0], pkg.file(cache))
 }
 
 // controlField gives a field of the first package in control data (deb-control(5)); folded lines are not needed here.
@@ -214,4 +284,22 @@ func kernelDependency(depends string) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("package %s depends on no linux-image package: %.200q", metaPackage, depends)
+}
+
+// partName matches the first half of the name of a kernel's package; the other half is the kernel's release.
+var partName = regexp.MustCompile(`^linux-[a-z]+-$`)
+
+// kernelParts finds the packages of the kernel of that release in a Depends field.
+func kernelParts(depends, release string) []string {
+	var parts []string
+	for relation := range strings.FieldsFuncSeq(depends, func(r rune) bool { return r == ',' || r == '|' }) {
+		words := strings.Fields(relation)
+		if len(words) == 0 {
+			continue
+		}
+		if kind, ok := strings.CutSuffix(words[0], release); ok && partName.MatchString(kind) {
+			parts = append(parts, words[0])
+		}
+	}
+	return parts
 }

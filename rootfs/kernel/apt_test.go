@@ -10,35 +10,92 @@ import (
 	"github.com/directvol/directvol/rootfs/kernel/kerneltest"
 )
 
-// fakeApt puts an apt-get and an apt-cache first on PATH that offer deb, said to have the SHA-256 sum.
-func fakeApt(t *testing.T, deb, sum string) {
+// fakePackage is what a fake apt offers: a package file, what apt's lists say its SHA-256 is, and its dependencies.
+type fakePackage struct{ name, deb, sum, depends string }
+
+// fakeApt puts an apt-get and an apt-cache first on PATH that offer the packages, and targets as the host's sources. It
+// returns the file to which apt-get update writes the options it is given.
+func fakeApt(t *testing.T, targets string, packages ...fakePackage) string {
 	t.Helper()
 	bin := t.TempDir()
+	for _, pkg := range packages {
+		if pkg.deb != "" {
+			data, err := os.ReadFile(pkg.deb)
+			if err != nil {
+				t.Fatal(err)
+			}
+			kerneltest.WriteFile(t, filepath.Join(bin, "pool", pkg.name+"=6.1.9-1"), data)
+		}
+		control := fmt.Sprintf("Package: %s\nVersion: 6.1.9-1\nDepends: %s\nSHA256: %s\n", pkg.name, pkg.depends, pkg.sum)
+		kerneltest.WriteFile(t, filepath.Join(bin, "lists", pkg.name), []byte(control))
+	}
+	options := filepath.Join(bin, "options")
 	get := `#!/bin/sh
-for word; do case $word in download) cp '` + deb + `' . ;; linux-image-*) [ "$word" = linux-image-6.1.0-9-cloud-amd64=6.1.9-1 ] || exit 3 ;; esac; done
+cd '` + bin + `' && given=$OLDPWD || exit 3
+lists=none
+for word; do case $word in Dir::State::Lists=*) lists=own ;; Dir::Etc::sourcelist=*) cp "${word#*=}" suite.sources ;; esac; done
+for word; do case $word in
+indextargets) cat targets-$lists; exit ;;
+update) printf '%s\n' "$@" >options; [ ! -f refusal ] || { cat refusal >&2; exit 100; }; exit ;;
+download) for name; do :; done; cp "pool/$name" "$given/package.deb"; exit ;;
+esac; done
+exit 3
 `
 	cache := `#!/bin/sh
 for name; do :; done
-case $name in
-linux-image-cloud-amd64) printf 'Package: %s\nDepends: linux-image-6.1.0-9-cloud-amd64 (= 6.1.9-1)\n' "$name" ;;
-*) printf 'Package: %s\nVersion: 6.1.9-1\nSHA256: ` + sum + `\n' "$name" ;;
-esac
+cat '` + bin + `'/lists/"$name"
 `
-	for name, script := range map[string]string{"apt-get": get, "apt-cache": cache} {
-		if err := os.WriteFile(filepath.Join(bin, name), []byte(script), 0o755); err != nil {
+	for name, content := range map[string]string{"apt-get": get, "apt-cache": cache, "targets-own": targets, "targets-none": targets} {
+		if err := os.WriteFile(filepath.Join(bin, name), []byte(content), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
+	return options
+}
+
+// unsplit are the packages of a kernel like bookworm's, whose package file apt's lists say has this SHA-256.
+func unsplit(deb, sum string) []fakePackage {
+	const name = "linux-image-6.1.0-9-cloud-amd64"
+	return []fakePackage{
+		{name: metaPackage, depends: name + " (= 6.1.9-1)"},
+		{name: name, deb: deb, sum: sum, depends: "kmod, linux-base (>= 4.3~), initramfs-tools (>= 0.120) | linux-initramfs-tool"},
+	}
+}
+
+// split are the packages of a kernel like that of trixie's backports, and the files of those with files of the kernel.
+func split(t *testing.T) (packages []fakePackage, debs []string) {
+	t.Helper()
+	const release = "7.3.4+deb13-cloud-amd64"
+	modules := "usr/lib/modules/" + release
+	for _, part := range []struct {
+		kind, depends string
+		files         map[string][]byte
+	}{
+		{"image", "dracut | initramfs-tools, linux-base-" + release + " (= 6.1.9-1), linux-binary-" + release + " (= 6.1.9-1), linux-modules-" + release, map[string][]byte{"usr/share/doc/x": nil}},
+		{"base", "", map[string][]byte{modules + "/modules.builtin": []byte("kernel/b.ko\n")}},
+		{"binary", "linux-base-" + release, map[string][]byte{modules + "/vmlinuz": []byte("a kernel image")}},
+		{"modules", "kmod, linux-base-" + release + ", linux-headers-7.3.4, linux-image-" + release, map[string][]byte{modules + "/kernel/a.ko": kerneltest.Module("depends=b")}},
+	} {
+		deb := debOf(t, part.files)
+		packages = append(packages, fakePackage{name: "linux-" + part.kind + "-" + release, deb: deb, sum: sumOf(t, deb), depends: part.depends})
+		debs = append(debs, deb)
+	}
+	return append(packages, fakePackage{name: metaPackage, depends: "linux-base-cloud-amd64, linux-image-" + release + " (= 6.1.9-1)"}), debs
+}
+
+func sumOf(t *testing.T, file string) string {
+	t.Helper()
+	sum, err := fileSum(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sum
 }
 
 func TestSecondRunNeedsNoApt(t *testing.T) {
 	deb := buildDeb(t)
-	sum, err := fileSum(deb)
-	if err != nil {
-		t.Fatal(err)
-	}
-	fakeApt(t, deb, sum)
+	fakeApt(t, "", unsplit(deb, sumOf(t, deb))...)
 	cache := filepath.Join(t.TempDir(), "cache")
 	if _, err := Open(t.Context(), Source{Cache: cache}); err != nil {
 		t.Fatal(err)
@@ -59,10 +116,7 @@ func TestSecondRunNeedsNoApt(t *testing.T) {
 
 func TestCachedPackageMustHaveItsBytes(t *testing.T) {
 	deb := buildDeb(t)
-	sum, err := fileSum(deb)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sum := sumOf(t, deb)
 	cache := t.TempDir()
 	data, err := os.ReadFile(deb)
 	if err != nil {
@@ -75,20 +129,23 @@ func TestCachedPackageMustHaveItsBytes(t *testing.T) {
 		want       bool
 	}{
 		{"whole", note, data, true},
+		{"a package of several is not there", note + `{"sha256":"` + strings.Repeat("0", 64) + `"}`, data, false},
+		{"more packages than a kernel has", strings.Repeat(note, maxPackages+1), data, false},
+		{"note is empty", "", data, false},
 		{"cut short", note, data[:len(data)-1], false},
 		{"note is no JSON", "{", data, false},
 		{"note leads elsewhere", `{"sha256":"../../etc/passwd"}`, data, false},
 	} {
 		kerneltest.WriteFile(t, filepath.Join(cache, "kernel.json"), []byte(test.note))
 		kerneltest.WriteFile(t, filepath.Join(cache, sum+".deb"), test.data)
-		if _, got := cachedPackage(cache); got != test.want {
+		if _, got := cachedPackages(cache, ""); got != test.want {
 			t.Errorf("%s:\n got %v\nwant %v", test.name, got, test.want)
 		}
 	}
 }
 
 func TestDownloadRefusesOtherBytes(t *testing.T) {
-	fakeApt(t, buildDeb(t), strings.Repeat("0", 64))
+	fakeApt(t, "", unsplit(buildDeb(t), strings.Repeat("0", 64))...)
 	cache := t.TempDir()
 	if _, err := Open(t.Context(), Source{Cache: cache}); err == nil || !strings.Contains(err.Error(), "has SHA-256") {
 		t.Errorf("package with another SHA-256:\n got error %v\nwant one that names it", err)
@@ -117,6 +174,79 @@ func TestKernelDependency(t *testing.T) {
 		got, err := kernelDependency(depends)
 		if got != want || (err == nil) != (want != "") {
 			t.Errorf("%q:\n got %q, %v\nwant %q", depends, got, err, want)
+		}
+	}
+}
+
+func TestSplitKernelIsItsPackagesAndNoOthers(t *testing.T) {
+	packages, debs := split(t)
+	fakeApt(t, "", packages...)
+	cache := t.TempDir()
+	for _, path := range []string{os.Getenv("PATH"), ""} { // the second time from the cache
+		t.Setenv("PATH", path)
+		k, err := Open(t.Context(), Source{Cache: cache})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := "7.3.4+deb13-cloud-amd64"; k.Version != want {
+			t.Errorf("version:\n got %s\nwant %s", k.Version, want)
+		}
+		if order, err := k.Order("a"); err != nil || len(order) != 1 {
+			t.Errorf("order of a, which needs a built-in module:\n got %v, %v\nwant one module", order, err)
+		}
+	}
+	kept, err := filepath.Glob(filepath.Join(cache, "*.deb"))
+	if err != nil || len(kept) != len(debs) {
+		t.Errorf("packages in the cache:\n got %d, %v\nwant %d", len(kept), err, len(debs))
+	}
+}
+
+func TestDownloadGoesOnWhereItEnded(t *testing.T) {
+	packages, _ := split(t)
+	last := &packages[3] // modules
+	sum := last.sum
+	last.sum = strings.Repeat("0", 64)
+	fakeApt(t, "", packages...)
+	cache := t.TempDir()
+	if _, err := Open(t.Context(), Source{Cache: cache}); err == nil || !strings.Contains(err.Error(), last.name) {
+		t.Fatalf("a package with another SHA-256:\n got error %v\nwant one that names %s", err, last.name)
+	}
+	if _, err := os.Stat(noteFile(cache, "")); err == nil {
+		t.Error("a note names packages that are not all there")
+	}
+	last.sum = sum
+	for i := range packages[:3] {
+		packages[i].deb = "" // not offered again
+	}
+	fakeApt(t, "", packages...)
+	if _, err := Open(t.Context(), Source{Cache: cache}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestClosureIsBounded(t *testing.T) {
+	var packages []fakePackage
+	for i := range maxPackages + 1 {
+		part := func(i int) string { return "linux-image" + strings.Repeat("x", i) + "-6.1" }
+		packages = append(packages, fakePackage{name: part(i), sum: strings.Repeat("0", 64), depends: part(i + 1)})
+	}
+	packages = append(packages, fakePackage{name: metaPackage, depends: "linux-image-6.1"})
+	fakeApt(t, "", packages...)
+	if _, err := Open(t.Context(), Source{Cache: t.TempDir()}); err == nil || !strings.Contains(err.Error(), "more than") {
+		t.Errorf("packages without end:\n got error %v\nwant one that says more than", err)
+	}
+}
+
+func TestKernelParts(t *testing.T) {
+	for depends, want := range map[string]string{
+		"kmod, linux-binary-7.3 (= 1), linux-modules-7.3": "linux-binary-7.3 linux-modules-7.3",
+		"linux-image-7.3 | linux-image-unsigned-7.3":      "linux-image-7.3",
+		"linux-base (>= 4.17~), linux-base-7.4":           "",
+		"linux-../x-7.3, --linux-a-7.3, linux--7.3, -7.3": "",
+		" , |,": "",
+	} {
+		if got := strings.Join(kernelParts(depends, "7.3"), " "); got != want {
+			t.Errorf("%q:\n got %q\nwant %q", depends, got, want)
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -25,11 +26,11 @@ const (
 )
 
 // wanted matches the files of a kernel package that are unpacked.
-var wanted = regexp.MustCompile(`^(boot/vmlinuz-[^/]+|(usr/)?lib/modules/[^/]+/(modules\.builtin(\.modinfo)?|kernel/.+\.ko(\.xz)?))$`)
+var wanted = regexp.MustCompile(`^(boot/vmlinuz-[^/]+|(usr/)?lib/modules/[^/]+/(vmlinuz|modules\.builtin(\.modinfo)?|kernel/.+\.ko(\.xz|\.zst)?))$`)
 
-// unpackOnce gives the folder with the files of deb, unpacked below cache by the first call for the same bytes.
-func unpackOnce(ctx context.Context, deb, cache string, progress io.Writer) (string, error) {
-	sum, err := fileSum(deb)
+// unpackOnce gives the folder with the files of all debs, unpacked below cache by the first call for the same bytes.
+func unpackOnce(ctx context.Context, debs []string, cache string, progress io.Writer) (string, error) {
+	sum, err := jointSum(debs)
 	if err != nil {
 		return "", err
 	}
@@ -47,8 +48,10 @@ func unpackOnce(ctx context.Context, deb, cache string, progress io.Writer) (str
 	}
 	defer os.RemoveAll(temp)
 	defer watch(progress, "unpacking the kernel package", temp)()
-	if err := unpackDeb(ctx, deb, temp); err != nil {
-		return "", err
+	for _, deb := range debs {
+		if err := unpackDeb(ctx, deb, temp); err != nil {
+			return "", fmt.Errorf("unpack kernel package %s: %w", deb, err)
+		}
 	}
 	if err := os.Chmod(temp, 0o755); err != nil {
 		return "", err
@@ -140,6 +143,24 @@ func unpackFile(root *os.Root, name string, r io.Reader) error {
 	}
 	_, err = io.Copy(f, r)
 	return errors.Join(err, f.Close())
+}
+
+// jointSum names a set of files by their bytes, whatever their order: one file by its SHA-256, several by that of theirs.
+func jointSum(files []string) (string, error) {
+	var sums []string
+	for _, file := range files {
+		sum, err := fileSum(file)
+		if err != nil {
+			return "", err
+		}
+		sums = append(sums, sum)
+	}
+	if len(sums) == 1 {
+		return sums[0], nil
+	}
+	slices.Sort(sums)
+	joint := sha256.Sum256([]byte(strings.Join(sums, "\n")))
+	return hex.EncodeToString(joint[:]), nil
 }
 
 // fileSum is the SHA-256 of a file, in hexadecimal.

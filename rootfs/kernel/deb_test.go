@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -52,6 +53,10 @@ func TestUnpackTakesOnlyKernelFiles(t *testing.T) {
 		file("./boot/System.map-1"),
 		file("./lib/modules/1/kernel/fs/a.ko"),
 		file("usr/lib/modules/1/kernel/b.ko.xz"),
+		file("usr/lib/modules/1/kernel/c.ko.zst"),
+		file("usr/lib/modules/1/kernel/d.ko.xz.zst"),
+		file("usr/lib/modules/1/vmlinuz"),
+		file("usr/lib/modules/1/config"),
 		file("./lib/modules/1/modules.builtin"),
 		file("./lib/modules/1/modules.builtin.modinfo"),
 		file("./lib/modules/1/modules.order"),
@@ -60,7 +65,7 @@ func TestUnpackTakesOnlyKernelFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "boot/vmlinuz-1 lib/modules/1/kernel/fs/a.ko lib/modules/1/modules.builtin lib/modules/1/modules.builtin.modinfo usr/lib/modules/1/kernel/b.ko.xz"
+	want := "boot/vmlinuz-1 lib/modules/1/kernel/fs/a.ko lib/modules/1/modules.builtin lib/modules/1/modules.builtin.modinfo usr/lib/modules/1/kernel/b.ko.xz usr/lib/modules/1/kernel/c.ko.zst usr/lib/modules/1/vmlinuz"
 	if got := filesBelow(t, dir); got != want {
 		t.Errorf("unpacked:\n got %s\nwant %s", got, want)
 	}
@@ -108,7 +113,7 @@ func TestDebIsUnpackedOnceForTheSameBytes(t *testing.T) {
 	deb := buildDeb(t)
 	cache := t.TempDir()
 	for range 2 {
-		k, err := Open(t.Context(), Source{Deb: deb, Cache: cache})
+		k, err := Open(t.Context(), Source{Debs: []string{deb}, Cache: cache})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,7 +148,7 @@ func TestFailedUnpackLeavesNothing(t *testing.T) {
 		{"cancelled", whole, cancelled, "context canceled"},
 	} {
 		cache := t.TempDir()
-		_, err := Open(test.ctx, Source{Deb: test.deb, Cache: cache})
+		_, err := Open(test.ctx, Source{Debs: []string{test.deb}, Cache: cache})
 		if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s:\n got error %v\nwant one line with %q", test.name, err, test.want)
 		}
@@ -153,14 +158,51 @@ func TestFailedUnpackLeavesNothing(t *testing.T) {
 	}
 }
 
+func TestSplitPackagesMakeOneKernelInAnyOrder(t *testing.T) {
+	_, debs := split(t)
+	cache := t.TempDir()
+	for range 2 {
+		k, err := Open(t.Context(), Source{Debs: debs, Cache: cache})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := "7.3.4+deb13-cloud-amd64"; k.Version != want {
+			t.Errorf("version:\n got %s\nwant %s", k.Version, want)
+		}
+		slices.Reverse(debs)
+	}
+	if entries, err := os.ReadDir(cache); err != nil || len(entries) != 1 {
+		t.Errorf("entries in the cache:\n got %v, %v\nwant one folder", entries, err)
+	}
+	_, err := Open(t.Context(), Source{Debs: debs[:1], Cache: cache})
+	if err == nil || !strings.Contains(err.Error(), "from all packages") {
+		t.Errorf("one package of several:\n got error %v\nwant one that asks for all", err)
+	}
+}
+
 // buildDeb makes a kernel package with one module, a.
 func buildDeb(t *testing.T) string {
+	t.Helper()
+	return debOfTree(t, kerneltest.Tree(t, map[string][]string{"kernel/a.ko": {"depends="}}))
+}
+
+// debOf makes a package of files.
+func debOf(t *testing.T, files map[string][]byte) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, data := range files {
+		kerneltest.WriteFile(t, filepath.Join(dir, name), data)
+	}
+	return debOfTree(t, dir)
+}
+
+// debOfTree makes a package of the files in dir.
+func debOfTree(t *testing.T, dir string) string {
 	t.Helper()
 	tool, err := exec.LookPath("dpkg-deb")
 	if err != nil {
 		t.Skip("dpkg-deb, which makes the package for this test, is not installed; try: apt-get install dpkg")
 	}
-	dir := kerneltest.Tree(t, map[string][]string{"kernel/a.ko": {"depends="}})
 	control := "Package: linux-image-test\nVersion: 1\nArchitecture: amd64\nMaintainer: nobody <nobody@localhost>\nDescription: none\n"
 	kerneltest.WriteFile(t, filepath.Join(dir, "DEBIAN", "control"), []byte(control))
 	deb := filepath.Join(t.TempDir(), "linux-image-test_1_amd64.deb")

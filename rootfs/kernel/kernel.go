@@ -43,18 +43,15 @@ func (m Module) Read() ([]byte, error) { return readModule(m.file) }
 var version = regexp.MustCompile(`^[0-9][0-9A-Za-z.+~_-]{0,63}$`)
 
 func openDir(dir string) (*Kernel, error) {
-	images, err := filepath.Glob(filepath.Join(escapeGlob(dir), "boot", "vmlinuz-*"))
+	images, err := findImages(dir)
 	if err != nil {
 		return nil, err
 	}
 	if len(images) != 1 {
-		return nil, fmt.Errorf("kernel folder %s holds %d files boot/vmlinuz-*: name a folder with one kernel's package unpacked", dir, len(images))
+		return nil, fmt.Errorf("kernel folder %s holds %d kernels (boot/vmlinuz-* or lib/modules/*/vmlinuz): name one that has the files of one kernel, from all packages where it is split", dir, len(images))
 	}
-	k := &Kernel{
-		Version: strings.TrimPrefix(filepath.Base(images[0]), "vmlinuz-"),
-		Image:   images[0],
-		files:   map[string]string{},
-		builtIn: map[string]bool{},
+	k := &Kernel{files: map[string]string{}, builtIn: map[string]bool{}}
+	for k.Version, k.Image = range images { // the only one
 	}
 	if !version.MatchString(k.Version) {
 		return nil, fmt.Errorf("kernel folder %s: %q is no kernel version", dir, k.Version)
@@ -66,6 +63,28 @@ func openDir(dir string) (*Kernel, error) {
 		return nil, fmt.Errorf("kernel folder %s: %w", dir, err)
 	}
 	return k, nil
+}
+
+// findImages finds boot images by their kernels' versions. Debian has them in /boot, and since forky beside the modules,
+// from where installing copies them to /boot.
+func findImages(dir string) (map[string]string, error) {
+	images := map[string]string{}
+	for _, place := range []string{"boot/vmlinuz-*", "lib/modules/*/vmlinuz", "usr/lib/modules/*/vmlinuz"} {
+		files, err := filepath.Glob(filepath.Join(escapeGlob(dir), place))
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range files {
+			release, ok := strings.CutPrefix(filepath.Base(file), "vmlinuz-")
+			if !ok {
+				release = filepath.Base(filepath.Dir(file))
+			}
+			if _, there := images[release]; !there {
+				images[release] = file
+			}
+		}
+	}
+	return images, nil
 }
 
 // escapeGlob lets a folder's name hold characters that mean something in a pattern.
@@ -154,8 +173,7 @@ func (k *Kernel) indexBuiltInAliases() error {
 
 // moduleName gives the name of the module in a file, false if the file is none.
 func moduleName(file string) (string, bool) {
-	base := strings.TrimSuffix(path.Base(filepath.ToSlash(file)), ".xz")
-	name, ok := strings.CutSuffix(base, ".ko")
+	name, ok := strings.CutSuffix(uncompressed(path.Base(filepath.ToSlash(file))), ".ko")
 	return normalise(name), ok && name != ""
 }
 

@@ -15,8 +15,8 @@ func TestOpenSaysWhatAFolderLacks(t *testing.T) {
 		change func(dir string)
 		want   string
 	}{
-		{"no image", func(dir string) { os.RemoveAll(filepath.Join(dir, "boot")) }, "holds 0 files boot/vmlinuz-*"},
-		{"two images", func(dir string) { kerneltest.WriteFile(t, dir+"/boot/vmlinuz-2", nil) }, "holds 2 files"},
+		{"no image", func(dir string) { os.RemoveAll(filepath.Join(dir, "boot")) }, "holds 0 kernels (boot/vmlinuz-*"},
+		{"two images", func(dir string) { kerneltest.WriteFile(t, dir+"/boot/vmlinuz-2", nil) }, "holds 2 kernels"},
 		{"no modules", func(dir string) { os.RemoveAll(filepath.Join(dir, "lib")) }, "has no lib/modules/" + kerneltest.Version},
 		{"no version", func(dir string) {
 			if err := os.Rename(dir+"/boot/vmlinuz-"+kerneltest.Version, dir+"/boot/vmlinuz-a b"); err != nil {
@@ -53,8 +53,32 @@ func TestOpenFindsModulesBelowUsr(t *testing.T) {
 	}
 }
 
+func TestOpenFindsTheImageBesideTheModules(t *testing.T) {
+	dir := kerneltest.Tree(t, map[string][]string{"kernel/a.ko": nil})
+	beside := filepath.Join(dir, "lib", "modules", kerneltest.Version, "vmlinuz")
+	kerneltest.WriteFile(t, beside, []byte("a kernel image"))
+	for _, want := range []string{filepath.Join(dir, "boot", "vmlinuz-"+kerneltest.Version), beside} { // installed, the kernel has both
+		k, err := Open(t.Context(), Source{Dir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if k.Image != want || k.Version != kerneltest.Version {
+			t.Errorf("image and version:\n got %s, %s\nwant %s, %s", k.Image, k.Version, want, kerneltest.Version)
+		}
+		if err := os.RemoveAll(filepath.Join(dir, "boot")); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestOpenRefusesTwoSources(t *testing.T) {
-	if _, err := Open(t.Context(), Source{Deb: "a.deb", Dir: "b"}); err == nil {
-		t.Error("a package and a folder:\n got no error\nwant one")
+	for name, src := range map[string]Source{
+		"a package and a folder": {Debs: []string{"a.deb"}, Dir: "b"},
+		"a suite and a package":  {Suite: "trixie", Debs: []string{"a.deb"}},
+		"a suite and a folder":   {Suite: "trixie", Dir: "b"},
+	} {
+		if _, err := Open(t.Context(), src); err == nil || !strings.Contains(err.Error(), "both named") {
+			t.Errorf("%s:\n got error %v\nwant one that says both are named", name, err)
+		}
 	}
 }

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/ulikunitz/xz"
 )
 
@@ -67,7 +69,7 @@ func softdepPre(value string) []string {
 
 // readModinfo reads the .modinfo section of the module in file. Of an uncompressed module it reads no more than that.
 func readModinfo(file string) (modinfo, error) {
-	if strings.HasSuffix(file, ".xz") {
+	if file != uncompressed(file) {
 		data, err := readModule(file)
 		if err != nil {
 			return modinfo{}, err
@@ -101,6 +103,11 @@ func elfModinfo(r io.ReaderAt) (modinfo, error) {
 	return parseModinfo(data)
 }
 
+// uncompressed gives the name that a module's file has once it is decompressed.
+func uncompressed(file string) string {
+	return strings.TrimSuffix(strings.TrimSuffix(file, ".xz"), ".zst")
+}
+
 // readModule reads the module in file, decompressed.
 func readModule(file string) ([]byte, error) {
 	f, err := os.Open(file)
@@ -108,18 +115,37 @@ func readModule(file string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	var r io.Reader = f
-	if strings.HasSuffix(file, ".xz") {
-		if r, err = xz.NewReader(f); err != nil {
-			return nil, fmt.Errorf("decompress %s: %w", file, err)
-		}
-	}
-	data, err := io.ReadAll(io.LimitReader(r, maxModule+1))
+	data, err := decompress(f, filepath.Ext(file))
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", file, err)
 	}
+	return data, nil
+}
+
+// decompress reads all of a module that is compressed as the end of its file's name says.
+func decompress(r io.Reader, ext string) ([]byte, error) {
+	switch ext {
+	case ".xz":
+		unpacked, err := xz.NewReader(r)
+		if err != nil {
+			return nil, fmt.Errorf("decompress: %w", err)
+		}
+		r = unpacked
+	case ".zst":
+		// Without a limit a frame's header alone decides how much is allocated.
+		unpacked, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxModule))
+		if err != nil {
+			return nil, fmt.Errorf("decompress: %w", err)
+		}
+		defer unpacked.Close()
+		r = unpacked
+	}
+	data, err := io.ReadAll(io.LimitReader(r, maxModule+1))
+	if err != nil {
+		return nil, err
+	}
 	if len(data) > maxModule {
-		return nil, fmt.Errorf("read %s: the module has more than %d bytes", file, maxModule)
+		return nil, fmt.Errorf("the module has more than %d bytes", maxModule)
 	}
 	return data, nil
 }

@@ -56,7 +56,7 @@ func (r *resolver) visit(name string) error {
 	}
 	r.chain = r.chain[:len(r.chain)-1]
 	r.done[name] = true
-	r.order = append(r.order, Module{Name: name, Path: strings.TrimSuffix(filepath.ToSlash(path), ".xz"), file: file})
+	r.order = append(r.order, Module{Name: name, Path: uncompressed(filepath.ToSlash(path)), file: file})
 	return nil
 }
 

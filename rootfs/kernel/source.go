@@ -1,9 +1,10 @@
 // Package kernel finds a guest's kernel: its boot image, and its modules in the order in which they must be loaded.
 //
-// A kernel comes from Debian's package linux-image-cloud-amd64 (downloaded with apt-get, never installed), from a
-// package file, or from an unpacked folder. A package's files are laid out as boot/vmlinuz-VERSION and
-// lib/modules/VERSION/kernel; there is no modules.dep in it (depmod makes that where a kernel is installed), so what a
-// module needs is read from its own .modinfo section (the kernel's include/linux/module.h, MODULE_INFO).
+// A kernel comes from Debian's package linux-image-cloud-amd64 (downloaded with apt-get, never installed), from package
+// files, or from an unpacked folder. Its files are laid out as boot/vmlinuz-VERSION or lib/modules/VERSION/vmlinuz, and
+// lib/modules/VERSION/kernel, in one package or split over several; there is no modules.dep (depmod makes that where a
+// kernel is installed), so what a module needs is read from its own .modinfo section (the kernel's
+// include/linux/module.h, MODULE_INFO).
 package kernel
 
 import (
@@ -18,9 +19,13 @@ const DefaultCache = "build/cache"
 
 // Source says where a kernel comes from. The zero value is Debian's package for virtual machines.
 type Source struct {
-	// Deb is a kernel's package file. It is unpacked, not installed.
-	Deb string
-	// Dir is a folder with a kernel package's files: boot/vmlinuz-VERSION and lib/modules/VERSION, or the same below usr/.
+	// Suite is the suite of Debian's archive that the package is taken from, such as trixie-backports, at the mirror that
+	// the host's apt uses; empty is what the host's apt prefers.
+	Suite string
+	// Debs are the package files of one kernel, several where it is split. They are unpacked, not installed.
+	Debs []string
+	// Dir is a folder with a kernel package's files: boot/vmlinuz-VERSION or lib/modules/VERSION/vmlinuz, and
+	// lib/modules/VERSION, or the latter below usr/.
 	Dir string
 	// Cache is a folder, made when it is missing, for packages downloaded and unpacked; empty is DefaultCache. Its
 	// files are found by the package's SHA-256; removing it is always safe and is how a newer kernel is fetched.
@@ -29,7 +34,7 @@ type Source struct {
 	Progress io.Writer
 }
 
-// Open finds the kernel that src names. Without Deb and Dir the package is downloaded once; with the package in the
+// Open finds the kernel that src names. Without Debs and Dir the packages are downloaded once; with the packages in the
 // cache neither the network nor apt is used.
 func Open(ctx context.Context, src Source) (*Kernel, error) {
 	if src.Cache == "" {
@@ -39,21 +44,25 @@ func Open(ctx context.Context, src Source) (*Kernel, error) {
 		src.Progress = io.Discard
 	}
 	switch {
-	case src.Deb != "" && src.Dir != "":
+	case len(src.Debs) > 0 && src.Dir != "":
 		return nil, errors.New("a kernel package file and a kernel folder are both named: name one of them")
+	case src.Suite != "" && (len(src.Debs) > 0 || src.Dir != ""):
+		return nil, errors.New("a suite to download the kernel from, and a kernel package file or folder are both named: name one of them")
+	case src.Suite != "" && !suiteName.MatchString(src.Suite):
+		return nil, fmt.Errorf("%.80q is no name of a suite: want one such as trixie-backports", src.Suite)
 	case src.Dir != "":
 		return openDir(src.Dir)
 	}
-	deb := src.Deb
-	if deb == "" {
+	debs := src.Debs
+	if len(debs) == 0 {
 		var err error
-		if deb, err = debianPackage(ctx, src.Cache, src.Progress); err != nil {
-			return nil, fmt.Errorf("no kernel: %w; or name a kernel's package file (--kernel-deb) or unpacked folder (--kernel-dir)", err)
+		if debs, err = debianPackages(ctx, src); err != nil {
+			return nil, fmt.Errorf("no kernel: %w; or name a kernel's package files (--kernel-deb) or unpacked folder (--kernel-dir)", err)
 		}
 	}
-	dir, err := unpackOnce(ctx, deb, src.Cache, src.Progress)
+	dir, err := unpackOnce(ctx, debs, src.Cache, src.Progress)
 	if err != nil {
-		return nil, fmt.Errorf("unpack kernel package %s: %w", deb, err)
+		return nil, err
 	}
 	return openDir(dir)
 }

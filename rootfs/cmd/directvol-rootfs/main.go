@@ -26,8 +26,9 @@ Example:
       -kernel build/vmlinuz -initrd build/guest.cpio -append "console=ttyS0 panic=-1"
 
 The first run downloads Debian's linux-image-cloud-amd64 into the cache (27 MB); later runs need no network. Remove the
-cache to get a newer kernel. In the guest, /etc/directvol/modules lists the kernel modules, one path a line in load
-order, for /init to give to finit_module(2). The same input makes the same bytes.
+cache to get a newer kernel, or name another suite of Debian's archive (--suite). In the guest, /etc/directvol/modules
+lists the kernel modules, one path a line in load order, for /init to give to finit_module(2). The same input makes the
+same bytes.
 
 Options:
 `
@@ -62,8 +63,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		img.Modules = append(img.Modules, name)
 		return nil
 	})
-	flags.StringVar(&img.Kernel.Deb, "kernel-deb", "", "take the kernel from this package `FILE`")
-	flags.StringVar(&img.Kernel.Dir, "kernel-dir", "", "take the kernel from this `FOLDER`, which holds boot/vmlinuz-* and lib/modules")
+	flags.StringVar(&img.Kernel.Suite, "suite", "", "download the kernel from this `SUITE` of Debian's archive, such as trixie-backports, at the mirror that apt uses")
+	flags.Func("kernel-deb", "take the kernel from this package `FILE` (repeatable: a kernel may be split into several)", func(file string) error {
+		if file == "" {
+			return errors.New("want FILE")
+		}
+		img.Kernel.Debs = append(img.Kernel.Debs, file)
+		return nil
+	})
+	flags.StringVar(&img.Kernel.Dir, "kernel-dir", "", "take the kernel from this `FOLDER`, which holds vmlinuz and lib/modules as a package does")
 	flags.StringVar(&img.Kernel.Cache, "cache", kernel.DefaultCache, "`FOLDER` for packages downloaded and unpacked")
 	flags.StringVar(&img.Out, "out", "build/guest.cpio", "`FILE` for the image")
 	flags.StringVar(&img.KernelOut, "kernel-out", "build/vmlinuz", "`FILE` for the kernel")

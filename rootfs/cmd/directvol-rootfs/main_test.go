@@ -18,7 +18,7 @@ func TestHelpShowsAnExampleAndEveryFlag(t *testing.T) {
 	if err := run(t.Context(), []string{"--help"}, &out, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"--program /init=", "-program", "-module", "-kernel-deb", "-kernel-dir", "-cache", "-out", "-kernel-out", "-json"} {
+	for _, want := range []string{"--program /init=", "-program", "-module", "-suite", "-kernel-deb", "-kernel-dir", "-cache", "-out", "-kernel-out", "-json"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("help does not say %s:\n%s", want, out.String())
 		}
@@ -33,6 +33,9 @@ func TestErrorsAreOneLine(t *testing.T) {
 		{"stray"},
 		{"--kernel-dir", t.TempDir()},
 		{"--kernel-dir", "a", "--kernel-deb", "b"},
+		{"--kernel-deb", ""},
+		{"--kernel-deb", "a", "--kernel-deb", "b", "--suite", "trixie"},
+		{"--suite", "trixie\nTrusted: yes"},
 	} {
 		var out bytes.Buffer
 		err := run(t.Context(), args, &out, io.Discard)
