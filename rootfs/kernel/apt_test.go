@@ -14,7 +14,7 @@ import (
 type fakePackage struct{ name, deb, sum, depends string }
 
 // fakeApt puts an apt-get and an apt-cache first on PATH that offer the packages, and targets as the host's sources. It
-// returns the file to which apt-get update writes the options it is given.
+// returns a folder: apt-get update puts its options there, and its source list; it fails with what a file refusal says.
 func fakeApt(t *testing.T, targets string, packages ...fakePackage) string {
 	t.Helper()
 	bin := t.TempDir()
@@ -29,7 +29,6 @@ func fakeApt(t *testing.T, targets string, packages ...fakePackage) string {
 		control := fmt.Sprintf("Package: %s\nVersion: 6.1.9-1\nDepends: %s\nSHA256: %s\n", pkg.name, pkg.depends, pkg.sum)
 		kerneltest.WriteFile(t, filepath.Join(bin, "lists", pkg.name), []byte(control))
 	}
-	options := filepath.Join(bin, "options")
 	get := `#!/bin/sh
 cd '` + bin + `' && given=$OLDPWD || exit 3
 lists=none
@@ -51,7 +50,7 @@ cat '` + bin + `'/lists/"$name"
 		}
 	}
 	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
-	return options
+	return bin
 }
 
 // unsplit are the packages of a kernel like bookworm's, whose package file apt's lists say has this SHA-256.

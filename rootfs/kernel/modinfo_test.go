@@ -2,21 +2,31 @@ package kernel
 
 import (
 	"bytes"
-	"os"
+	"errors"
+	"io"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/ulikunitz/xz"
 
 	"github.com/directvol/directvol/rootfs/kernel/kerneltest"
 )
 
-func compress(t *testing.T, data []byte) []byte {
+// compress makes what a module's file with that ending holds.
+func compress(t testing.TB, ext string, data []byte) []byte {
 	t.Helper()
 	var out bytes.Buffer
-	w, err := xz.NewWriter(&out)
+	var w io.WriteCloser
+	var err error
+	switch ext {
+	case ".xz":
+		w, err = xz.NewWriter(&out)
+	case ".zst":
+		w, err = zstd.NewWriter(&out)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,26 +65,60 @@ func TestModinfoRefusesWhatIsNoModule(t *testing.T) {
 }
 
 func TestReadModuleIsBounded(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "large.ko")
-	kerneltest.WriteFile(t, file, nil)
-	if err := os.Truncate(file, maxModule+1); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := readModule(file); err == nil || !strings.Contains(err.Error(), "more than") {
-		t.Errorf("module of %d bytes:\n got error %v\nwant one that says more than", maxModule+1, err)
+	for ext, data := range map[string][]byte{"": make([]byte, maxModule+1), ".zst": zstdZeros(maxModule + 1)} {
+		file := filepath.Join(t.TempDir(), "large.ko"+ext)
+		kerneltest.WriteFile(t, file, data)
+		if _, err := readModule(file); err == nil || !strings.Contains(err.Error(), "more than") {
+			t.Errorf("module %q of more than %d bytes:\n got error %v\nwant one that says more than", ext, maxModule, err)
+		}
 	}
 }
 
-func TestReadModuleRefusesDamagedXZ(t *testing.T) {
-	whole := compress(t, kerneltest.Module("depends="))
-	flipped := bytes.Clone(whole)
-	flipped[len(flipped)/2] ^= 0xff
-	for name, data := range map[string][]byte{"cut short": whole[:len(whole)-8], "flipped": flipped, "plain": []byte("plain")} {
-		file := filepath.Join(t.TempDir(), "m.ko.xz")
-		kerneltest.WriteFile(t, file, data)
-		if _, err := readModule(file); err == nil || !strings.Contains(err.Error(), file) {
-			t.Errorf("%s:\n got error %v\nwant one that names %s", name, err, file)
+// zstdZeros makes a frame of a few KB that becomes n zeros or a few more: blocks of one byte repeated (RFC 8878, 3.1.1.2).
+func zstdZeros(n int) []byte {
+	const blockSize, windowOf8MiB, rle = 128 << 10, (23 - 10) << 3, 1
+	frame := []byte{0x28, 0xb5, 0x2f, 0xfd, 0, windowOf8MiB}
+	for ; n > 0; n -= blockSize {
+		header := blockSize<<3 | rle<<1
+		if n <= blockSize {
+			header |= 1 // the last
 		}
+		frame = append(frame, byte(header), byte(header>>8), byte(header>>16), 0)
+	}
+	return frame
+}
+
+func TestReadModuleRefusesDamage(t *testing.T) {
+	for _, ext := range []string{".xz", ".zst"} {
+		whole := compress(t, ext, kerneltest.Module("depends="))
+		flipped := bytes.Clone(whole)
+		flipped[len(flipped)/2] ^= 0xff
+		for name, data := range map[string][]byte{"cut short": whole[:len(whole)-8], "flipped": flipped, "plain": []byte("plain")} {
+			file := filepath.Join(t.TempDir(), "m.ko"+ext)
+			kerneltest.WriteFile(t, file, data)
+			if _, err := readModule(file); err == nil || !strings.Contains(err.Error(), file) {
+				t.Errorf("%s, %s:\n got error %v\nwant one that names %s", ext, name, err, file)
+			}
+		}
+	}
+}
+
+// A frame's header says how much of the output must be kept to decode the rest (RFC 8878, 3.1.1.1.2).
+func TestReadModuleRefusesAHugeWindow(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "m.ko.zst")
+	const windowOfOneGiB = (30 - 10) << 3
+	kerneltest.WriteFile(t, file, []byte{0x28, 0xb5, 0x2f, 0xfd, 0, windowOfOneGiB, 1, 0, 0})
+	if _, err := readModule(file); !errors.Is(err, zstd.ErrWindowSizeExceeded) {
+		t.Errorf("window of 1 GiB:\n got error %v\nwant %v", err, zstd.ErrWindowSizeExceeded)
+	}
+}
+
+// testdata/zstd.ko.zst was made by zstd 1.5.4, at level 19.
+func TestReadModuleDecompressesWhatZstdMade(t *testing.T) {
+	want := kerneltest.Module("depends=a,b", "softdep=pre: c")
+	got, err := readModule(filepath.Join("testdata", "zstd.ko.zst"))
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("module:\n got %x, %v\nwant %x", got, err, want)
 	}
 }
 
@@ -83,7 +127,16 @@ func FuzzModinfo(f *testing.F) {
 	f.Add([]byte("\x00\x00depends=\x00softdep=pre:\x00"))
 	f.Add([]byte("depends"))
 	f.Add(kerneltest.Module("depends=a", "softdep=pre: b"))
+	for _, ext := range []string{".xz", ".zst"} {
+		f.Add(compress(f, ext, kerneltest.Module("depends=a", "softdep=pre: b")))
+	}
+	f.Add(zstdZeros(1 << 20))
 	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, ext := range []string{".xz", ".zst"} {
+			if plain, err := decompress(bytes.NewReader(data), ext); err == nil && len(plain) > maxModule {
+				t.Errorf("%s gives %d bytes, more than %d", ext, len(plain), maxModule)
+			}
+		}
 		_, _ = elfModinfo(bytes.NewReader(data)) // an object from anywhere
 		info, err := parseModinfo(data)
 		inObject, objectErr := elfModinfo(bytes.NewReader(kerneltest.Object(data)))

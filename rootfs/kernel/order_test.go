@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -100,23 +101,27 @@ func TestOrderNamesWhatItRefuses(t *testing.T) {
 func TestModulePathIsThatOfTheDecompressedModule(t *testing.T) {
 	dir := kerneltest.Tree(t, map[string][]string{"kernel/a.ko": nil})
 	module := kerneltest.Module("depends=a")
-	kerneltest.WriteFile(t, dir+"/lib/modules/"+kerneltest.Version+"/kernel/fs/b.ko.xz", compress(t, module))
+	root := filepath.Join(dir, "lib", "modules", kerneltest.Version)
+	kerneltest.WriteFile(t, filepath.Join(root, "kernel/fs/b.ko.xz"), compress(t, ".xz", module))
+	kerneltest.WriteFile(t, filepath.Join(root, "kernel/fs/c.ko.zst"), compress(t, ".zst", module))
 	k, err := Open(t.Context(), Source{Dir: dir})
 	if err != nil {
 		t.Fatal(err)
 	}
-	order, err := k.Order("b")
-	if err != nil || len(order) != 2 {
-		t.Fatalf("order of b: got %v, %v; want a and b", order, err)
-	}
-	if got, want := order[1].Path, "kernel/fs/b.ko"; got != want {
-		t.Errorf("path:\n got %s\nwant %s", got, want)
-	}
-	got, err := order[1].Read()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Equal(got, module) {
-		t.Errorf("module b decompressed:\n got %q\nwant %q", got, module)
+	for name, want := range map[string]string{"b": "kernel/fs/b.ko", "c": "kernel/fs/c.ko"} {
+		order, err := k.Order(name)
+		if err != nil || len(order) != 2 {
+			t.Fatalf("order of %s: got %v, %v; want a and %s", name, order, err, name)
+		}
+		if got := order[1].Path; got != want {
+			t.Errorf("path:\n got %s\nwant %s", got, want)
+		}
+		got, err := order[1].Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(got, module) {
+			t.Errorf("module %s decompressed:\n got %q\nwant %q", name, got, module)
+		}
 	}
 }

@@ -83,7 +83,7 @@ func (a *apt) hostArchive(ctx context.Context) (archive, error) {
 	return a.findArchive(ctx)
 }
 
-var errNoArchive = errors.New("apt's sources name no archive of Debian's: add one (sources.list(5))")
+var errNoArchive = errors.New("apt knows no archive of Debian's: check the network and apt's sources (sources.list(5))")
 
 // findArchive asks apt for the package lists of Debian's section main. The archives of updates and of security fixes,
 // which do not hold every suite, have a dash in their codenames.
