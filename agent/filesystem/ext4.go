@@ -20,11 +20,11 @@ import (
 // answered for is on the disk (ext4_ioctl in fs/ext4/ioctl.c).
 //
 // One that is cut off is in the journal, and the kernel counts the groups before
-// it replays that: the next growth then damages the filesystem. So a disk with a
-// journal to replay is mounted twice.
+// it replays that: the next growth then damages the filesystem, unless it is
+// mounted afresh before (EndOnDisk).
 var ext4 = Type{
 	Name: "ext4", Geometry: ext4Geometry, Goal: func(_ Geometry, blocks, _ uint64) uint64 { return blocks }, CanGrow: ext4CanGrow, Grow: ext4Grow,
-	RecordedErrors: ext4RecordedErrors, NeedsReplay: ext4NeedsReplay, MountRefused: ext4MountRefused,
+	RecordedErrors: ext4RecordedErrors, EndOnDisk: ext4EndOnDisk, MountRefused: ext4MountRefused,
 }
 
 const (
@@ -48,7 +48,6 @@ type ext4Super struct {
 	inodesPerGroup uint64
 	wide           bool // 64bit: more than 2^32 blocks
 	sparseSuper2   bool // the kernel grows none that has it
-	needsReplay    bool // the journal holds what is not in its place yet, or it is mounted
 	errors         bool // the state has EXT4_ERROR_FS
 	errorCount     uint32
 }
@@ -59,7 +58,6 @@ const (
 	ext4Magic       = 0xef53
 	ext4ErrorFS     = 0x2
 	ext4Feature64   = 0x80  // INCOMPAT_64BIT
-	ext4Recover     = 0x4   // INCOMPAT_RECOVER: "needs_recovery"
 	ext4SparseV2    = 0x200 // COMPAT_SPARSE_SUPER2
 )
 
@@ -86,7 +84,6 @@ func parseExt4Super(b []byte) (ext4Super, error) {
 		inodesPerGroup: u32(0x28),
 		wide:           u32(0x60)&ext4Feature64 != 0,
 		sparseSuper2:   u32(0x5c)&ext4SparseV2 != 0,
-		needsReplay:    u32(0x60)&ext4Recover != 0,
 		errors:         u16(0x3a)&ext4ErrorFS != 0,
 		errorCount:     uint32(u32(0x194)),
 	}
@@ -162,10 +159,9 @@ func (s ext4Super) canGrow(device string, blocks uint64) error {
 	return nil
 }
 
-// ext4NeedsReplay is true for a filesystem that is mounted somewhere, too.
-func ext4NeedsReplay(disk *os.File) (bool, error) {
+func ext4EndOnDisk(disk *os.File) (uint64, error) {
 	s, err := readExt4Super(disk)
-	return s.needsReplay, err
+	return s.blocks, err
 }
 
 func ext4MountRefused(_ *os.File, err error) string {

@@ -143,16 +143,3 @@ func TestWhatExt4CanNeverReachIsRefusedWithTheReason(t *testing.T) {
 		})
 	}
 }
-
-func TestOnlyAJournalInUseNeedsReplay(t *testing.T) {
-	image := makeExt4(t, 64<<20)
-	if needs, err := ext4NeedsReplay(open(t, image)); needs || err != nil {
-		t.Errorf("fresh\nwant false\ngot  %v, error %v", needs, err)
-	}
-	if out, err := exec.Command("debugfs", "-w", "-R", "feature needs_recovery", image).CombinedOutput(); err != nil {
-		t.Fatalf("debugfs: %v\n%s", err, out)
-	}
-	if needs, err := ext4NeedsReplay(open(t, image)); !needs || err != nil {
-		t.Errorf("with needs_recovery\nwant true\ngot  %v, error %v", needs, err)
-	}
-}

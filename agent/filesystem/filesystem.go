@@ -58,13 +58,12 @@ type Type struct {
 	// to be thawed where the agent is killed in between.
 	Freezes bool
 
-	// NeedsReplay tells of a disk that is not mounted whether mounting it will
-	// replay a log after which it must be mounted afresh; nil for a type that
-	// never needs it.
-	NeedsReplay func(disk *os.File) (bool, error)
+	// EndOnDisk is where the superblock on a disk that is not mounted has the
+	// filesystem end, in blocks. A growth in the log is not in it yet.
+	EndOnDisk func(disk *os.File) (uint64, error)
 
 	// MountRefused says more about a disk that the kernel has refused to mount,
-	// and the way out; "" where nothing is known. nil is never.
+	// and the way out; "" where nothing is known.
 	MountRefused func(disk *os.File, err error) string
 
 	// RecordedErrors returns how many errors the superblock on a disk remembers

@@ -25,9 +25,14 @@ import (
 // half a minute later, a power cut leaves a log whose recovery meets groups
 // beyond the filesystem's end, and 6.1 never mounts it again. So each call is
 // followed by a freeze, which writes out log and superblock.
+//
+// One that is cut off before is in the log, and where 6.1 recovers it at all it
+// goes on with the old length of what was the last group, and fails the next
+// growth, unless it is mounted afresh before (EndOnDisk).
 var xfs = Type{
 	Name: "xfs", Geometry: xfsGeometry, Goal: xfsGoal, CanGrow: func(Mounted, uint64) error { return nil }, Grow: xfsGrow, Freezes: true,
 	RecordedErrors: func(*os.File) (uint64, string, error) { return 0, "", nil },
+	EndOnDisk:      xfsEndOnDisk,
 	MountRefused:   xfsMountRefused,
 }
 

@@ -53,6 +53,11 @@ func readXFSSuper(disk *os.File, at uint64) (xfsSuper, error) {
 	return parseXFSSuper(b[:])
 }
 
+func xfsEndOnDisk(disk *os.File) (uint64, error) {
+	s, err := readXFSSuper(disk, 0)
+	return s.blocks, err
+}
+
 // grownTo returns the size, in blocks, that the filesystem on a disk was growing
 // to when it was cut off, or 0. growfs gives the new groups superblocks with the
 // new size before it commits, and those of the old ones after; the primary one

@@ -32,9 +32,7 @@ func mount(r request, from origin) (made bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if err = replay(r, from); err == nil {
-		err = unix.Mount(from.path, r.mountPoint, r.fstype, r.flags, r.data)
-	}
+	err = mountReplayed(r, from)
 	if err == nil {
 		return made, nil
 	}
@@ -48,7 +46,7 @@ func mount(r request, from origin) (made bool, err error) {
 func wayOut(r request, from origin, err error) string {
 	fallback := "the guest's kernel log says more"
 	fstype, ok := filesystem.Lookup(r.fstype)
-	if !ok || fstype.MountRefused == nil {
+	if !ok {
 		return fallback
 	}
 	disk, openErr := os.Open(from.path)

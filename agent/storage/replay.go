@@ -1,11 +1,7 @@
 package storage
 
 import (
-	"fmt"
-	"io/fs"
 	"os"
-	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -13,64 +9,56 @@ import (
 	"github.com/directvol/directvol/agent/refusal"
 )
 
-// replay has the kernel replay a disk's log where the filesystem has to be
-// mounted afresh after that. It mounts the disk where nobody sees it, and
-// unmounts it. Where the log is empty, which the superblock says, there is
-// nothing to do.
-func replay(r request, from origin) error {
-	fstype, ok := filesystem.Lookup(r.fstype)
-	if !ok || fstype.NeedsReplay == nil || leavesLog(r.data) {
+// mountReplayed mounts an origin, and once more where the first mount has
+// replayed a log with a growth in it: the kernel has counted the groups before,
+// and the next growth would go by that. Whether it has, the size tells that the
+// superblock had before and the filesystem has now.
+func mountReplayed(r request, from origin) error {
+	before, known := endOnDisk(r.fstype, from.path)
+	mount := func() error { return unix.Mount(from.path, r.mountPoint, r.fstype, r.flags, r.data) }
+	if err := mount(); err != nil || !known {
+		return err
+	}
+	if after, known := endMounted(r, from); !known || after == before {
 		return nil
 	}
-	disk, err := claim(from.path)
-	if err != nil {
-		return nil // mounted elsewhere in this guest; or mount(2) says what is wrong
+	if err := unix.Unmount(r.mountPoint, unix.UMOUNT_NOFOLLOW); err != nil {
+		// Not left there: the call is refused, and nobody would hold it.
+		unix.Unmount(r.mountPoint, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+		return refusal.New(refusal.FailedPrecondition, "a growth was in its log, so it has to be mounted twice, and a process in the guest is in it already: %w", err)
 	}
-	needs, err := fstype.NeedsReplay(disk)
-	disk.Close()
-	if err != nil || !needs {
-		return nil // of what is no such filesystem mount(2) says more
-	}
-	if err := mountUnseen(r, from); err != nil {
-		return fmt.Errorf("replay its journal: %w", err)
-	}
-	// Looked at: a filesystem that is mounted still would be mounted as it is.
-	if disk, err = claim(from.path); err != nil {
-		return refusal.New(refusal.FailedPrecondition, "%s is in use in the guest behind the replay of its journal: %w", from.path, err)
-	}
-	return disk.Close()
+	return mount()
 }
 
-// leavesLog tells whether mount options keep the kernel from replaying.
-func leavesLog(data string) bool {
-	options := strings.Split(data, ",")
-	return slices.Contains(options, "noload") || slices.Contains(options, "norecovery")
+// endOnDisk is where the superblock on a disk has the filesystem end. It is not
+// known of one that is mounted elsewhere in this guest: nothing is replayed then.
+func endOnDisk(fstype, path string) (blocks uint64, known bool) {
+	t, ok := filesystem.Lookup(fstype)
+	if !ok {
+		return 0, false
+	}
+	disk, err := os.OpenFile(path, os.O_RDONLY|unix.O_EXCL, 0)
+	if err != nil {
+		return 0, false
+	}
+	defer disk.Close()
+	blocks, err = t.EndOnDisk(disk)
+	return blocks, err == nil // what is no such filesystem mount(2) refuses
 }
 
-// claim opens a block device that nobody has mounted. It is given up by Close.
-func claim(path string) (*os.File, error) { return os.OpenFile(path, os.O_RDONLY|unix.O_EXCL, 0) }
-
-// mountUnseen mounts a disk at no place, by the mount API of Linux 5.2, and
-// unmounts it by closing its descriptor: nobody can be in it.
-func mountUnseen(r request, from origin) error {
-	context, err := unix.Fsopen(r.fstype, unix.FSOPEN_CLOEXEC)
+// endMounted is where the filesystem ends that has just been mounted.
+func endMounted(r request, from origin) (blocks uint64, known bool) {
+	t, _ := filesystem.Lookup(r.fstype)
+	dir, err := os.OpenFile(r.mountPoint, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
-		return os.NewSyscallError("fsopen", err)
+		return 0, false
 	}
-	defer unix.Close(context)
-	err = unix.FsconfigSetString(context, "source", from.path)
-	if err == nil && r.flags&unix.MS_RDONLY != 0 {
-		err = unix.FsconfigSetFlag(context, "ro")
-	}
-	if err == nil {
-		err = unix.FsconfigCreate(context)
-	}
+	defer dir.Close()
+	disk, err := os.Open(from.path)
 	if err != nil {
-		return &fs.PathError{Op: "fsconfig", Path: from.path, Err: err}
+		return 0, false
 	}
-	mount, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, 0)
-	if err != nil {
-		return &fs.PathError{Op: "fsmount", Path: from.path, Err: err}
-	}
-	return unix.Close(mount)
+	defer disk.Close()
+	geometry, err := t.Geometry(filesystem.Mounted{Dir: dir, Disk: disk})
+	return geometry.Blocks, err == nil
 }

@@ -196,6 +196,8 @@ func (v *Volume) growError(err error) error {
 		return refuse(refusal.DeadlineExceeded, "the kernel is resizing it already; try again")
 	case errors.Is(err, unix.EIO), errors.Is(err, unix.EROFS), errors.Is(err, unix.ESHUTDOWN):
 		return refuse(refusal.FailedPrecondition, v.FSType+" on "+v.Device.Path+" has stopped after an error: mend the disk, unmount and mount it again")
+	case errors.Is(err, unix.EUCLEAN):
+		return refuse(refusal.FailedPrecondition, "the kernel finds the metadata of "+v.FSType+" on "+v.Device.Path+" damaged: unmount it and check the detached disk")
 	case errors.Is(err, unix.EPERM):
 		return refuse(refusal.FailedPrecondition, "the kernel allows it neither with recorded errors (run e2fsck -p on the detached disk) nor without CAP_SYS_RESOURCE")
 	}
