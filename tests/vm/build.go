@@ -15,6 +15,10 @@ type Build struct {
 	Kernel    string
 	Image     string // the guest's image, as it is shipped
 	TestImage string // the same with tests/guest in it
+
+	// A newer kernel and a test image for it, which only some tests need: see
+	// Newer.
+	newerKernel, newerImage string
 }
 
 // FindBuild looks in build/ at the top of the repository that this process runs
@@ -38,6 +42,9 @@ func FindBuild() (Build, error) {
 		Kernel:    filepath.Join(dir, "vmlinuz"),
 		Image:     filepath.Join(dir, "guest.cpio"),
 		TestImage: filepath.Join(dir, "guest-test.cpio"),
+
+		newerKernel: filepath.Join(dir, "rescue-vmlinuz"),
+		newerImage:  filepath.Join(dir, "rescue-test.cpio"),
 	}
 	for _, product := range []struct{ path, target string }{
 		{b.Directvol, "build"}, {b.Kernel, "guest"}, {b.Image, "guest"}, {b.TestImage, "guest"},
@@ -47,6 +54,16 @@ func FindBuild() (Build, error) {
 		}
 	}
 	return b, nil
+}
+
+// Newer returns the newer kernel and a test image for it.
+func (b Build) Newer() (kernel, image string, err error) {
+	for _, path := range []string{b.newerKernel, b.newerImage} {
+		if !exists(path) {
+			return "", "", fmt.Errorf("build/%s is missing: run make rescue", filepath.Base(path))
+		}
+	}
+	return b.newerKernel, b.newerImage, nil
 }
 
 func exists(path string) bool {

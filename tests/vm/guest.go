@@ -34,6 +34,8 @@ type Options struct {
 	// Image is what to boot instead of what make has built. It must hold
 	// tests/guest.
 	Image string
+	// Newer boots the newer kernel, with a test image for it.
+	Newer bool
 	// Append is added to the kernel's command line.
 	Append string
 	// BootDisks are images that are there from the start, on the root bus.
@@ -72,6 +74,11 @@ func Boot(ctx context.Context, o Options) (*Guest, error) {
 	build, err := FindBuild()
 	if err != nil {
 		return nil, err
+	}
+	if o.Newer {
+		if build.Kernel, build.TestImage, err = build.Newer(); err != nil {
+			return nil, err
+		}
 	}
 	dir, err := os.MkdirTemp("", "directvol-")
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,9 +21,9 @@ var makers = map[string]struct {
 	"xfs":  {[]string{"mkfs.xfs", "-q", "-f"}, "xfsprogs"},
 }
 
-// Scratch makes a sparse image of so many bytes below dir and formats it.
-// mkfs.xfs wants 300 MiB or more.
-func Scratch(ctx context.Context, dir, fstype string, bytes int64) (string, error) {
+// Scratch makes a sparse image of so many bytes below dir and formats it, with
+// further options of mkfs if there are any. mkfs.xfs wants 300 MiB or more.
+func Scratch(ctx context.Context, dir, fstype string, bytes int64, options ...string) (string, error) {
 	maker, ok := makers[fstype]
 	if !ok {
 		return "", fmt.Errorf("no mkfs is known for %s", fstype)
@@ -42,7 +43,7 @@ func Scratch(ctx context.Context, dir, fstype string, bytes int64) (string, erro
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.CommandContext(ctx, maker.command[0], append(maker.command[1:len(maker.command):len(maker.command)], path)...)
+	cmd := exec.CommandContext(ctx, maker.command[0], slices.Concat(maker.command[1:], options, []string{path})...)
 	out, err := cmd.CombinedOutput()
 	if errors.Is(err, exec.ErrNotFound) {
 		return "", fmt.Errorf("%w: it is in the package %s", err, maker.deb)

@@ -70,6 +70,7 @@ const (
 	OpUnmount      = "umount"
 	OpShutdownFS   = "shutdown-fs"
 	OpGrowFS       = "grow-fs"
+	OpFreezeFS     = "freeze-fs"
 	OpSync         = "sync"
 	OpWriteBlocks  = "write-blocks"
 	OpVerifyBlocks = "verify-blocks"

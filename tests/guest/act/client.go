@@ -99,6 +99,11 @@ func (c *Client) Grow(ctx context.Context, g Grow) (time.Duration, error) {
 	return time.Duration(grown.Nanoseconds), err
 }
 
+// Freeze freezes a filesystem and thaws it again.
+func (c *Client) Freeze(ctx context.Context, path string) error {
+	return c.call(ctx, OpFreezeFS, Freeze{Path: path}, nil)
+}
+
 // Sync writes out the filesystem that holds path (syncfs), or all of them where path is empty.
 func (c *Client) Sync(ctx context.Context, path string) error {
 	return c.call(ctx, OpSync, Path{path}, nil)

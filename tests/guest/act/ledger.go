@@ -9,6 +9,7 @@ import (
 // promised, and is what a later reading is compared with. It is safe for concurrent use.
 type Ledger struct {
 	blockBytes int
+	apart      bool // each block is a file of its own
 
 	mu      sync.Mutex
 	sums    []uint64
@@ -18,6 +19,13 @@ type Ledger struct {
 // NewLedger returns an empty ledger of blocks of blockBytes each.
 func NewLedger(blockBytes int) *Ledger {
 	return &Ledger{blockBytes: blockBytes, changed: make(chan struct{})}
+}
+
+// First returns a ledger of the first blocks alone: what was acknowledged at an earlier time.
+func (l *Ledger) First(blocks uint64) *Ledger {
+	sums := l.snapshot()
+	n := min(blocks, uint64(len(sums)))
+	return &Ledger{blockBytes: l.blockBytes, apart: l.apart, sums: sums[:n:n], changed: make(chan struct{})}
 }
 
 // BlockBytes is the length of a block.

@@ -118,6 +118,11 @@ type Grow struct {
 	Bytes  uint64 `json:"bytes"`
 }
 
+// Freeze stops all writing to the filesystem that holds Path, which writes its log and its superblock out, and lets it go on at once (FIFREEZE, FITHAW).
+type Freeze struct {
+	Path string `json:"path"`
+}
+
 // Grown is how long the ioctl took, by the guest's clock.
 type Grown struct {
 	Nanoseconds int64 `json:"nanoseconds"`
@@ -131,6 +136,7 @@ type WriteBlocks struct {
 	Seed       uint64 `json:"seed"`
 	LimitBytes uint64 `json:"limit_bytes,omitempty"` // 0: none
 	Detached   bool   `json:"detached,omitempty"`    // nothing tells it to stop, the connection's end neither: for a guest that cannot be reached any more
+	Apart      bool   `json:"apart,omitempty"`       // Path is a directory, and block i a file Path/i/block of its own
 }
 
 // VerifyBlocks reads blocks From to From+Count-1 back, and ends early where the file does.
@@ -139,6 +145,7 @@ type VerifyBlocks struct {
 	BlockBytes int    `json:"block_bytes,omitempty"` // as written
 	From       uint64 `json:"from,omitempty"`
 	Count      uint64 `json:"count"`
+	Apart      bool   `json:"apart,omitempty"` // as written: then it ends before the first block whose file is not there
 }
 
 // Block is the acknowledgement of one block. From the writer it says: fsync returned success for it. From the verifier: this is what was read, and Bytes is less than a

@@ -25,6 +25,7 @@ func (c *Client) StartWriter(ctx context.Context, blocks WriteBlocks) (*Writer, 
 		return nil, err
 	}
 	w := &Writer{session: s, ledger: NewLedger(blocks.BlockBytes), done: make(chan struct{})}
+	w.ledger.apart = blocks.Apart
 	go w.record()
 	return w, nil
 }
@@ -98,7 +99,7 @@ func (w *Writer) Await(ctx context.Context, bytes uint64) error {
 func (c *Client) Verify(ctx context.Context, path string, ledger *Ledger, progress func(read, all uint64)) (Comparison, error) {
 	sums := ledger.snapshot()
 	found := Comparison{Blocks: uint64(len(sums))}
-	s, err := c.begin(ctx, OpVerifyBlocks, VerifyBlocks{Path: path, BlockBytes: ledger.blockBytes, Count: found.Blocks})
+	s, err := c.begin(ctx, OpVerifyBlocks, VerifyBlocks{Path: path, BlockBytes: ledger.blockBytes, Count: found.Blocks, Apart: ledger.apart})
 	if err != nil {
 		found.missingFrom(0)
 		return found, err

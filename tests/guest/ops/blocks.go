@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 
 	"github.com/directvol/directvol/tests/guest/act"
@@ -29,11 +28,11 @@ func writeBlocks(ctx context.Context, args act.WriteBlocks, emit func(act.Block)
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(args.Path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	to, err := create(args)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer to.Close()
 	if err := syncDirectory(filepath.Dir(args.Path)); err != nil {
 		return err
 	}
@@ -43,7 +42,7 @@ func writeBlocks(ctx context.Context, args act.WriteBlocks, emit func(act.Block)
 			return nil
 		}
 		act.Fill(block, args.Seed, index)
-		if err := writeDurably(f, block, int64(index)*int64(size)); err != nil {
+		if err := to.write(index, block); err != nil {
 			return atBlock(index, err)
 		}
 		if err := emit(act.Block{Index: index, Bytes: size, Sum: act.Sum(index, block)}); err != nil && !args.Detached {
@@ -53,38 +52,21 @@ func writeBlocks(ctx context.Context, args act.WriteBlocks, emit func(act.Block)
 	return nil
 }
 
-func writeDurably(f *os.File, block []byte, offset int64) error {
-	if _, err := f.WriteAt(block, offset); err != nil {
-		return err
-	}
-	return f.Sync()
-}
-
-// syncDirectory makes the file's name as durable as its content is going to be.
-func syncDirectory(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
-}
-
-// verifyBlocks emits what the file holds now, block after block, until the last one asked for or the file's end.
+// verifyBlocks emits what is there now, block after block, until the last one asked for or the first that is not there.
 func verifyBlocks(ctx context.Context, args act.VerifyBlocks, emit func(act.Block) error) error {
 	size, err := blockSize(args.BlockBytes)
 	if err != nil {
 		return err
 	}
-	f, err := os.Open(args.Path)
+	from, err := open(args)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer from.Close()
 	block := make([]byte, size)
 	for i := uint64(0); i < args.Count && ctx.Err() == nil; i++ {
 		index := args.From + i
-		n, err := f.ReadAt(block, int64(index)*int64(size))
+		n, err := from.read(index, block)
 		if err != nil && !errors.Is(err, io.EOF) {
 			return atBlock(index, err)
 		}

@@ -156,3 +156,32 @@ func TestDetachedWriterOutlivesItsConnection(t *testing.T) {
 		}
 	}
 }
+
+func TestBlocksApartAreFilesOfTheirOwn(t *testing.T) {
+	c, path := guest(t), filepath.Join(t.TempDir(), "blocks")
+	w := start(t, c, act.WriteBlocks{Path: path, BlockBytes: block, Seed: 7, LimitBytes: 8 * block, Apart: true})
+	if err := w.Err(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := c.Verify(t.Context(), path, w.Ledger(), nil)
+	if err := errors.Join(err, got.Err()); err != nil || got.Bytes != 8*block {
+		t.Fatalf("bytes verified\nwant: %d\n got: %d, %v", 8*block, got.Bytes, err)
+	}
+	damage := errors.Join(
+		c.WriteAt(t.Context(), filepath.Join(path, "2", "block"), 17, []byte{0}),
+		os.Truncate(filepath.Join(path, "4", "block"), 100),
+		os.RemoveAll(filepath.Join(path, "6")))
+	if damage != nil {
+		t.Fatal(damage)
+	}
+	if got, err = c.Verify(t.Context(), path, w.Ledger(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(got.Differ, []uint64{2, 4}) || !slices.Equal(got.Missing, []uint64{6, 7}) {
+		t.Errorf("differ, and missing from the first that is not there\nwant: [2 4] [6 7]\n got: %v %v", got.Differ, got.Missing)
+	}
+	got, err = c.Verify(t.Context(), path, w.Ledger().First(2), nil)
+	if err := errors.Join(err, got.Err()); err != nil || got.Blocks != 2 {
+		t.Errorf("what was acknowledged first\nwant: 2 blocks\n got: %d, %v", got.Blocks, err)
+	}
+}

@@ -24,6 +24,7 @@ var operations = map[string]operation{
 	act.OpUnmount:      plain(unmount),
 	act.OpShutdownFS:   plain(shutdownFS),
 	act.OpGrowFS:       once(growFS),
+	act.OpFreezeFS:     plain(freezeFS),
 	act.OpSync:         plain(sync),
 	act.OpWriteBlocks:  many(writeBlocks),
 	act.OpVerifyBlocks: many(verifyBlocks),

@@ -1,0 +1,108 @@
+package ops
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/directvol/directvol/tests/guest/act"
+)
+
+// layout is where blocks lie. A write that returns without an error is durable; a read at the end of what is there is io.EOF.
+type layout interface {
+	io.Closer
+	write(index uint64, block []byte) error
+	read(index uint64, block []byte) (int, error)
+}
+
+func create(args act.WriteBlocks) (layout, error) {
+	if args.Apart {
+		return filesApart(args.Path), os.MkdirAll(args.Path, 0o755)
+	}
+	f, err := os.OpenFile(args.Path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	return oneFile{f}, err
+}
+
+func open(args act.VerifyBlocks) (layout, error) {
+	if args.Apart {
+		_, err := os.Stat(args.Path)
+		return filesApart(args.Path), err
+	}
+	f, err := os.Open(args.Path)
+	return oneFile{f}, err
+}
+
+// oneFile holds block after block.
+type oneFile struct{ *os.File }
+
+func (f oneFile) write(index uint64, block []byte) error {
+	if _, err := f.WriteAt(block, int64(index)*int64(len(block))); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+func (f oneFile) read(index uint64, block []byte) (int, error) {
+	return f.ReadAt(block, int64(index)*int64(len(block)))
+}
+
+// filesApart is a directory that holds each block as a file in a directory of its own. New directories are what has a filesystem use its new groups at once.
+type filesApart string
+
+func (filesApart) Close() error { return nil }
+
+func (d filesApart) of(index uint64) string {
+	return filepath.Join(string(d), strconv.FormatUint(index, 10))
+}
+
+// write syncs the file, its name and its directory's name, in this order.
+func (d filesApart) write(index uint64, block []byte) error {
+	dir := d.of(index)
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "block"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(block)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if err := syncDirectory(dir); err != nil {
+		return err
+	}
+	return syncDirectory(string(d))
+}
+
+func (d filesApart) read(index uint64, block []byte) (int, error) {
+	f, err := os.Open(filepath.Join(d.of(index), "block"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, io.EOF
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	n, err := io.ReadFull(f, block)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		err = io.EOF
+	}
+	return n, err
+}
+
+// syncDirectory makes the file's name as durable as its content is going to be.
+func syncDirectory(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
