@@ -1,0 +1,344 @@
+package cuts
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/directvol/directvol/tests/vm"
+)
+
+const (
+	volumesACut = 4
+	// replaysAKill is how often the records of one kill are cut elsewhere.
+	replaysAKill = 4
+	// kept is how many images of failures are kept.
+	kept = 8
+
+	// volumeLimit is for one volume to be begun, or checked, as a base for vm.Limit.
+	volumeLimit = 30 * time.Second
+)
+
+// settings say what a campaign does.
+type settings struct {
+	way   string
+	newer bool // kernel
+	seed  uint64
+	cuts  int
+}
+
+// fromEnvironment reads the settings of a run by hand.
+func fromEnvironment(cuts int) (s settings, err error) {
+	s.way = cmp.Or(os.Getenv("CUTS_WAY"), "agent")
+	if _, ok := ways[s.way]; !ok {
+		return s, fmt.Errorf("CUTS_WAY=%q: want agent, bare, freeze, remount or freeze+remount", s.way)
+	}
+	switch kernel := cmp.Or(os.Getenv("CUTS_KERNEL"), "ordinary"); kernel {
+	case "ordinary":
+	case "newer":
+		s.newer = true
+	default:
+		return s, fmt.Errorf("CUTS_KERNEL=%q: want ordinary or newer", kernel)
+	}
+	if s.seed, err = strconv.ParseUint(cmp.Or(os.Getenv("CUTS_SEED"), strconv.FormatUint(rand.Uint64(), 10)), 10, 64); err != nil {
+		return s, fmt.Errorf("CUTS_SEED: want a number: %w", err)
+	}
+	s.cuts, err = strconv.Atoi(cmp.Or(os.Getenv("CUTS_COUNT"), strconv.Itoa(cuts)))
+	if err != nil || s.cuts < 1 {
+		return s, fmt.Errorf("CUTS_COUNT=%q: want a number from 1 on", os.Getenv("CUTS_COUNT"))
+	}
+	return s, nil
+}
+
+// campaign is one in progress.
+type campaign struct {
+	settings
+	dir    string // for images
+	keep   string // for those of failures
+	say    func(format string, args ...any)
+	random *rand.Rand
+
+	guest    *vm.Guest
+	kernel   string // of the guest
+	cut      int
+	volumes  int
+	disks    int // that were checked
+	counts   counts
+	failures []string // that fail the campaign
+	kept     int
+	met      []*remains // to be rescued
+}
+
+// run makes the cuts. Its error is one of the test's own.
+func (c *campaign) run(ctx context.Context) (err error) {
+	c.counts = counts{}
+	c.random = rand.New(rand.NewPCG(c.seed, 0))
+	defer func() {
+		if c.guest != nil {
+			c.guest.Kill()
+			err = errors.Join(err, c.guest.Close())
+		}
+	}()
+	if err := c.boot(ctx); err != nil {
+		return err
+	}
+	for c.cut < c.cuts {
+		if err := c.round(ctx); err != nil {
+			return fmt.Errorf("cut %d: %w", c.cut, err)
+		}
+	}
+	return nil
+}
+
+// boot boots the guest that checks, and is killed next.
+func (c *campaign) boot(ctx context.Context) (err error) {
+	if c.guest != nil {
+		if err := c.guest.Close(); err != nil {
+			return err
+		}
+	}
+	if c.guest, err = vm.Boot(ctx, vm.Options{Newer: c.newer}); err != nil {
+		return err
+	}
+	release, err := c.guest.Act.ReadFile(ctx, "/proc/sys/kernel/osrelease")
+	c.kernel = strings.TrimSpace(string(release))
+	return err
+}
+
+// round kills one guest, and cuts what was recorded in it elsewhere.
+func (c *campaign) round(ctx context.Context) error {
+	var volumes []*volume
+	defer func() {
+		for _, v := range volumes {
+			v.remove()
+		}
+	}()
+	for range volumesACut {
+		v, err := newVolume(ctx, c.dir, c.volumes, c.random)
+		if err != nil {
+			return err
+		}
+		volumes = append(volumes, v)
+		c.volumes++
+		if err := limited(ctx, func(ctx context.Context) error { return v.begin(ctx, c.guest, ways[c.way]) }); err != nil {
+			return fmt.Errorf("volume %s (%s %v): %w", v.id, v.fstype, v.options, err)
+		}
+	}
+	failed := killAtOnce(ctx, c.guest, volumes, c.random)
+	if err := c.boot(ctx); err != nil {
+		return err
+	}
+	c.cut++
+	var left []*remains
+	for _, v := range volumes {
+		r, err := v.killed()
+		if err != nil {
+			return err
+		}
+		if err := failed[v]; err != nil {
+			c.lose(r, finding{duringUse, err})
+		}
+		left = append(left, r)
+	}
+	if err := c.checkCut(ctx, left); err != nil {
+		return err
+	}
+	if err := c.replays(ctx, volumes); err != nil {
+		return err
+	}
+	return c.rescue(ctx)
+}
+
+// replays cuts the records of one round.
+func (c *campaign) replays(ctx context.Context, volumes []*volume) error {
+	var records []*replays
+	defer func() {
+		for _, r := range records {
+			r.file.Close()
+		}
+	}()
+	for _, v := range volumes {
+		r, err := v.replays()
+		if err != nil {
+			return err
+		}
+		records = append(records, r)
+	}
+	for n := range replaysAKill {
+		if c.cut == c.cuts {
+			return nil
+		}
+		c.cut++
+		var left []*remains
+		for _, record := range records {
+			r, err := record.cutAt(record.choose(c.random, n%2 == 0), filepath.Join(c.dir, fmt.Sprintf("%s-%d.img", record.id, n)))
+			if err != nil {
+				return fmt.Errorf("volume %s: %w", record.id, err)
+			}
+			left = append(left, r)
+		}
+		if err := c.checkCut(ctx, left); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkCut checks and counts all volumes of one cut.
+func (c *campaign) checkCut(ctx context.Context, left []*remains) error {
+	began := time.Now()
+	seen := map[row]bool{}
+	var said []string
+	for _, r := range left {
+		n := c.counts.of(c.row(r))
+		if !seen[c.row(r)] {
+			seen[c.row(r)] = true
+			n.cuts++
+		}
+		n.volume(r)
+		found, err := c.check(ctx, r)
+		if err != nil {
+			return fmt.Errorf("volume %s (%s %v): %w", r.id, r.fstype, r.options, err)
+		}
+		text := fmt.Sprintf("%s %d blocks, %d growths", r.fstype, r.ledger.Blocks(), r.growths)
+		if r.window {
+			text += ", in the window"
+		}
+		for _, f := range found {
+			text += ", " + strings.ToUpper(string(f.loss))
+		}
+		said = append(said, text)
+	}
+	c.say("cut %d of %d, a %s, checked in %.1f s: %s", c.cut, c.cuts, left[0].kind, time.Since(began).Seconds(), strings.Join(said, "; "))
+	return nil
+}
+
+func (c *campaign) row(r *remains) row { return row{r.fstype, c.kernel, r.kind} }
+
+// check checks one volume. It keeps what it was before where something is lost.
+func (c *campaign) check(ctx context.Context, r *remains) (found []finding, err error) {
+	before := r.path + ".cut"
+	if err := copySparse(before, r.path); err != nil {
+		return nil, err
+	}
+	defer os.Remove(before)
+	c.disks++
+	err = limited(ctx, func(ctx context.Context) error {
+		found, err = r.check(ctx, c.guest, ways[c.way], fmt.Sprintf("c%d", c.disks))
+		return err
+	})
+	for _, f := range found {
+		c.lose(r, f)
+	}
+	switch {
+	case err == nil && len(found) == 0:
+		return nil, os.Remove(r.path)
+	case err == nil && found[0].loss == metWindow:
+		c.met = append(c.met, r)
+		return found, nil
+	case c.kept == kept:
+		return found, err
+	}
+	c.kept++
+	image := filepath.Join(c.keep, fmt.Sprintf("%s-cut%d-%s.img", r.fstype, c.cut, r.id))
+	c.say("%s is how the cut left it", image)
+	return found, errors.Join(err, os.MkdirAll(c.keep, 0o755), copySparse(image, before))
+}
+
+// lose counts a loss.
+func (c *campaign) lose(r *remains, f finding) {
+	c.counts.of(c.row(r)).lost[f.loss]++
+	text := fmt.Sprintf("cut %d, volume %s (%s %v; %s; %d blocks, %d growths): %s: %v", c.cut, r.id, r.fstype, r.options, r.how, r.ledger.Blocks(), r.growths, f.loss, f.err)
+	if c.way == "agent" && f.loss != metWindow {
+		c.failures = append(c.failures, text)
+		return
+	}
+	c.say("%s", text)
+}
+
+// rescue has the volumes of a round that met the window mounted by a newer kernel,
+// and checks them then.
+func (c *campaign) rescue(ctx context.Context) error {
+	met := c.met
+	c.met = nil
+	defer func() {
+		for _, r := range met {
+			_ = os.Remove(r.path)
+		}
+	}()
+	if len(met) == 0 {
+		return nil
+	}
+	if build, err := vm.FindBuild(); err != nil {
+		return err
+	} else if _, _, err := build.Newer(); err != nil {
+		if c.way == "agent" {
+			return fmt.Errorf("%d volumes met the window, and nobody can rescue them: %w", len(met), err)
+		}
+		return nil
+	}
+	if err := limited(ctx, c.guest.Stop); err != nil {
+		return err
+	}
+	met, err := c.mountNewer(ctx, met)
+	if err != nil {
+		return err
+	}
+	if err := c.boot(ctx); err != nil {
+		return err
+	}
+	for _, r := range slices.Clone(met) {
+		r.window = false // no excuse any more
+		found, err := c.check(ctx, r)
+		if err != nil {
+			return err
+		}
+		if len(found) == 0 {
+			c.counts.of(c.row(r)).rescued++
+		}
+	}
+	return nil
+}
+
+// mountNewer mounts volumes by a newer kernel, and returns those that it could.
+func (c *campaign) mountNewer(ctx context.Context, met []*remains) (mounted []*remains, err error) {
+	newer, err := vm.Boot(ctx, vm.Options{Newer: true})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		newer.Kill()
+		err = errors.Join(err, newer.Close())
+	}()
+	for _, r := range met {
+		c.disks++
+		err := limited(ctx, func(ctx context.Context) error {
+			found, err := r.rescue(ctx, newer, fmt.Sprintf("r%d", c.disks))
+			for _, f := range found {
+				c.lose(r, f)
+			}
+			if len(found) == 0 {
+				mounted = append(mounted, r)
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return mounted, limited(ctx, newer.Stop)
+}
+
+func limited(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, vm.Limit(volumeLimit))
+	defer cancel()
+	return do(ctx)
+}

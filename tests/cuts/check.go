@@ -1,0 +1,105 @@
+package cuts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// loss is what can go wrong with a volume after a cut.
+type loss string
+
+const (
+	metWindow loss = "met the window" // xfs: mount refused, as its log is ahead of its superblock
+	refused   loss = "mount refused"
+	blocks    loss = "blocks lost"
+	noGrowth  loss = "growth failed"
+	unclean   loss = "fsck not silent"
+	duringUse loss = "growth failed before the cut"
+)
+
+// finding is a loss, and what was said.
+type finding struct {
+	loss
+	err error
+}
+
+// lastSize is what a volume is grown to after its cut: more than it had, and a
+// multiple of every group's size, so that nothing of it stays unused.
+func lastSize(had uint64) uint64 {
+	const step = 128 * miB
+	return (had/step + 2) * step
+}
+
+// check mounts what a cut has left, compares, grows it on, and has it checked. An
+// error is one of the test's own.
+func (r *remains) check(ctx context.Context, g *vm.Guest, w way, id string) (found []finding, err error) {
+	d := &disk{way: w, guest: g, id: id, fstype: r.fstype, path: r.path}
+	if err := d.attach(ctx); err != nil {
+		return nil, err
+	}
+	if err := d.mount(ctx); err != nil {
+		if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+			return nil, err
+		}
+		return []finding{{r.refusal(err), err}}, d.detach(ctx)
+	}
+	add := func(l loss, err error) {
+		if err != nil {
+			found = append(found, finding{l, err})
+		}
+	}
+	if r.ledger.Blocks() > 0 {
+		all, err := g.Act.Verify(ctx, d.mounted+"/"+written, r.ledger, nil)
+		add(blocks, errors.Join(err, all.Err()))
+	}
+	goal := lastSize(r.size)
+	grown := d.grow(ctx, goal)
+	add(noGrowth, grown)
+	if err := errors.Join(d.unmount(ctx), d.detach(ctx)); err != nil {
+		return found, err
+	}
+	if grown == nil {
+		add(noGrowth, isOf(goal, r.fstype, r.path))
+	}
+	fsck, err := vm.Check(ctx, r.fstype, r.path)
+	if err != nil {
+		return found, err
+	}
+	add(unclean, fsck.Err(r.fstype))
+	return found, nil
+}
+
+// refusal tells the refusal that is known from others.
+func (r *remains) refusal(err error) loss {
+	// The agent's errors have crossed a wire: of the errno only its words are left.
+	if r.fstype == "xfs" && r.window && strings.Contains(err.Error(), unix.EUCLEAN.Error()) {
+		return metWindow
+	}
+	return refused
+}
+
+func isOf(want uint64, fstype, path string) error {
+	got, err := sizeOnDisk(fstype, path)
+	if err == nil && got != want {
+		err = fmt.Errorf("it was grown to %d bytes, and its superblock says %d", want, got)
+	}
+	return err
+}
+
+// rescue has a newer kernel mount it once, which brings its superblock up to date.
+func (r *remains) rescue(ctx context.Context, newer *vm.Guest, id string) ([]finding, error) {
+	d := &disk{guest: newer, id: id, fstype: r.fstype, path: r.path}
+	if err := d.attach(ctx); err != nil {
+		return nil, err
+	}
+	if err := d.mount(ctx); err != nil {
+		return []finding{{refused, fmt.Errorf("by a newer kernel too: %w", err)}}, d.detach(ctx)
+	}
+	return nil, errors.Join(d.unmount(ctx), d.detach(ctx))
+}

@@ -1,0 +1,244 @@
+package cuts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/directvol/directvol/tests/cuts/logwrites"
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// kinds of cut.
+const (
+	kill   = "kill"
+	replay = "replay"
+)
+
+// killWithin bounds the moment of a kill from when all writers run, as a base for
+// vm.Limit: so that about as much has happened in an emulated guest.
+const killWithin = time.Second
+
+// killAtOnce kills the guest at a seeded moment while volumes grow in it. What
+// failed before that is an error of the volume's own.
+func killAtOnce(ctx context.Context, g *vm.Guest, volumes []*volume, random *rand.Rand) map[*volume]error {
+	failed := map[*volume]error{}
+	var mu sync.Mutex
+	var running sync.WaitGroup
+	killed, anyFailed := make(chan struct{}), make(chan struct{}, len(volumes))
+	for _, v := range volumes {
+		steps := rand.New(rand.NewPCG(random.Uint64(), 0))
+		fails := func(err error) {
+			select {
+			case <-killed: // and that is why
+			default:
+				mu.Lock()
+				defer mu.Unlock()
+				failed[v] = errors.Join(failed[v], err)
+				anyFailed <- struct{}{}
+			}
+		}
+		running.Go(func() {
+			if err := v.note(ctx); err != nil {
+				fails(err)
+			}
+		})
+		running.Go(func() {
+			if err := v.keepGrowing(ctx, steps); err != nil {
+				fails(err)
+			}
+		})
+	}
+	moment := time.NewTimer(time.Duration(random.Int64N(int64(vm.Limit(killWithin)))))
+	defer moment.Stop()
+	select {
+	case <-moment.C:
+	case <-anyFailed:
+	case <-ctx.Done():
+	}
+	close(killed)
+	g.Kill()
+	running.Wait()
+	return failed
+}
+
+// remains are what a cut has left of a volume, and what must be in it.
+type remains struct {
+	*volume
+	kind    string
+	path    string      // the image
+	how     string      // for a person: how it came about
+	ledger  *act.Ledger // blocks that must be there
+	growths int         // begun before the cut
+	window  bool        // the cut fell into the window
+}
+
+// killed returns what a kill has left.
+func (v *volume) killed() (*remains, error) {
+	size, err := sizeOnDisk(v.fstype, v.path)
+	if err != nil {
+		return nil, err
+	}
+	at, err := v.recorded()
+	if err != nil {
+		return nil, err
+	}
+	r := &remains{volume: v, kind: kill, path: v.path, ledger: v.writer.Ledger(), how: "QEMU was killed"}
+	r.growths, r.window = v.windowAt(at, size)
+	return r, nil
+}
+
+// windowAt says how many growths had begun at a point of the record, and whether
+// the superblock on the disk, of this size, knew nothing yet of the last of them.
+func (v *volume) windowAt(at int64, size uint64) (growths int, window bool) {
+	for growths < len(v.growths) && v.growths[growths].at < at {
+		growths++
+	}
+	return growths, growths > 0 && size <= v.growths[growths-1].from
+}
+
+// replays is a volume's record, to be cut anywhere.
+type replays struct {
+	*volume
+	file    *os.File
+	entries []logwrites.Entry
+	windows [][2]int // in entries, from the first to the last; of each growth that has one
+}
+
+// replays reads the record. The caller closes its file.
+func (v *volume) replays() (*replays, error) {
+	file, err := os.Open(v.record)
+	if err != nil {
+		return nil, err
+	}
+	r := &replays{volume: v, file: file}
+	size, err := v.recorded()
+	if err == nil {
+		r.entries, err = logwrites.Read(file, size)
+	}
+	if err == nil && len(r.entries) == 0 {
+		err = errors.New("it is empty")
+	}
+	if err == nil {
+		r.windows, err = r.findWindows()
+	}
+	if err != nil {
+		file.Close()
+		return nil, fmt.Errorf("%s: %w", v.record, err)
+	}
+	return r, nil
+}
+
+// findWindows looks for the first write of the superblock after each growth began
+// that has more than the size before it.
+func (r *replays) findWindows() ([][2]int, error) {
+	super := superblocks[r.fstype].offset
+	sizes := map[int]uint64{} // by the entry that writes it
+	for i, e := range r.entries {
+		if !e.Writes(super) || !e.Writes(super+superSize-1) {
+			continue
+		}
+		size, err := filesystemSize(r.fstype, shifted{r.file, e.Data - e.Offset})
+		if err != nil {
+			return nil, fmt.Errorf("the entry that ends at %d: %w", e.End, err)
+		}
+		sizes[i] = size
+	}
+	var windows [][2]int
+	for _, g := range r.growths {
+		first, last := -1, -1
+		for i, e := range r.entries {
+			if e.End <= g.at {
+				continue
+			}
+			if sizes[i] > g.from {
+				break
+			}
+			if last = i; first < 0 {
+				first = i
+			}
+		}
+		if first >= 0 {
+			windows = append(windows, [2]int{first, last})
+		}
+	}
+	return windows, nil
+}
+
+// shifted is a file that is read as if it began elsewhere.
+type shifted struct {
+	file *os.File
+	by   int64
+}
+
+func (s shifted) ReadAt(p []byte, at int64) (int, error) { return s.file.ReadAt(p, at+s.by) }
+
+// choose returns a point: directed ones lie in a window, where there is one.
+func (r *replays) choose(random *rand.Rand, directed bool) logwrites.Point {
+	first, last := 0, len(r.entries)-1
+	if directed && len(r.windows) > 0 {
+		w := r.windows[random.IntN(len(r.windows))]
+		first, last = w[0], w[1]
+	}
+	return logwrites.Point{
+		At:    r.entries[first+random.IntN(last-first+1)].End,
+		After: logwrites.After(random.IntN(int(logwrites.All) + 1)),
+		Seed:  random.Uint64(),
+	}
+}
+
+// cutAt makes the image of a point, at path.
+func (r *replays) cutAt(p logwrites.Point, path string) (*remains, error) {
+	left := &remains{volume: r.volume, kind: replay, path: path, how: fmt.Sprintf("cut at %d of its record, %v of what was written after the last flush, seed %d", p.At, p.After, p.Seed)}
+	if err := copySparse(path, r.before); err != nil {
+		return nil, err
+	}
+	image, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer image.Close()
+	size := r.sizeAt(p.At)
+	if err := image.Truncate(int64(size)); err != nil {
+		return nil, err
+	}
+	if err := logwrites.Replay(image, int64(size), r.file, r.entries, p); err != nil {
+		return nil, fmt.Errorf("%s: %w", left.how, err)
+	}
+	super, err := filesystemSize(r.fstype, image)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", left.how, err)
+	}
+	blocks := uint64(0)
+	for _, a := range r.acked {
+		if a.at <= p.At {
+			blocks = a.blocks
+		}
+	}
+	left.ledger = r.writer.Ledger().First(blocks)
+	left.growths, left.window = r.windowAt(p.At, super)
+	return left, nil
+}
+
+// sizeAt is how large the disk was. block_resize is in no record: it came after
+// its growth began, and the host's growth is for good.
+func (r *replays) sizeAt(at int64) uint64 {
+	size := uint64(0)
+	for i, g := range r.growths {
+		if i == 0 {
+			size = g.from
+		}
+		if g.at <= at {
+			size = g.to
+		}
+	}
+	if size == 0 {
+		size = r.size
+	}
+	return size
+}

@@ -1,0 +1,118 @@
+package cuts
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// copySparse copies an image, without what has never been written in it.
+func copySparse(to, from string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	info, err := in.Stat()
+	if err == nil {
+		err = out.Truncate(info.Size())
+	}
+	for at := int64(0); err == nil && at < info.Size(); {
+		at, err = copyData(out, in, at)
+	}
+	if errors.Is(err, unix.ENXIO) { // no more data
+		err = nil
+	}
+	return errors.Join(err, out.Close())
+}
+
+// copyData copies the first run of data at or behind an offset, and returns where
+// it ends.
+func copyData(out, in *os.File, at int64) (int64, error) {
+	data, err := in.Seek(at, unix.SEEK_DATA)
+	if err != nil {
+		return 0, err
+	}
+	hole, err := in.Seek(data, unix.SEEK_HOLE)
+	if err != nil {
+		return 0, err
+	}
+	if _, err := in.Seek(data, io.SeekStart); err != nil {
+		return 0, err
+	}
+	if _, err := out.Seek(data, io.SeekStart); err != nil {
+		return 0, err
+	}
+	_, err = io.CopyN(out, in, hole-data)
+	return hole, err
+}
+
+// superblocks are where on a disk a filesystem says how large it is.
+var superblocks = map[string]struct {
+	offset int64
+	size   func([]byte) (uint64, bool)
+}{
+	"ext4": {1024, ext4Size},
+	"xfs":  {0, xfsSize},
+}
+
+// superSize is how much of a superblock is read.
+const superSize = 512
+
+// filesystemSize returns the bytes that a filesystem's first superblock says it has.
+func filesystemSize(fstype string, disk io.ReaderAt) (uint64, error) {
+	super := superblocks[fstype]
+	var raw [superSize]byte
+	if _, err := disk.ReadAt(raw[:], super.offset); err != nil {
+		return 0, fmt.Errorf("read the superblock: %w", err)
+	}
+	size, ok := super.size(raw[:])
+	if !ok {
+		return 0, fmt.Errorf("no superblock of %s", fstype)
+	}
+	return size, nil
+}
+
+func sizeOnDisk(fstype, path string) (uint64, error) {
+	image, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer image.Close()
+	size, err := filesystemSize(fstype, image)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", path, err)
+	}
+	return size, nil
+}
+
+// ext4Size reads struct ext4_super_block (fs/ext4/ext4.h).
+func ext4Size(super []byte) (uint64, bool) {
+	const has64bit = 0x80
+	shift := binary.LittleEndian.Uint32(super[24:])
+	if binary.LittleEndian.Uint16(super[56:]) != 0xef53 || shift > 6 {
+		return 0, false
+	}
+	blocks := uint64(binary.LittleEndian.Uint32(super[4:]))
+	if binary.LittleEndian.Uint32(super[96:])&has64bit != 0 {
+		blocks |= uint64(binary.LittleEndian.Uint32(super[0x150:])) << 32
+	}
+	return blocks << (10 + shift), true
+}
+
+// xfsSize reads struct xfs_dsb (fs/xfs/libxfs/xfs_format.h).
+func xfsSize(super []byte) (uint64, bool) {
+	block := binary.BigEndian.Uint32(super[4:])
+	if string(super[:4]) != "XFSB" || block < 512 || block > 65536 {
+		return 0, false
+	}
+	return binary.BigEndian.Uint64(super[8:]) * uint64(block), true
+}

@@ -1,0 +1,159 @@
+package cuts
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+const (
+	miB = 1 << 20
+
+	// blockBytes is small, so that much is acknowledged in little time and reading
+	// it back is quick in an emulated guest.
+	blockBytes = 16 << 10
+	// maxGrowths bounds what one volume is grown.
+	maxGrowths = 48
+	// A step of a growth has at least a whole group of an ext4 with blocks of 1 KiB.
+	minStep, maxStep = 8 * miB, 120 * miB
+)
+
+// formats are what volumes are made as: their four kinds by turns, some of them
+// with other options in every round.
+var formats = []struct {
+	fstype  string
+	bytes   uint64
+	options [][]string
+}{
+	{"ext4", 64 * miB, [][]string{{"-b", "1024"}}},
+	{"xfs", 304 * miB, [][]string{nil}},
+	{"ext4", 64 * miB, [][]string{{"-b", "4096"}, {"-b", "4096", "-O", "^resize_inode"}, {"-b", "2048"}, {"-b", "4096", "-O", "^metadata_csum"}}},
+	{"xfs", 304 * miB, [][]string{{"-m", "rmapbt=1"}, {"-b", "size=1024"}, {"-i", "sparse=0"}, {"-m", "reflink=0,bigtime=0"}}},
+}
+
+// volume is one that is grown under its writer until it loses its power.
+type volume struct {
+	disk
+	options []string
+	seed    uint64
+	before  string // a copy of the image as it was when the record began
+	record  string // the record of its writes
+	writer  *act.Writer
+
+	mu      sync.Mutex
+	size    uint64 // that the disk is to have
+	growths []growth
+	acked   []acked
+}
+
+// growth is one that was begun.
+type growth struct {
+	from, to uint64
+	at       int64 // how long the record was then
+}
+
+// acked says of a moment how many blocks were acknowledged by then.
+type acked struct {
+	blocks uint64
+	at     int64 // how long the record was, a little later than the last of them
+}
+
+// newVolume formats the volume of a number, in dir, and keeps a copy.
+func newVolume(ctx context.Context, dir string, number int, random *rand.Rand) (*volume, error) {
+	format := formats[number%len(formats)]
+	v := &volume{
+		disk: disk{id: fmt.Sprintf("v%d", number), fstype: format.fstype},
+		seed: random.Uint64(), size: format.bytes,
+		options: format.options[random.IntN(len(format.options))],
+	}
+	var err error
+	if v.path, err = vm.Scratch(ctx, dir, v.fstype, int64(v.size), v.options...); err != nil {
+		return nil, err
+	}
+	v.before, v.record = filepath.Join(dir, v.id+".before"), filepath.Join(dir, v.id+".record")
+	return v, copySparse(v.before, v.path)
+}
+
+// begin attaches the volume to a guest, recorded, mounts it and starts its writer.
+func (v *volume) begin(ctx context.Context, g *vm.Guest, w way) error {
+	v.guest, v.way = g, w
+	if err := v.attach(ctx); err != nil {
+		return err
+	}
+	if err := g.Record(ctx, v.id, v.record); err != nil {
+		return err
+	}
+	if err := v.mount(ctx); err != nil {
+		return fmt.Errorf("mount it new: %w", err)
+	}
+	var err error
+	v.writer, err = g.Act.StartWriter(context.WithoutCancel(ctx), act.WriteBlocks{Path: v.mounted + "/" + written, BlockBytes: blockBytes, Seed: v.seed, Apart: true})
+	return err
+}
+
+// written is the name of the directory that a volume's writer fills.
+const written = "written"
+
+// recorded is how long the record is.
+func (v *volume) recorded() (int64, error) {
+	info, err := os.Stat(v.record)
+	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
+}
+
+// note notes which blocks are acknowledged, until the writer ends.
+func (v *volume) note(ctx context.Context) error {
+	for blocks := uint64(0); ; {
+		ended := v.writer.Await(ctx, (blocks+1)*blockBytes)
+		blocks = v.writer.Ledger().Blocks()
+		at, err := v.recorded() // not before the blocks are counted
+		if err != nil {
+			return err
+		}
+		v.mu.Lock()
+		v.acked = append(v.acked, acked{blocks, at})
+		v.mu.Unlock()
+		if ended != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+// keepGrowing grows the volume again and again, each time when some more blocks
+// were acknowledged.
+func (v *volume) keepGrowing(ctx context.Context, random *rand.Rand) error {
+	for range maxGrowths {
+		if err := v.writer.Await(ctx, v.writer.Ledger().Bytes()+(1+random.Uint64N(16))*blockBytes); err != nil {
+			return err
+		}
+		at, err := v.recorded()
+		if err != nil {
+			return err
+		}
+		step := minStep + random.Uint64N((maxStep-minStep)/miB+1)*miB
+		v.mu.Lock()
+		g := growth{from: v.size, to: v.size + step, at: at}
+		v.size = g.to
+		v.growths = append(v.growths, g)
+		v.mu.Unlock()
+		if err := v.grow(ctx, g.to); err != nil {
+			return fmt.Errorf("grow from %d to %d: %w", g.from, g.to, err)
+		}
+	}
+	return nil
+}
+
+// remove removes what the volume has on the host.
+func (v *volume) remove() {
+	for _, path := range []string{v.path, v.before, v.record} {
+		_ = os.Remove(path)
+	}
+}

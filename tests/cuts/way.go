@@ -1,0 +1,154 @@
+package cuts
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/directvol/directvol/host/qemu"
+	"github.com/directvol/directvol/host/sandbox"
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// way is who mounts volumes and grows them, and with which measures.
+type way struct {
+	agent   bool // the agent, with its own; else a bare mount(2) and ioctl, with:
+	freeze  bool // a freeze after each growth
+	remount bool // each mount twice
+}
+
+// ways are all of them, by name.
+var ways = map[string]way{
+	"agent":          {agent: true},
+	"bare":           {},
+	"freeze":         {freeze: true},
+	"remount":        {remount: true},
+	"freeze+remount": {freeze: true, remount: true},
+}
+
+// disk is an image in a guest, as a volume that is mounted in some way.
+type disk struct {
+	way
+	guest            *vm.Guest
+	id, fstype, path string
+
+	device  string // its /dev name, where no agent looks for it
+	mounted string // where it is mounted
+}
+
+// attach gives the guest the disk.
+func (d *disk) attach(ctx context.Context) error {
+	if d.agent {
+		return d.guest.Attach(ctx, sandbox.Volume{ID: d.id, Path: d.path, FSType: d.fstype})
+	}
+	_, err := d.guest.VM().AttachDisk(ctx, qemu.Disk{ID: d.id, Path: d.path, Serial: d.id})
+	return err
+}
+
+// mount mounts the attached disk.
+func (d *disk) mount(ctx context.Context) (err error) {
+	if d.agent {
+		d.mounted, err = d.guest.Mount(ctx, d.id)
+		return err
+	}
+	if d.device, err = findDevice(ctx, d.guest.Act, d.id); err != nil {
+		return err
+	}
+	d.mounted = "/run/cuts/" + d.id
+	if err := d.guest.Act.Mkdir(ctx, d.mounted, 0o755); err != nil {
+		return err
+	}
+	m := act.Mount{Source: d.device, Target: d.mounted, FSType: d.fstype}
+	if d.remount {
+		if err := d.guest.Act.Mount(ctx, m); err != nil {
+			return err
+		}
+		if err := d.guest.Act.Unmount(ctx, d.mounted, 0); err != nil {
+			return err
+		}
+	}
+	return d.guest.Act.Mount(ctx, m)
+}
+
+// grow grows the disk and the mounted filesystem on it.
+func (d *disk) grow(ctx context.Context, bytes uint64) error {
+	if d.agent {
+		return d.guest.Sandbox.Resize(ctx, d.id, bytes)
+	}
+	if err := d.guest.VM().ResizeDisk(ctx, d.id, bytes); err != nil {
+		return err
+	}
+	err := again(ctx, func() (bool, error) {
+		size, err := d.guest.Act.DeviceSize(ctx, d.device)
+		return size >= bytes, err
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := d.guest.Act.Grow(ctx, act.Grow{Path: d.mounted, FSType: d.fstype, Bytes: bytes}); err != nil || !d.freeze {
+		return err
+	}
+	return d.guest.Act.Freeze(ctx, d.mounted)
+}
+
+func (d *disk) unmount(ctx context.Context) error {
+	if d.agent {
+		return d.guest.Unmount(ctx, d.id)
+	}
+	return d.guest.Act.Unmount(ctx, d.mounted, 0)
+}
+
+// detach takes the disk away, which must not be mounted.
+func (d *disk) detach(ctx context.Context) error {
+	if d.agent {
+		return d.guest.Detach(ctx, d.id)
+	}
+	return d.guest.VM().DetachDisk(ctx, d.id)
+}
+
+// findDevice waits for the disk with a serial, and returns its /dev name.
+func findDevice(ctx context.Context, guest *act.Client, serial string) (device string, err error) {
+	err = again(ctx, func() (bool, error) {
+		table, err := guest.ReadFile(ctx, "/proc/partitions")
+		if err != nil {
+			return false, err
+		}
+		for line := range strings.Lines(string(table)) {
+			fields := strings.Fields(line) // major, minor, blocks, name
+			if len(fields) != 4 || !strings.HasPrefix(fields[3], "vd") {
+				continue
+			}
+			// A disk that is on its way, or out, has none.
+			if text, err := guest.ReadFile(ctx, "/sys/block/"+fields[3]+"/serial"); err == nil && strings.TrimSpace(string(text)) == serial {
+				device = "/dev/" + fields[3]
+				return true, nil
+			}
+		}
+		return false, nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("find the disk %s: %w", serial, err)
+	}
+	return device, nil
+}
+
+// askAgain is how often the guest's kernel is asked for what it tells no test.
+const askAgain = 10 * time.Millisecond
+
+// again asks until it is so, or fails.
+func again(ctx context.Context, ask func() (bool, error)) error {
+	ticks := time.NewTicker(askAgain)
+	defer ticks.Stop()
+	for {
+		if done, err := ask(); done || err != nil {
+			return err
+		}
+		select {
+		case <-ticks.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
