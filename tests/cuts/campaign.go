@@ -98,6 +98,11 @@ func (c *campaign) run(ctx context.Context) (err error) {
 	return nil
 }
 
+// report says what came of it, as Markdown.
+func (c *campaign) report() string {
+	return fmt.Sprintf("%d cuts of %d, way %s, seed %d.\n\n%s", c.cut, c.cuts, c.way, c.seed, c.counts.table())
+}
+
 // boot boots the guest that checks, and is killed next.
 func (c *campaign) boot(ctx context.Context) (err error) {
 	if c.guest != nil {
@@ -249,7 +254,7 @@ func (c *campaign) check(ctx context.Context, r *remains) (found []finding, err 
 	}
 	c.kept++
 	image := filepath.Join(c.keep, fmt.Sprintf("%s-cut%d-%s.img", r.fstype, c.cut, r.id))
-	c.say("%s is how the cut left it", image)
+	c.say("it is kept as the cut left it: CUTS_WAY=%s CUTS_IMAGE=%s go test -v -run Kept ./tests/cuts", c.way, image)
 	return found, errors.Join(err, os.MkdirAll(c.keep, 0o755), copySparse(image, before))
 }
 

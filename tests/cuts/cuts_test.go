@@ -9,9 +9,9 @@ import (
 
 func TestTwentyCutsLoseNothing(t *testing.T) { runCampaign(t, 20) }
 
-// runCampaign makes so many cuts, unless the environment says otherwise, and
-// returns the table of what came of them.
-func runCampaign(t *testing.T, cuts int) string {
+// runCampaign makes so many cuts, unless the environment says otherwise.
+func runCampaign(t *testing.T, cuts int) *campaign {
+	t.Helper()
 	s, err := fromEnvironment(cuts)
 	if err != nil {
 		t.Fatal(err)
@@ -23,12 +23,12 @@ func runCampaign(t *testing.T, cuts int) string {
 	t.Logf("%d cuts, way %s, seed %d", s.cuts, s.way, s.seed)
 	c := &campaign{settings: s, dir: t.TempDir(), keep: filepath.Join(build.Dir, "cuts"), say: t.Logf}
 	err = c.run(t.Context())
-	t.Logf("way %s, seed %d\n%s", s.way, s.seed, c.counts.table())
+	t.Logf("\n%s", c.report())
 	for _, text := range c.failures {
 		t.Error(text)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c.counts.table()
+	return c
 }

@@ -29,6 +29,7 @@
 //	             makes
 //	CUTS_SEED    chooses everything that the guest's own speed does not
 //	CUTS_COUNT   how many cuts
+//	CUTS_IMAGE   an image that was kept, for TestKeptImageMountsAndGrowsOn
 //
 // For example:
 //
@@ -36,6 +37,6 @@
 //
 // Only the way agent fails where something is lost. The others show what it is for:
 // they count. A volume on which something failed is kept as it was after the cut, in
-// build/cuts, and the test says what to do with it: the same seed takes another course
-// in time.
+// build/cuts, as the same seed takes another course in time, and the failure says how
+// to look at it again.
 package cuts

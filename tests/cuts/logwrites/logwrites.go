@@ -6,17 +6,18 @@
 // behind it the data. All numbers are little endian.
 //
 // What a cut leaves: every write up to the last flush before the point, and of the
-// writes after that flush none, all, or some (After). A write is noted when it
-// begins and a flush too, so each such image is one that a real cut can leave. A
-// write with FUA counts as done. Of a write in flight some pieces may have reached
-// the disk and others not: a piece is 4096 bytes of the disk, which today's disks
-// write whole, as filesystems expect that rely on their superblocks. A discard
+// writes after that flush none, all, or some (After). blklogwrites notes a request
+// when it is done, and only then its sender is answered: so what was flushed before
+// an answer is in the record, and each such image is one that a real cut can leave.
+// Not every one is made: a write that is done while a flush is under way counts as
+// flushed. A write with FUA counts as flushed too. Of the others some pieces may
+// have reached the disk without the rest: a piece is 4096 bytes of the disk, which
+// today's disks write whole, as filesystems expect of their superblocks. A discard
 // changes nothing: what it leaves behind is nobody's promise.
 package logwrites
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -127,5 +128,3 @@ func decode(raw [entrySize]byte, at, sector int64) (Entry, error) {
 	e.End += e.Bytes
 	return e, nil
 }
-
-var errOutside = errors.New("a write beyond the image's end")

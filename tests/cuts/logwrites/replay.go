@@ -26,7 +26,7 @@ func (a After) String() string {
 
 // Point is a moment at which the power is cut.
 type Point struct {
-	At    int64 // how long the record was: an entry that ends behind it had not begun
+	At    int64 // how long the record was: an entry that ends behind it was not done
 	After After
 	Seed  uint64 // of Some
 }
@@ -50,7 +50,7 @@ func Replay(image io.WriterAt, size int64, record io.ReaderAt, entries []Entry, 
 	random := rand.New(rand.NewPCG(p.Seed, 0))
 	for i, e := range entries {
 		if e.Bytes > size || e.Offset > size-e.Bytes {
-			return fmt.Errorf("%w, %d: %d bytes at %d", errOutside, size, e.Bytes, e.Offset)
+			return fmt.Errorf("a write beyond the image's end, %d: %d bytes at %d", size, e.Bytes, e.Offset)
 		}
 		if err := apply(image, record, e, choose(random, p.After, i < flushed || e.Flags&FUA != 0)); err != nil {
 			return fmt.Errorf("%d bytes at %d: %w", e.Bytes, e.Offset, err)

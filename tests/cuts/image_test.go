@@ -1,0 +1,134 @@
+package cuts
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/directvol/directvol/tests/cuts/logwrites"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+func TestSuperblockOfEveryFormatSaysItsSize(t *testing.T) {
+	for _, f := range formats {
+		for _, options := range f.options {
+			image, err := vm.Scratch(t.Context(), t.TempDir(), f.fstype, int64(f.bytes), options...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := sizeOnDisk(f.fstype, image); err != nil || got != f.bytes {
+				t.Errorf("%s %v\nwant %d\ngot  %d, error %v", f.fstype, options, f.bytes, got, err)
+			}
+			other := map[string]string{"ext4": "xfs", "xfs": "ext4"}[f.fstype]
+			if _, err := sizeOnDisk(other, image); err == nil || !strings.Contains(err.Error(), image) {
+				t.Errorf("%s read as %s\nwant an error that names the image\ngot  %v", f.fstype, other, err)
+			}
+		}
+	}
+}
+
+func TestCopyKeepsDataAndHoles(t *testing.T) {
+	dir := t.TempDir()
+	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
+	const size = 256 * miB
+	image, err := os.Create(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	want := bytes.Repeat([]byte("data"), 32<<10)
+	for _, at := range []int64{0, 100 * miB, size - int64(len(want))} {
+		if _, err := image.WriteAt(want, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := copySparse(to, from); err != nil {
+		t.Fatal(err)
+	}
+	copied, err := os.Open(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer copied.Close()
+	for _, at := range []int64{0, 100 * miB, size - int64(len(want))} {
+		got := make([]byte, len(want))
+		if _, err := copied.ReadAt(got, at); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("the data at %d is another, error %v", at, err)
+		}
+	}
+	info, err := copied.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if used := info.Sys().(*syscall.Stat_t).Blocks * 512; info.Size() != size || used > miB {
+		t.Errorf("want %d bytes, of which less than a MiB is there\ngot  %d, %d", size, info.Size(), used)
+	}
+	if err := image.Truncate(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := copySparse(to, from); err != nil {
+		t.Errorf("an empty image: %v", err)
+	}
+}
+
+func TestWindowLastsUntilTheSuperblockHasTheLastSize(t *testing.T) {
+	v := &volume{size: 300, growths: []growth{{100, 200, 1000}, {200, 300, 2000}}}
+	for _, c := range []struct {
+		at      int64
+		super   uint64
+		growths int
+		window  bool
+	}{
+		{1000, 100, 0, false}, {1001, 100, 1, true}, {1001, 200, 1, false},
+		{2001, 100, 2, true}, {2001, 200, 2, true}, {2001, 300, 2, false},
+	} {
+		if growths, window := v.windowAt(c.at, c.super); growths != c.growths || window != c.window {
+			t.Errorf("at %d, with %d in the superblock\nwant %d growths, in the window %v\ngot  %d, %v", c.at, c.super, c.growths, c.window, growths, window)
+		}
+	}
+	r := &replays{volume: v}
+	for at, want := range map[int64]uint64{0: 100, 999: 100, 1000: 200, 1999: 200, 2000: 300, 9000: 300} {
+		if got := r.sizeAt(at); got != want {
+			t.Errorf("disk at %d\nwant %d\ngot  %d", at, want, got)
+		}
+	}
+}
+
+func TestDirectedPointsLieInAWindow(t *testing.T) {
+	r := &replays{windows: [][2]int{{2, 3}, {7, 7}}}
+	for end := range int64(10) {
+		r.entries = append(r.entries, logwrites.Entry{End: end})
+	}
+	random := rand.New(rand.NewPCG(1, 0))
+	seen := map[int64]bool{}
+	for range 1000 {
+		seen[r.choose(random, true).At] = true
+	}
+	if len(seen) != 3 || !seen[2] || !seen[3] || !seen[7] {
+		t.Errorf("directed\nwant 2, 3 and 7\ngot  %v", seen)
+	}
+	clear(seen)
+	for range 1000 {
+		seen[r.choose(random, false).At] = true
+	}
+	if len(seen) != len(r.entries) {
+		t.Errorf("anywhere\nwant every entry\ngot  %v", seen)
+	}
+}
+
+func TestTableCountsEveryLoss(t *testing.T) {
+	c := counts{}
+	n := c.of(row{"xfs", "6.1", kill})
+	*n = count{cuts: 3, volumes: 6, growths: 40, blocks: 900, windows: 5, rescued: 1, lost: map[loss]int{metWindow: 2, unclean: 7}}
+	c.of(row{"ext4", "6.1", replay}).volumes = 4
+	want := "| ext4 | 6.1 | replay | 0 | 4 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |\n" +
+		"| xfs | 6.1 | kill | 3 | 6 | 40 | 900 | 5 | 2 | 1 | 0 | 0 | 0 | 7 | 0 |\n" +
+		"| all |  |  |  | 10 | 40 | 900 | 5 | 2 | 1 | 0 | 0 | 0 | 7 | 0 |\n"
+	if got := c.table(); !strings.HasSuffix(got, want) {
+		t.Errorf("\nwant %s\ngot  %s", want, got)
+	}
+}

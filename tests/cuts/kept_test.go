@@ -1,0 +1,52 @@
+package cuts
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// A cut's image that was kept is looked at again as often as one likes. Which
+// blocks must be there is known no more.
+func TestKeptImageMountsAndGrowsOn(t *testing.T) {
+	kept := os.Getenv("CUTS_IMAGE")
+	if kept == "" {
+		t.Skip("no image is named: run it as CUTS_IMAGE=$PWD/build/cuts/NAME.img go test -v -run Kept ./tests/cuts")
+	}
+	s, err := fromEnvironment(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	image := filepath.Join(t.TempDir(), "image")
+	if err := copySparse(image, kept); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := vm.Boot(t.Context(), vm.Options{Newer: s.newer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		g.Explain(t.Output())
+		g.Kill()
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	fstype, _, _ := strings.Cut(filepath.Base(kept), "-")
+	r := &remains{volume: &volume{disk: disk{fstype: fstype}, size: uint64(info.Size())}, path: image, ledger: act.NewLedger(blockBytes)}
+	found, err := r.check(t.Context(), g, ways[s.way], "kept")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range found {
+		t.Errorf("%s: %v", f.loss, f.err)
+	}
+}
