@@ -24,7 +24,10 @@ const (
 	kept = 8
 
 	// volumeLimit is for one volume to be begun, or checked, as a base for vm.Limit.
-	volumeLimit = 30 * time.Second
+	volumeLimit = 10 * time.Second
+
+	// tellWarnings has a guest's console say what its kernel warns of.
+	tellWarnings = "loglevel=5"
 )
 
 // settings say what a campaign does.
@@ -110,7 +113,7 @@ func (c *campaign) boot(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if c.guest, err = vm.Boot(ctx, vm.Options{Newer: c.newer}); err != nil {
+	if c.guest, err = vm.Boot(ctx, vm.Options{Newer: c.newer, Append: tellWarnings}); err != nil {
 		return err
 	}
 	release, err := c.guest.Act.ReadFile(ctx, "/proc/sys/kernel/osrelease")
@@ -238,8 +241,16 @@ func (c *campaign) check(ctx context.Context, r *remains) (found []finding, err 
 	c.disks++
 	err = limited(ctx, func(ctx context.Context) error {
 		found, err = r.check(ctx, c.guest, ways[c.way], fmt.Sprintf("c%d", c.disks))
-		return err
+		if ctx.Err() == nil {
+			return err
+		}
+		found = []finding{{hung, errors.Join(err, c.explanation())}}
+		c.guest.Kill()
+		return nil
 	})
+	if len(found) == 1 && found[0].loss == hung {
+		err = c.boot(ctx)
+	}
 	for _, f := range found {
 		c.lose(r, f)
 	}
@@ -256,6 +267,13 @@ func (c *campaign) check(ctx context.Context, r *remains) (found []finding, err 
 	image := filepath.Join(c.keep, fmt.Sprintf("%s-cut%d-%s.img", r.fstype, c.cut, r.id))
 	c.say("it is kept as the cut left it: CUTS_WAY=%s CUTS_IMAGE=%s go test -v -run Kept ./tests/cuts", c.way, image)
 	return found, errors.Join(err, os.MkdirAll(c.keep, 0o755), copySparse(image, before))
+}
+
+// explanation is what the guest says of itself.
+func (c *campaign) explanation() error {
+	var text strings.Builder
+	c.guest.Explain(&text)
+	return errors.New(text.String())
 }
 
 // lose counts a loss.

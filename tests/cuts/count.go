@@ -36,7 +36,7 @@ func (c *count) volume(r *remains) {
 }
 
 // columns of the table that count losses.
-var columns = []loss{metWindow, refused, blocks, noGrowth, unclean, duringUse}
+var columns = []loss{metWindow, refused, blocks, noGrowth, unclean, hung, duringUse}
 
 // table writes all rows, and their sum, as Markdown. A cut counts in every row of
 // which it has a volume.

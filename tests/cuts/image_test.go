@@ -125,9 +125,9 @@ func TestTableCountsEveryLoss(t *testing.T) {
 	n := c.of(row{"xfs", "6.1", kill})
 	*n = count{cuts: 3, volumes: 6, growths: 40, blocks: 900, windows: 5, rescued: 1, lost: map[loss]int{metWindow: 2, unclean: 7}}
 	c.of(row{"ext4", "6.1", replay}).volumes = 4
-	want := "| ext4 | 6.1 | replay | 0 | 4 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |\n" +
-		"| xfs | 6.1 | kill | 3 | 6 | 40 | 900 | 5 | 2 | 1 | 0 | 0 | 0 | 7 | 0 |\n" +
-		"| all |  |  |  | 10 | 40 | 900 | 5 | 2 | 1 | 0 | 0 | 0 | 7 | 0 |\n"
+	want := "| ext4 | 6.1 | replay | 0 | 4 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |\n" +
+		"| xfs | 6.1 | kill | 3 | 6 | 40 | 900 | 5 | 2 | 1 | 0 | 0 | 0 | 7 | 0 | 0 |\n" +
+		"| all |  |  |  | 10 | 40 | 900 | 5 | 2 | 1 | 0 | 0 | 0 | 7 | 0 | 0 |\n"
 	if got := c.table(); !strings.HasSuffix(got, want) {
 		t.Errorf("\nwant %s\ngot  %s", want, got)
 	}
