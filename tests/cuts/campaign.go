@@ -140,11 +140,13 @@ func (c *campaign) round(ctx context.Context) error {
 			return fmt.Errorf("volume %s (%s %v): %w", v.id, v.fstype, v.options, err)
 		}
 	}
+	began := time.Now()
 	failed := killAtOnce(ctx, c.guest, volumes, c.random)
 	if err := c.boot(ctx); err != nil {
 		return err
 	}
 	c.cut++
+	c.say("cut %d: the kill and the next boot took %.1f s", c.cut, time.Since(began).Seconds())
 	var left []*remains
 	for _, v := range volumes {
 		r, err := v.killed()
@@ -311,10 +313,12 @@ func (c *campaign) rescue(ctx context.Context) error {
 	if err := limited(ctx, c.guest.Stop); err != nil {
 		return err
 	}
+	began := time.Now()
 	met, err := c.mountNewer(ctx, met)
 	if err != nil {
 		return err
 	}
+	c.say("a newer kernel mounted %d volumes that met the window, in %.1f s with its boot", len(met), time.Since(began).Seconds())
 	if err := c.boot(ctx); err != nil {
 		return err
 	}

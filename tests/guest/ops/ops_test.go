@@ -143,6 +143,7 @@ func TestErrnoCrossesTheWire(t *testing.T) {
 		"mkdir":       {c.Mkdir(ctx, filepath.Join(file, "sub"), 0o755), syscall.ENOTDIR, file},
 		"umount":      {c.Unmount(ctx, "/no/such", 0), syscall.ENOENT, "/no/such"},
 		"mount":       {c.Mount(ctx, act.Mount{Source: "none", Target: "/no/such", FSType: "tmpfs"}), syscall.ENOENT, "/no/such"},
+		"freeze":      {c.Freeze(ctx, "/no/such"), syscall.ENOENT, "/no/such"},
 		"shutdown":    {c.ShutdownFS(ctx, "/no/such", 2), syscall.ENOENT, "/no/such"},
 	} {
 		// Without privileges mount(2) and umount(2) are refused before they look at the path.
