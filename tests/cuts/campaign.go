@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -314,15 +313,15 @@ func (c *campaign) rescue(ctx context.Context) error {
 		return err
 	}
 	began := time.Now()
-	met, err := c.mountNewer(ctx, met)
+	mounted, err := c.mountNewer(ctx, met)
 	if err != nil {
 		return err
 	}
-	c.say("a newer kernel mounted %d volumes that met the window, in %.1f s with its boot", len(met), time.Since(began).Seconds())
+	c.say("a newer kernel mounted %d volumes that met the window, in %.1f s with its boot", len(mounted), time.Since(began).Seconds())
 	if err := c.boot(ctx); err != nil {
 		return err
 	}
-	for _, r := range slices.Clone(met) {
+	for _, r := range mounted {
 		r.window = false // no excuse any more
 		found, err := c.check(ctx, r)
 		if err != nil {

@@ -15,9 +15,11 @@
 //
 // The window is the time from when a growth began until the superblock on the disk
 // has the new size. Half of the replays are cut at a point within it, where there is
-// one, the others anywhere. Kernels before 6.13 or so refuse to mount an xfs whose
-// log uses groups beyond the size in its superblock: such a volume has "met the
-// window". It is mounted once by a newer kernel, and must then be as whole as any.
+// one, the others anywhere. Kernel 6.1 refuses to mount an xfs whose log uses
+// groups beyond the size in its superblock, and newer ones recover it: such a volume
+// has "met the window". It is mounted once by a newer kernel, and must then be as
+// whole as any. An ext4 whose journal holds a growth is mounted by 6.1, which goes on
+// with a wrong count of groups: its next growth fails, damages it, or never returns.
 //
 // Settings of a run by hand, in the environment:
 //
