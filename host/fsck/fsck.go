@@ -1,0 +1,179 @@
+// Package fsck has the programs of e2fsprogs and xfsprogs look at a filesystem
+// that nobody has mounted, and knows what of their answers means that there is
+// nothing to mend: e2fsck(8), xfs_repair(8). That nobody has the disk is for the
+// caller to see to.
+package fsck
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Run is one run of a program on a disk.
+type Run struct {
+	Command string `json:"command"`
+	Exit    int    `json:"exit"`
+	Output  string `json:"output"`
+}
+
+// checker is a program that looks without touching. An exit status of 0 is not
+// enough: e2fsck -fn answers its own questions with no and may still exit 0, on
+// wrong counts of free blocks for one. So its output must not hold some words.
+type checker struct {
+	argv  []string
+	wrong []string
+	deb   string // the package of Debian that has it
+}
+
+var checkers = map[string]checker{
+	"ext4": {[]string{"e2fsck", "-fn"}, []string{"? no", "WARNING"}, "e2fsprogs"},
+	"xfs":  {[]string{"xfs_repair", "-n"}, []string{"would "}, "xfsprogs"},
+}
+
+func checkerOf(fstype string) (checker, error) {
+	c, ok := checkers[fstype]
+	if !ok {
+		return checker{}, fmt.Errorf("no check is known for %s", fstype)
+	}
+	return c, nil
+}
+
+// Available is nil where the check of a filesystem can run on this host. The
+// error names the package that has its program.
+func Available(fstype string) error {
+	c, err := checkerOf(fstype)
+	if err != nil {
+		return err
+	}
+	if _, err := find(c.argv[0]); err != nil {
+		return fmt.Errorf("%w: install it with: apt-get install --no-install-recommends %s", err, c.deb)
+	}
+	return nil
+}
+
+// find looks in PATH, and where PATH of an ordinary user does not lead.
+func find(program string) (string, error) {
+	path, err := exec.LookPath(program)
+	for _, dir := range []string{"/usr/sbin", "/sbin"} {
+		if err == nil {
+			break
+		}
+		if found, sbinErr := exec.LookPath(filepath.Join(dir, program)); sbinErr == nil {
+			return found, nil
+		}
+	}
+	return path, err
+}
+
+// Check runs the check of a filesystem on an image or a device. Err tells what it
+// found; the error here is that of a check that could not run.
+func Check(ctx context.Context, fstype, disk string) (Run, error) {
+	c, err := checkerOf(fstype)
+	if err != nil {
+		return Run{}, err
+	}
+	return start(ctx, c.argv, disk, nil)
+}
+
+// CheckFile is Check on a disk that is open, whatever its name leads to by now.
+// The Run has that name all the same, so that it can be repeated.
+func CheckFile(ctx context.Context, fstype, name string, disk *os.File) (Run, error) {
+	c, err := checkerOf(fstype)
+	if err != nil {
+		return Run{}, err
+	}
+	return start(ctx, c.argv, name, disk)
+}
+
+// Repair has e2fsck mend an ext4 image without asking. It exits 1 where it has
+// mended something, which is no failure.
+func Repair(ctx context.Context, disk string) (Run, error) {
+	run, err := start(ctx, []string{"e2fsck", "-p"}, disk, nil)
+	if err == nil && run.Exit > 1 {
+		err = fmt.Errorf("%s exits %d:\n%s", run.Command, run.Exit, run.Output)
+	}
+	return run, err
+}
+
+// inherited is the name that a program has for the first file it inherits.
+const inherited = "/proc/self/fd/3"
+
+// start runs a program on the disk of that name, or on one that is open.
+func start(ctx context.Context, argv []string, name string, open *os.File) (Run, error) {
+	run := Run{Command: strings.Join(append(argv[:len(argv):len(argv)], name), " ")}
+	program, err := find(argv[0])
+	if err != nil {
+		return run, err
+	}
+	target := name
+	if open != nil {
+		target = inherited
+	}
+	var out output
+	cmd := exec.CommandContext(ctx, program, append(argv[1:len(argv):len(argv)], target)...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if open != nil {
+		cmd.ExtraFiles = []*os.File{open}
+	}
+	err = cmd.Run()
+	run.Output = out.String()
+	if open != nil {
+		run.Output = strings.ReplaceAll(run.Output, inherited, name)
+	}
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.Exited() {
+		run.Exit = exit.ExitCode()
+		return run, nil
+	}
+	if err != nil {
+		return run, fmt.Errorf("%s: %w", run.Command, err)
+	}
+	return run, nil
+}
+
+// Err is nil where the check found nothing to mend.
+func (r Run) Err(fstype string) error {
+	if r.Exit != 0 {
+		return fmt.Errorf("%s exits %d:\n%s", r.Command, r.Exit, r.Output)
+	}
+	for line := range strings.Lines(r.Output) {
+		for _, wrong := range append([]string{cut}, checkers[fstype].wrong...) {
+			if strings.Contains(line, wrong) {
+				return fmt.Errorf("%s exits 0 and says: %s", r.Command, strings.TrimSpace(line))
+			}
+		}
+	}
+	return nil
+}
+
+// maxOutput is what is kept of a program's output. A check that finds nothing
+// says little; one of a ruined filesystem may say something of each block.
+const maxOutput = 256 << 10
+
+// cut is the last line of an output that was longer.
+const cut = "(the rest of the output was dropped)"
+
+// output keeps the beginning of what is written to it.
+type output struct {
+	text strings.Builder
+	over bool
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	room := maxOutput - o.text.Len()
+	o.over = o.over || len(p) > room
+	o.text.Write(p[:min(len(p), room)])
+	return len(p), nil
+}
+
+// String returns what was kept, and says so where that is not all.
+func (o *output) String() string {
+	if o.over {
+		return o.text.String() + "\n" + cut + "\n"
+	}
+	return o.text.String()
+}
