@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -18,8 +19,31 @@ func main() {
 	stop()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "directvol: %v\n", err)
-		os.Exit(1)
+		os.Exit(exitStatus(err))
 	}
+}
+
+// usageError is that of a wrong command line.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// usage makes the errors of a check of arguments usage errors.
+func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usageError{fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())}
+		}
+		return nil
+	}
+}
+
+// exitStatus is 2 for a wrong command line and 1 for all else that fails.
+func exitStatus(err error) int {
+	if _, ok := errors.AsType[usageError](err); ok {
+		return 2
+	}
+	return 1
 }
 
 func newRootCommand() *cobra.Command {
@@ -30,13 +54,13 @@ func newRootCommand() *cobra.Command {
 the guest mounts, measures, grows and watches them.`,
 		SilenceErrors: true, // main prints the error, on one line
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
+		Args:          usage(cobra.NoArgs),
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())
+		return usageError{fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())}
 	})
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newVhostVsockCommand())
+	root.AddCommand(newRescueCommand(), newVhostVsockCommand())
 	return root
 }

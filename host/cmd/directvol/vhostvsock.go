@@ -32,7 +32,7 @@ Whoever may connect to these sockets may talk to the guest: put them in a folder
 that only its owner may enter.`,
 		Example: `  directvol vhost-vsock --socket /run/vm1/vhost.sock --uds-path /run/vm1/vm.sock --guest-cid 3
   (echo CONNECT 1024; cat) | socat - UNIX-CONNECT:/run/vm1/vm.sock`,
-		Args: cobra.NoArgs,
+		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log := logrus.New()
 			log.SetOutput(cmd.ErrOrStderr())

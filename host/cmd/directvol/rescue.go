@@ -1,0 +1,138 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/directvol/directvol/host/rescue"
+)
+
+// rescueLimit is long enough for a large log on an emulated processor.
+const rescueLimit = 10 * time.Minute
+
+func newRescueCommand() *cobra.Command {
+	var cfg rescue.Config
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "rescue DISK",
+		Short: "Make a volume mountable again after a power cut",
+		Long: `rescue is for a volume that its sandbox refuses to mount since a power failure. It
+boots a throw-away VM with a newer kernel, which mounts DISK once and so recovers
+its log, unmounts it, and then has xfs_repair -n or e2fsck -fn look at it.
+
+When: the mount of an xfs fails with "structure needs cleaning" (EUCLEAN), and the
+guest's kernel says "xfs_buf_map_verify: daddr … out of range, EOFS …". That is an
+xfs that was grown shortly before the power went: Linux 6.1 cannot recover its log,
+newer kernels can, and then nothing is lost. After any other power cut rescue does
+no harm: it shows whether the volume mounts and is whole.
+
+DISK is an image file or a block device that holds xfs or ext4. rescue writes what
+a mount writes and nothing else. It never
+  - touches a disk that somebody on this host has: a sandbox, a mount, a loop
+    device, any process that has it open. It names who, and changes nothing;
+  - runs xfs_repair -L, which throws the log away, and with it files that fsync
+    had acknowledged; nor anything else that mends by dropping.
+Run it as root: other users' processes cannot be looked into otherwise. What other
+hosts do with a shared disk is for you to know.
+
+Ctrl-C ends it at any moment and leaves no VM behind. To a volume that was mounted
+just then it is another power cut: run rescue again.
+
+Afterwards: exit 0, and the volume can be given to its sandbox as before. Exit 1,
+and the message says why and what is left to try. Exit 2 for a wrong command line.`,
+		Example: `  directvol rescue /var/lib/volumes/data.img
+  directvol rescue --json /dev/vg0/data | jq .mounted`,
+		Args: usage(oneDisk),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if cfg.Timeout <= 0 {
+				return usageError{fmt.Errorf("--timeout %v: want more than 0", cfg.Timeout)}
+			}
+			cfg.Disk = args[0]
+			return runRescue(cmd, cfg, asJSON)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Kernel, "kernel", "", "the VM's kernel (default: rescue-vmlinuz beside this program, or in ../share/directvol)")
+	f.StringVar(&cfg.Image, "image", "", "the VM's image (default: rescue.cpio, in the same places)")
+	f.DurationVar(&cfg.Timeout, "timeout", rescueLimit, "how long the VM may take, from its start to its power-off")
+	f.BoolVar(&asJSON, "json", false, "print one JSON object in the end, also where it failed")
+	return cmd
+}
+
+func oneDisk(_ *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("%d disks: want one DISK, an image file or a block device", len(args))
+	}
+	return nil
+}
+
+// runRescue tells of the steps on standard error, and of the outcome on standard output.
+func runRescue(cmd *cobra.Command, cfg rescue.Config, asJSON bool) error {
+	steps := &stepPrinter{to: cmd.ErrOrStderr()}
+	cfg.Progress = steps.tell
+	report, err := rescue.NewReport(cfg.Disk), error(nil)
+	if cfg.Directvol, err = os.Executable(); err == nil {
+		err = findRescueFiles(&cfg)
+	}
+	if err == nil {
+		report, err = rescue.Run(cmd.Context(), cfg)
+	} else {
+		report = report.Failed(err)
+	}
+	if asJSON {
+		return errors.Join(err, json.NewEncoder(cmd.OutOrStdout()).Encode(report))
+	}
+	if err == nil {
+		fmt.Fprintln(cmd.OutOrStdout(), outcome(report))
+	}
+	return err
+}
+
+// outcome is what a human wants to know of a rescue that succeeded.
+func outcome(r rescue.Report) string {
+	mounts := map[string]string{
+		rescue.RecoveredYes: "its log was recovered, nothing was thrown away, and it mounts again",
+		rescue.RecoveredNo:  "it mounts, and there was nothing to recover",
+	}[r.Recovered]
+	if mounts == "" {
+		mounts = "it mounts"
+	}
+	return fmt.Sprintf("%s (%s): %s (Linux %s); %s finds nothing to mend", r.Disk, r.FSType, mounts, r.Kernel, r.Fsck.Command)
+}
+
+// findRescueFiles fills in the files that were not named: they lie beside the
+// program, or where a package puts them.
+func findRescueFiles(cfg *rescue.Config) error {
+	program, err := filepath.EvalSymlinks(cfg.Directvol)
+	if err != nil {
+		return err
+	}
+	beside := filepath.Dir(program)
+	for _, file := range []struct {
+		path       *string
+		name, flag string
+	}{{&cfg.Kernel, "rescue-vmlinuz", "--kernel"}, {&cfg.Image, "rescue.cpio", "--image"}} {
+		if *file.path != "" {
+			continue
+		}
+		dirs := []string{beside, filepath.Join(beside, "../share/directvol")}
+		for _, dir := range dirs {
+			path := filepath.Join(dir, file.name)
+			if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+				*file.path = path
+				break
+			}
+		}
+		if *file.path == "" {
+			return fmt.Errorf("%s is neither in %s nor in %s: make rescue in directvol's sources makes it, %s names another", file.name, dirs[0], dirs[1], file.flag)
+		}
+	}
+	return nil
+}

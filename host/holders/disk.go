@@ -1,0 +1,225 @@
+// Package holders finds out who on this host has a disk, and keeps others from
+// it: before a disk is written to outside of its sandbox, nobody may have it. A
+// disk is an image file or a block device. It is opened once, and known by its
+// device number or inode from then on: what its name leads to later is of no
+// concern.
+//
+// What is asked: the open files of every process (proc(5)), the locks on the file
+// (F_OFD_GETLK of fcntl(2), among them those of QEMU's block/file-posix.c), mounts,
+// swap, loop devices, and what the kernel keeps below a block device
+// (/sys/dev/block, O_EXCL of open(2)).
+//
+// What is not seen: a process in another PID namespace than this /proc shows, one
+// that only maps the file or has passed it to io_uring or to a socket's queue, the
+// kernel's own file servers (LIO, nfsd), and whatever other hosts do with a shared
+// disk. Nor does anything here keep a program from opening the disk that asks for
+// no lock.
+package holders
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// identity is what a disk is, by whatever name: an inode of a filesystem, or a
+// block device (whose inode is 0).
+type identity struct{ device, inode uint64 }
+
+// identityOf returns what a status is of, false where that is no disk.
+func identityOf(st *unix.Statx_t) (identity, bool) {
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return identity{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino}, true
+	case unix.S_IFBLK:
+		return identity{unix.Mkdev(st.Rdev_major, st.Rdev_minor), 0}, true
+	default:
+		return identity{}, false
+	}
+}
+
+// statx asks nobody but this host's kernel, where a network file system may hang,
+// and mounts nothing.
+func statx(dir int, path string, flags int) (*unix.Statx_t, error) {
+	st := new(unix.Statx_t)
+	err := unix.Statx(dir, path, flags|unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE|unix.STATX_INO, st)
+	return st, err
+}
+
+// Disk is a disk that is open. It is not safe for concurrent use.
+type Disk struct {
+	name  string
+	file  *os.File // for reading, after Claim for writing too
+	block bool
+	id    identity
+}
+
+// Open opens a disk for reading, through symbolic links. It changes nothing, and
+// says of anything but a file or a block device what it is.
+func Open(name string) (*Disk, error) {
+	// A descriptor that only names it: opening a FIFO waits, opening a tape winds.
+	fd, err := unix.Open(name, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	defer unix.Close(fd)
+	st, err := statx(fd, "", unix.AT_EMPTY_PATH)
+	if err != nil {
+		return nil, &os.PathError{Op: "statx", Path: name, Err: err}
+	}
+	id, ok := identityOf(st)
+	if !ok {
+		return nil, fmt.Errorf("%s is %s: a disk is an image file or a block device", name, kindOf(st.Mode))
+	}
+	d := &Disk{name: name, block: st.Mode&unix.S_IFMT == unix.S_IFBLK, id: id}
+	if d.file, err = d.reopen(fd, os.O_RDONLY); err != nil {
+		return nil, fmt.Errorf("read disk %s: %w%s", name, err, wayIn(err))
+	}
+	return d, nil
+}
+
+func kindOf(mode uint16) string {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFDIR:
+		return "a directory"
+	case unix.S_IFCHR:
+		return "a character device"
+	case unix.S_IFIFO:
+		return "a FIFO"
+	case unix.S_IFSOCK:
+		return "a socket"
+	default:
+		return "neither a file nor a block device"
+	}
+}
+
+// wayIn is what can be done about a disk that does not open.
+func wayIn(err error) string {
+	switch {
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return ": run this as root, or as the one whom the disk belongs to"
+	case errors.Is(err, unix.EROFS):
+		return ": it is read-only, or lies on a filesystem that is: make that writable, or copy the disk to where it can be written to"
+	default:
+		return ""
+	}
+}
+
+// reopen opens what a descriptor stands for, and not what its name leads to now.
+func (d *Disk) reopen(fd int, flags int) (*os.File, error) {
+	again, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), flags|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(again), d.name), nil
+}
+
+// Name is what the disk was opened by.
+func (d *Disk) Name() string { return d.name }
+
+// File is the open disk, which stays the Disk's. It is another one after Claim.
+func (d *Disk) File() *os.File { return d.file }
+
+// Path leads other processes of the same user to this very disk, until it is closed.
+func (d *Disk) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), d.file.Fd()) }
+
+// Close lets go of the disk.
+func (d *Disk) Close() error { return d.file.Close() }
+
+// InUseError is the refusal of a disk that others have.
+type InUseError struct {
+	// Disk is its name, and Holders are one or more.
+	Disk    string
+	Holders []Holder
+}
+
+// Error names all who have it.
+func (e *InUseError) Error() string {
+	text := "disk " + e.Disk + " is in use"
+	for i, h := range e.Holders {
+		text += []string{": ", ", and "}[min(i, 1)] + h.String()
+	}
+	return text
+}
+
+// Claim opens the disk for writing and keeps others from it: a block device is
+// opened exclusively, so that it cannot be mounted, nor taken by device-mapper, md,
+// swap or another exclusive opener; and all of QEMU's lock bytes are locked, which
+// refuses every QEMU that locks, and another Claim. One that others have is an
+// *InUseError.
+func (d *Disk) Claim() error {
+	flags := os.O_RDWR
+	if d.block {
+		flags |= unix.O_EXCL
+	}
+	file, err := d.reopen(int(d.file.Fd()), flags)
+	switch {
+	case err == unix.EBUSY:
+		return d.inUse(Holder{How: "something of this host's kernel has it for itself: a mount, perhaps in another mount namespace, device-mapper, md or swap"})
+	case err != nil:
+		return fmt.Errorf("open disk %s for writing: %w%s", d.name, err, wayIn(err))
+	}
+	d.file.Close()
+	d.file = file
+	return d.Lock()
+}
+
+// Lock locks QEMU's bytes of a disk that was claimed, again.
+func (d *Disk) Lock() error {
+	if holder, err := d.locked(); err != nil || holder != nil {
+		if err == nil {
+			err = d.inUse(*holder)
+		}
+		return err
+	}
+	// Exclusive, and so in one step: of two who come at once, one is refused.
+	err := unix.FcntlFlock(d.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: firstLock, Len: afterLocks - firstLock})
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
+		return d.inUse(Holder{How: "somebody has locked it this moment"})
+	}
+	if err != nil {
+		return fmt.Errorf("lock disk %s: %w", d.name, err)
+	}
+	return nil
+}
+
+// Unlock lets a QEMU in that is to have the disk. It takes locks of its own when a
+// device uses the disk: between the two another QEMU may come first, and then ours
+// is refused.
+func (d *Disk) Unlock() error {
+	err := unix.FcntlFlock(d.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK, Start: firstLock, Len: afterLocks - firstLock})
+	if err != nil {
+		return fmt.Errorf("unlock disk %s: %w", d.name, err)
+	}
+	return nil
+}
+
+func (d *Disk) inUse(holders ...Holder) error { return &InUseError{d.name, holders} }
+
+// The bytes that QEMU locks (block/file-posix.c): 100 and up say what a process
+// does with the image, 200 and up what it does not share, a bit of BLK_PERM_* each.
+const (
+	firstLock  = 100
+	afterLocks = 264
+)
+
+// locked returns who has a lock on the disk, nil where nobody has.
+func (d *Disk) locked() (*Holder, error) {
+	lock := unix.Flock_t{Type: unix.F_WRLCK} // of the whole file: this is not QEMU's alone
+	if err := unix.FcntlFlock(d.file.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
+		return nil, fmt.Errorf("look for locks on disk %s: %w", d.name, err)
+	}
+	switch {
+	case lock.Type == unix.F_UNLCK:
+		return nil, nil
+	case lock.Start >= firstLock && lock.Start < afterLocks:
+		return &Holder{How: fmt.Sprintf("somebody holds QEMU's image lock on it (byte %d)", lock.Start)}, nil
+	case lock.Pid > 0:
+		return &Holder{PID: int(lock.Pid), Program: programOf(int(lock.Pid)), How: "has locked it"}, nil
+	default:
+		return &Holder{How: "somebody has locked it"}, nil
+	}
+}

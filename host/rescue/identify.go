@@ -1,0 +1,156 @@
+package rescue
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// found is what a disk holds, as far as its first bytes say.
+type found struct {
+	fstype string // ext4 or xfs
+	// replays is set where the disk itself says that its journal has to be
+	// replayed. Only ext4's does.
+	replays bool
+	// erred is set where the filesystem remembers an error. Only ext4 does.
+	erred bool
+}
+
+// headBytes is what is looked at: no signature below lies farther in.
+const headBytes = 68 << 10
+
+// Superblocks: the first fields of struct xfs_dsb in the kernel's
+// fs/xfs/libxfs/xfs_format.h, big endian, and of struct ext4_super_block in its
+// fs/ext4/ext4.h, little endian.
+const (
+	xfsMagic       = "XFSB"
+	xfsRealtime    = 16 // sb_rblocks
+	xfsLogStart    = 48 // sb_logstart, 0 where the log is on another device
+	xfsFieldsEnd   = 56
+	ext4Start      = 1024
+	ext4State      = 58
+	ext4Magic      = 56
+	ext4Compat     = 92
+	ext4Incompat   = 96
+	ext4Journal    = 224 // s_journal_inum, 0 where the journal is on another device
+	ext4FieldsEnd  = 228
+	ext4MagicValue = 0xef53
+	// s_state, s_feature_compat and s_feature_incompat.
+	ext4HasErrors  = 0x2
+	ext4HasJournal = 0x4
+	ext4Recover    = 0x4
+	ext4JournalDev = 0x8
+)
+
+// identify reads what a disk holds, and refuses all that is not one filesystem
+// that a sandbox can have as its volume. It says what it found instead.
+func identify(disk io.ReaderAt) (found, error) {
+	head := make([]byte, headBytes)
+	n, err := disk.ReadAt(head, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return found{}, fmt.Errorf("read its beginning: %w", err)
+	}
+	head = head[:n]
+	if has(head, 0, xfsMagic) && n >= xfsFieldsEnd {
+		return identifyXFS(head)
+	}
+	foreign := foreignTo(head)
+	if at := ext4Start + ext4Magic; n >= ext4Start+ext4FieldsEnd && binary.LittleEndian.Uint16(head[at:]) == ext4MagicValue {
+		if foreign != "" {
+			// A leftover, most likely: to mount it would be to write into what is there now.
+			return found{}, fmt.Errorf("it holds %s, and what looks like an ext4 besides: one of them is left over; nothing is done to a disk of which it is not clear what it holds (wipefs DISK lists both)", foreign)
+		}
+		return identifyExt4(head[ext4Start:])
+	}
+	switch {
+	case foreign != "":
+		return found{}, fmt.Errorf("it holds %s, and no xfs or ext4: name the disk or the partition that holds the filesystem itself", foreign)
+	case n == 0:
+		return found{}, errors.New("it is empty: 0 bytes")
+	case len(bytes.Trim(head, "\x00")) == 0:
+		return found{}, fmt.Errorf("it holds nothing: its first %d bytes are zero", n)
+	default:
+		return found{}, fmt.Errorf("it holds no xfs and no ext4: it begins with % x", head[:min(n, 16)])
+	}
+}
+
+func identifyXFS(head []byte) (found, error) {
+	if binary.BigEndian.Uint64(head[xfsLogStart:]) == 0 {
+		return found{}, errors.New("it holds an xfs whose log is on another disk: mount the two by hand, under a kernel that can")
+	}
+	if binary.BigEndian.Uint64(head[xfsRealtime:]) != 0 {
+		return found{}, errors.New("it holds an xfs with a realtime section on another disk: mount the two by hand, under a kernel that can")
+	}
+	return found{fstype: "xfs"}, nil
+}
+
+func identifyExt4(sb []byte) (found, error) {
+	incompat := binary.LittleEndian.Uint32(sb[ext4Incompat:])
+	if incompat&ext4JournalDev != 0 {
+		return found{}, errors.New("it holds the journal of an ext4 that is on another disk: mount the two by hand")
+	}
+	if binary.LittleEndian.Uint32(sb[ext4Compat:])&ext4HasJournal != 0 && binary.LittleEndian.Uint32(sb[ext4Journal:]) == 0 {
+		return found{}, errors.New("it holds an ext4 whose journal is on another disk: mount the two by hand")
+	}
+	return found{
+		fstype:  "ext4",
+		replays: incompat&ext4Recover != 0,
+		erred:   binary.LittleEndian.Uint16(sb[ext4State:])&ext4HasErrors != 0,
+	}, nil
+}
+
+// foreignTo says what else a disk holds that is known by a word at a place, ""
+// where it is nothing known.
+func foreignTo(head []byte) string {
+	for _, s := range []struct {
+		at         int
+		magic, are string
+	}{
+		{0, "LUKS\xba\xbe", "a LUKS container"},
+		{0, "QFI\xfb", "a qcow2 image"},
+		{0, "KDMV", "a VMDK image"},
+		{0, "hsqs", "a squashfs"},
+		{512, "LABELONE", "an LVM physical volume"},
+		{4096, "\xfc\x4e\x2b\xa9", "a member of an md array"},
+		{4086, "SWAPSPACE2", "swap space"},
+		{1024, "\xe2\xe1\xf5\xe0", "an erofs"},
+		{1024, "\x10\x20\xf5\xf2", "an f2fs"},
+		{65600, "_BHRfS_M", "a btrfs"},
+		{32769, "CD001", "an ISO 9660 image"},
+	} {
+		if has(head, s.at, s.magic) {
+			return s.are
+		}
+	}
+	if has(head, 512, "EFI PART") || has(head, 4096, "EFI PART") {
+		return "a partition table (GPT)"
+	}
+	if hasPartitions(head) {
+		return "a partition table (MBR)"
+	}
+	return ""
+}
+
+func has(head []byte, at int, magic string) bool {
+	return len(head) >= at+len(magic) && string(head[at:at+len(magic)]) == magic
+}
+
+// hasPartitions reports whether the first sector is an MBR with an entry: a type,
+// a state of active or not, and a length. The boot sector that a filesystem leaves
+// to a boot loader may have the same last two bytes.
+func hasPartitions(head []byte) bool {
+	if !has(head, 510, "\x55\xaa") {
+		return false
+	}
+	used := false
+	for at := 446; at < 510; at += 16 {
+		entry := head[at : at+16]
+		if entry[0]&^0x80 != 0 {
+			return false
+		}
+		used = used || entry[4] != 0 && binary.LittleEndian.Uint32(entry[12:]) != 0
+	}
+	return used
+}

@@ -1,0 +1,343 @@
+// Package rescue makes a volume usable again that a power failure has left so that
+// the kernel of its sandbox refuses to mount it: a throw-away VM with a newer kernel
+// mounts it once, which recovers its log, and unmounts it. Afterwards a check on the
+// host looks for what is left to mend, and changes nothing.
+//
+// The case it is made for: an xfs that was grown, and cut off before its primary
+// superblock had the new size. Linux 6.1 then refuses to recover the log ("structure
+// needs cleaning"), newer kernels do, and nothing is lost. xfs_repair -L would throw
+// the log away, and files with it that fsync had acknowledged.
+//
+// A disk that somebody on this host has is left alone: package holders.
+package rescue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/directvol/directvol/host/fsck"
+	"github.com/directvol/directvol/host/holders"
+	"github.com/directvol/directvol/host/qemu"
+	"github.com/directvol/directvol/host/sandbox"
+)
+
+// Config says what to rescue, and with what.
+type Config struct {
+	// Disk is an image file or a block device that holds xfs or ext4.
+	Disk string
+	// Kernel and Image are what the VM boots: files.
+	Kernel, Image string
+	// Directvol is this program, for hosts without /dev/vhost-vsock; see qemu.Config.
+	Directvol string
+	// Timeout limits what happens in the VM, from its start to its power-off; the
+	// check afterwards has no limit but the context's.
+	Timeout time.Duration
+	// Progress is told of each step, before it and after it. It may be nil.
+	Progress func(Step)
+}
+
+// Step is one of a rescue's.
+type Step struct {
+	Name string
+	// Done is false before the step. Detail, Err and Took are of one that is done.
+	Done   bool
+	Detail string
+	Err    error
+	Took   time.Duration
+}
+
+// Report is what has become of a disk. It is as JSON what directvol rescue --json prints.
+type Report struct {
+	Disk   string `json:"disk"`
+	FSType string `json:"fstype"` // "" where it was not identified
+	Kernel string `json:"kernel"` // the release that has mounted it, or was to
+	// Mounted is set when it was mounted and unmounted again.
+	Mounted bool `json:"mounted"`
+	// Recovered says whether the mount has recovered a log: yes, no or unknown.
+	Recovered string `json:"recovered"`
+	// KernelLog is what the VM's kernel has said of the filesystem.
+	KernelLog []string `json:"kernel_log"`
+	// Fsck is the check afterwards, nil where it was not run.
+	Fsck *fsck.Run `json:"fsck"`
+	// Unseen is how many processes of this host could not be asked whether they have the disk.
+	Unseen int `json:"unseen_processes"`
+	// Holders are those because of whom the disk was left alone.
+	Holders []holders.Holder `json:"holders,omitempty"`
+	// Error is why it failed, "" where it did not.
+	Error string `json:"error,omitempty"`
+}
+
+// The values of Report.Recovered.
+const (
+	RecoveredYes     = "yes"
+	RecoveredNo      = "no"
+	RecoveredUnknown = "unknown"
+)
+
+// rescue is one that is under way.
+type rescue struct {
+	Config
+	disk   *holders.Disk
+	found  found
+	report Report
+}
+
+// Run rescues a disk. The report is there with an error too, as far as it came.
+// When Run returns there is no VM and no temporary folder any more; a context that
+// ended in between has been a power cut to the disk, after which it can be rescued
+// as before.
+func Run(ctx context.Context, cfg Config) (Report, error) {
+	r := &rescue{Config: cfg, report: NewReport(cfg.Disk)}
+	err := r.run(ctx)
+	if err == nil {
+		return r.report, nil
+	}
+	if ctx.Err() != nil {
+		err = fmt.Errorf("interrupted: %w", err)
+	}
+	return r.report.Failed(err), err
+}
+
+// NewReport is the report on a disk to which nothing has been done.
+func NewReport(disk string) Report {
+	return Report{Disk: disk, Recovered: RecoveredUnknown, KernelLog: []string{}}
+}
+
+// Failed is the report with why the rescue has failed.
+func (r Report) Failed(err error) Report {
+	r.Error = err.Error()
+	if inUse, ok := errors.AsType[*holders.InUseError](err); ok {
+		r.Holders = inUse.Holders
+	}
+	return r
+}
+
+func (r *rescue) run(ctx context.Context) (err error) {
+	if err := r.step("identify "+r.Disk, r.identify); err != nil {
+		return err
+	}
+	defer r.disk.Close()
+	if err := r.step("make sure that nobody has it", func() (string, error) { return r.claim(ctx) }); err != nil {
+		return err
+	}
+	if err := r.inVM(ctx); err != nil {
+		return err
+	}
+	return r.check(ctx)
+}
+
+// step tells of a step and takes it. What take returns is the step's detail.
+func (r *rescue) step(name string, take func() (string, error)) error {
+	if r.Progress == nil {
+		_, err := take()
+		return err
+	}
+	r.Progress(Step{Name: name})
+	began := time.Now()
+	detail, err := take()
+	r.Progress(Step{Name: name, Done: true, Detail: detail, Err: err, Took: time.Since(began)})
+	return err
+}
+
+// identify opens the disk, and makes sure of all that is needed later on: what
+// can fail is to fail before a VM runs.
+func (r *rescue) identify() (_ string, err error) {
+	if r.disk, err = holders.Open(r.Disk); err != nil {
+		return "", err
+	}
+	defer func() {
+		if err != nil {
+			r.disk.Close()
+		}
+	}()
+	if r.found, err = identify(r.disk.File()); err != nil {
+		return "", fmt.Errorf("disk %s: %w", r.Disk, err)
+	}
+	r.report.FSType = r.found.fstype
+	if err := fsck.Available(r.found.fstype); err != nil {
+		return "", fmt.Errorf("the check of %s afterwards: %w", r.found.fstype, err)
+	}
+	if r.report.Kernel, err = kernelVersion(r.Kernel); err != nil {
+		return "", fmt.Errorf("the VM's kernel: %w", err)
+	}
+	if _, err := os.Stat(r.Image); err != nil {
+		return "", fmt.Errorf("the VM's image: %w", err)
+	}
+	return r.found.fstype, nil
+}
+
+// claim refuses a disk that others have, and keeps others from it. Looking comes
+// first, for it knows names; then the claim, which is certain about what it covers;
+// and then another look, for those who came in between.
+func (r *rescue) claim(ctx context.Context) (string, error) {
+	if _, err := r.look(ctx, nil); err != nil {
+		return "", err
+	}
+	if err := r.disk.Claim(); err != nil {
+		return "", err
+	}
+	return r.look(ctx, nil)
+}
+
+// look refuses a disk that others have. A process for which except is true may.
+func (r *rescue) look(ctx context.Context, except func(pid int) bool) (string, error) {
+	seen, err := r.disk.Settled(ctx, except)
+	if err == nil {
+		err = seen.Err(r.Disk)
+	}
+	if err != nil {
+		return "", err
+	}
+	if r.report.Unseen = seen.Unseen; seen.Unseen > 0 {
+		return fmt.Sprintf("as far as can be seen: %d processes belong to others and cannot be looked into; as root they can", seen.Unseen), nil
+	}
+	return "", nil
+}
+
+// Names in the VM, which has one volume.
+const (
+	sandboxID = "rescue"
+	volumeID  = "rescue"
+)
+
+// stopLimit is for a VM's power-off after a mount that failed or was interrupted.
+const stopLimit = 30 * time.Second
+
+// inVM boots the VM and has it mount and unmount the disk.
+func (r *rescue) inVM(ctx context.Context) (err error) {
+	dir, err := os.MkdirTemp("", "directvol-rescue-") // with mode 0700
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	ctx, cancel := context.WithTimeoutCause(ctx, r.Timeout, fmt.Errorf("it took longer than %v (--timeout)", r.Timeout))
+	defer cancel()
+	said := new(console)
+	var vm *sandbox.Sandbox
+	err = r.step("boot a VM with Linux "+r.report.Kernel, func() (_ string, err error) {
+		vm, err = sandbox.Start(ctx, r.sandbox(dir, said))
+		if err != nil {
+			return "", explained(ctx, err)
+		}
+		return vm.VM().Accelerator().Name, nil
+	})
+	if err != nil {
+		return err
+	}
+	// Whatever happens from here on, the VM is gone before its disk and its folder are let go.
+	defer func() {
+		vm.Kill()
+		r.report.KernelLog = append(r.report.KernelLog, said.said()...)
+		r.recovered(err == nil)
+		err = r.wayOut(err)
+	}()
+	return r.mountOnce(ctx, vm)
+}
+
+// mountError is the refusal of the VM's kernel to mount the disk.
+type mountError struct{ error }
+
+func (e mountError) Unwrap() error { return e.error }
+
+// mountOnce gives the VM the disk, has it mount and unmount it, and powers off.
+func (r *rescue) mountOnce(ctx context.Context, vm *sandbox.Sandbox) error {
+	err := r.step("mount it, which recovers its log", func() (string, error) {
+		if err := r.attach(ctx, vm); err != nil {
+			return "", err
+		}
+		if _, err := vm.Mount(ctx, volumeID); err != nil {
+			if ctx.Err() != nil {
+				return "", explained(ctx, err)
+			}
+			return "", mountError{err}
+		}
+		return "", nil
+	})
+	if err != nil {
+		r.powerOff(ctx, vm)
+		return err
+	}
+	return r.step("unmount it and power off", func() (string, error) {
+		if err := vm.Unmount(ctx, volumeID); err != nil {
+			return "", explained(ctx, err)
+		}
+		r.report.Mounted = true
+		return "", explained(ctx, vm.Stop(ctx))
+	})
+}
+
+// attach hands the disk to the VM's QEMU, which locks it for itself when the guest
+// gets it. Between our lock and its lock there is a moment: a QEMU that comes then
+// gets the disk, and ours is refused. A program that asks for no lock may come at any
+// time; until the guest has mounted, nothing is written, so the look here still comes
+// before any harm.
+func (r *rescue) attach(ctx context.Context, vm *sandbox.Sandbox) error {
+	if err := r.disk.Unlock(); err != nil {
+		return err
+	}
+	err := vm.Attach(ctx, sandbox.Volume{ID: volumeID, Path: r.disk.Path(), FSType: r.found.fstype})
+	if err != nil {
+		return fmt.Errorf("disk %s: %w", r.Disk, explained(ctx, err))
+	}
+	_, err = r.look(ctx, isOurs)
+	return err
+}
+
+// isOurs reports whether a process is a child of this one, as the VM's are.
+func isOurs(pid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return false
+	}
+	return parentIn(string(text)) == os.Getpid()
+}
+
+// powerOff ends a VM in order, so that its kernel's last words are heard. What does
+// not end is killed by inVM.
+func (r *rescue) powerOff(ctx context.Context, vm *sandbox.Sandbox) {
+	if ctx.Err() != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, stopLimit)
+	defer cancel()
+	_ = vm.Stop(ctx) // the mount's error is the one to tell
+}
+
+// explained adds why a context has ended, where that is what an error comes from.
+func explained(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(cause, context.Canceled) {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
+}
+
+func (r *rescue) sandbox(dir string, console *console) sandbox.Config {
+	return sandbox.Config{ID: sandboxID, VM: qemu.Config{
+		Dir:       dir,
+		Kernel:    r.Kernel,
+		Initrd:    r.Image,
+		Append:    "loglevel=7", // of the kernel's words on the filesystem most are no warnings
+		Bridges:   1,
+		GuestCID:  freeCID(),
+		Console:   console,
+		Directvol: r.Directvol,
+		Log:       quiet(),
+	}}
+}
+
+// freeCID returns a guest CID that no other VM of this host is likely to have; the
+// first three have meanings of their own (vsock(7)).
+func freeCID() uint32 { return 3 + rand.Uint32N(1<<31) }
+
+// quiet is a log that nobody reads: the steps say what happens.
+func quiet() *logrus.Entry {
+	log := logrus.New()
+	log.SetLevel(logrus.PanicLevel)
+	return logrus.NewEntry(log)
+}
