@@ -14,7 +14,8 @@ import (
 // check looks at the disk that the VM has left, on this host and without touching
 // it. It is claimed once more before: a check of a disk in use shows nothing.
 func (r *rescue) check(ctx context.Context) error {
-	err := r.step("check it, changing nothing", func() (string, error) {
+	r.phase = inCheck
+	err := r.step(ctx, "check it, changing nothing", func() (string, error) {
 		if err := r.disk.Lock(); err != nil {
 			return "", r.unchecked(err)
 		}
@@ -28,7 +29,7 @@ func (r *rescue) check(ctx context.Context) error {
 		run.Output = printableLines(run.Output)
 		r.report.Fsck = &run
 		if err := run.Err(r.found.fstype); err != nil {
-			return "", err
+			return "", errors.New(beginning(err.Error()))
 		}
 		return run.Command + " finds nothing to mend", nil
 	})
@@ -82,7 +83,8 @@ func (r *rescue) lastResort() string {
 	if r.found.fstype == "ext4" {
 		return whole + ": e2fsck -p replays the journal and mends what is safe to mend; where it asks for more, e2fsck -y may drop what it cannot place"
 	}
-	return whole + ". A still newer kernel may mount it (--kernel, --image). Where none does, xfs_repair is left, and on such a disk it wants -L: " +
+	return whole + ". Run rescue once more: a recovery that failed has written what it had recovered, and the next one may come further. " +
+		"A still newer kernel may mount it (--kernel, --image). Where none does, xfs_repair is left, and on such a disk it wants -L: " +
 		"that throws the log away, and with it files that fsync had acknowledged"
 }
 
@@ -107,6 +109,18 @@ func (r *rescue) recovered(mounted bool) {
 			r.report.Recovered = RecoveredNo
 		}
 	}
+}
+
+// shownLines is how much of a check's output an error shows: the report has all of it.
+const shownLines = 20
+
+func beginning(text string) string {
+	text = strings.TrimRight(text, "\n")
+	lines := strings.SplitAfterN(text, "\n", shownLines+1)
+	if len(lines) <= shownLines {
+		return text
+	}
+	return strings.Join(lines[:shownLines], "") + "…"
 }
 
 // printableLines is printable of each line.

@@ -4,9 +4,10 @@
 // host looks for what is left to mend, and changes nothing.
 //
 // The case it is made for: an xfs that was grown, and cut off before its primary
-// superblock had the new size. Linux 6.1 then refuses to recover the log ("structure
-// needs cleaning"), newer kernels do, and nothing is lost. xfs_repair -L would throw
-// the log away, and files with it that fsync had acknowledged.
+// superblock had the new size. Linux 6.1 then gives up in the recovery of its log
+// ("structure needs cleaning"), at the first attempt at least; newer kernels recover
+// it, and nothing is lost. xfs_repair -L would throw the log away, and files with it
+// that fsync had acknowledged.
 //
 // A disk that somebody on this host has is left alone: package holders.
 package rescue
@@ -85,6 +86,7 @@ type rescue struct {
 	Config
 	disk   *holders.Disk
 	found  found
+	phase  string
 	report Report
 }
 
@@ -93,16 +95,24 @@ type rescue struct {
 // ended in between has been a power cut to the disk, after which it can be rescued
 // as before.
 func Run(ctx context.Context, cfg Config) (Report, error) {
-	r := &rescue{Config: cfg, report: NewReport(cfg.Disk)}
+	r := &rescue{Config: cfg, phase: untouched, report: NewReport(cfg.Disk)}
 	err := r.run(ctx)
 	if err == nil {
 		return r.report, nil
 	}
 	if ctx.Err() != nil {
-		err = fmt.Errorf("interrupted: %w", err)
+		// What broke when the context ended is of no interest.
+		err = fmt.Errorf("interrupted %s: %w", r.phase, context.Cause(ctx))
 	}
 	return r.report.Failed(err), err
 }
+
+// Where a rescue can be interrupted, and what that means for the disk.
+const (
+	untouched = "before the disk was touched"
+	inTheVM   = "while the VM had the disk, which is a power cut to it and no harm: run rescue again"
+	inCheck   = "in the check: the disk was mounted and unmounted, and nothing has it any more"
+)
 
 // NewReport is the report on a disk to which nothing has been done.
 func NewReport(disk string) Report {
@@ -119,11 +129,11 @@ func (r Report) Failed(err error) Report {
 }
 
 func (r *rescue) run(ctx context.Context) (err error) {
-	if err := r.step("identify "+r.Disk, r.identify); err != nil {
+	if err := r.step(ctx, "identify "+r.Disk, r.identify); err != nil {
 		return err
 	}
 	defer r.disk.Close()
-	if err := r.step("make sure that nobody has it", func() (string, error) { return r.claim(ctx) }); err != nil {
+	if err := r.step(ctx, "make sure that nobody has it", func() (string, error) { return r.claim(ctx) }); err != nil {
 		return err
 	}
 	if err := r.inVM(ctx); err != nil {
@@ -133,7 +143,10 @@ func (r *rescue) run(ctx context.Context) (err error) {
 }
 
 // step tells of a step and takes it. What take returns is the step's detail.
-func (r *rescue) step(name string, take func() (string, error)) error {
+func (r *rescue) step(ctx context.Context, name string, take func() (string, error)) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	if r.Progress == nil {
 		_, err := take()
 		return err
@@ -220,7 +233,7 @@ func (r *rescue) inVM(ctx context.Context) (err error) {
 	defer cancel()
 	said := new(console)
 	var vm *sandbox.Sandbox
-	err = r.step("boot a VM with Linux "+r.report.Kernel, func() (_ string, err error) {
+	err = r.step(ctx, "boot a VM with Linux "+r.report.Kernel, func() (_ string, err error) {
 		vm, err = sandbox.Start(ctx, r.sandbox(dir, said))
 		if err != nil {
 			return "", explained(ctx, err)
@@ -247,7 +260,7 @@ func (e mountError) Unwrap() error { return e.error }
 
 // mountOnce gives the VM the disk, has it mount and unmount it, and powers off.
 func (r *rescue) mountOnce(ctx context.Context, vm *sandbox.Sandbox) error {
-	err := r.step("mount it, which recovers its log", func() (string, error) {
+	err := r.step(ctx, "mount it, which recovers its log", func() (string, error) {
 		if err := r.attach(ctx, vm); err != nil {
 			return "", err
 		}
@@ -263,7 +276,7 @@ func (r *rescue) mountOnce(ctx context.Context, vm *sandbox.Sandbox) error {
 		r.powerOff(ctx, vm)
 		return err
 	}
-	return r.step("unmount it and power off", func() (string, error) {
+	return r.step(ctx, "unmount it and power off", func() (string, error) {
 		if err := vm.Unmount(ctx, volumeID); err != nil {
 			return "", explained(ctx, err)
 		}
@@ -281,6 +294,7 @@ func (r *rescue) attach(ctx context.Context, vm *sandbox.Sandbox) error {
 	if err := r.disk.Unlock(); err != nil {
 		return err
 	}
+	r.phase = inTheVM
 	err := vm.Attach(ctx, sandbox.Volume{ID: volumeID, Path: r.disk.Path(), FSType: r.found.fstype})
 	if err != nil {
 		return fmt.Errorf("disk %s: %w", r.Disk, explained(ctx, err))

@@ -49,13 +49,19 @@ func TestErrorsAreOneLineThatTeaches(t *testing.T) {
 }
 
 func TestHelpShowsHowToUseIt(t *testing.T) {
-	for _, args := range [][]string{{}, {"--help"}, {"vhost-vsock", "--help"}} {
-		out, err := run(t, args...)
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "vhost-vsock"}, {nil, "rescue"}, {[]string{"--help"}, "vhost-vsock"}, {[]string{"vhost-vsock", "--help"}, "vhost-vsock"},
+		{[]string{"rescue", "--help"}, "EUCLEAN"}, {[]string{"rescue", "--help"}, "directvol rescue /"},
+	} {
+		out, err := run(t, c.args...)
 		if err != nil {
-			t.Errorf("%q: %v", args, err)
+			t.Errorf("%q: %v", c.args, err)
 		}
-		if !strings.Contains(out, "vhost-vsock") {
-			t.Errorf("%q does not show vhost-vsock:\n%s", args, out)
+		if !strings.Contains(out, c.want) {
+			t.Errorf("%q does not show %s:\n%s", c.args, c.want, out)
 		}
 	}
 }

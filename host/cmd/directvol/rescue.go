@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
 	"github.com/directvol/directvol/host/rescue"
@@ -29,9 +30,9 @@ its log, unmounts it, and then has xfs_repair -n or e2fsck -fn look at it.
 
 When: the mount of an xfs fails with "structure needs cleaning" (EUCLEAN), and the
 guest's kernel says "xfs_buf_map_verify: daddr … out of range, EOFS …". That is an
-xfs that was grown shortly before the power went: Linux 6.1 cannot recover its log,
-newer kernels can, and then nothing is lost. After any other power cut rescue does
-no harm: it shows whether the volume mounts and is whole.
+xfs that was grown shortly before the power went: Linux 6.1 gives up in the recovery
+of its log, newer kernels recover it, and then nothing is lost. After any other power
+cut rescue does no harm: it shows whether the volume mounts and is whole.
 
 DISK is an image file or a block device that holds xfs or ext4. rescue writes what
 a mount writes and nothing else. It never
@@ -75,6 +76,7 @@ func oneDisk(_ *cobra.Command, args []string) error {
 
 // runRescue tells of the steps on standard error, and of the outcome on standard output.
 func runRescue(cmd *cobra.Command, cfg rescue.Config, asJSON bool) error {
+	logrus.SetLevel(logrus.FatalLevel) // ttrpc's log, which tells of each call that was given up: the steps tell enough
 	steps := &stepPrinter{to: cmd.ErrOrStderr()}
 	cfg.Progress = steps.tell
 	report, err := rescue.NewReport(cfg.Disk), error(nil)

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/directvol/directvol/host/fsck"
+	"github.com/directvol/directvol/host/rescue"
+)
+
+func TestWrongCommandLineEndsWithStatus2(t *testing.T) {
+	for _, args := range [][]string{
+		{"nonsense"}, {"rescue"}, {"rescue", "a", "b"}, {"rescue", "--nonsense", "a"}, {"rescue", "--timeout", "0s", "a"}, {"vhost-vsock", "--nonsense"},
+	} {
+		if _, err := run(t, args...); err == nil || exitStatus(err) != 2 || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q\nwant an error of one line, exit 2\ngot  %v", args, err)
+		}
+	}
+	if got := exitStatus(errors.New("any other")); got != 1 {
+		t.Errorf("exit of what is no usage error\nwant 1\ngot  %d", got)
+	}
+}
+
+func TestRescueFilesLieBesideTheProgramOrInShare(t *testing.T) {
+	top := t.TempDir()
+	program := filepath.Join(top, "bin", "directvol")
+	share := filepath.Join(top, "share", "directvol")
+	for _, dir := range []string{filepath.Dir(program), share} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link := filepath.Join(top, "link")
+	write(t, program)
+	if err := os.Symlink(program, link); err != nil {
+		t.Fatal(err)
+	}
+	cfg := rescue.Config{Directvol: link}
+	if err := findRescueFiles(&cfg); err == nil || !strings.Contains(err.Error(), "make rescue") || !strings.Contains(err.Error(), "--kernel") {
+		t.Errorf("\nwant what is missing named with what makes it\ngot  %v", err)
+	}
+	write(t, filepath.Join(share, "rescue-vmlinuz"))
+	if err := findRescueFiles(&cfg); err == nil || !strings.Contains(err.Error(), "rescue.cpio is neither") {
+		t.Errorf("\nwant rescue.cpio missing\ngot  %v", err)
+	}
+	write(t, filepath.Join(share, "rescue.cpio"))
+	write(t, filepath.Join(top, "bin", "rescue.cpio"))
+	if err := findRescueFiles(&cfg); err != nil || cfg.Kernel != filepath.Join(share, "rescue-vmlinuz") || cfg.Image != filepath.Join(top, "bin", "rescue.cpio") {
+		t.Errorf("\nwant each from where it is, beside the program first\ngot  %+v, error %v", cfg, err)
+	}
+	cfg = rescue.Config{Directvol: link, Kernel: "k", Image: "i"}
+	if err := findRescueFiles(&cfg); err != nil || cfg.Kernel != "k" || cfg.Image != "i" {
+		t.Errorf("\nwant what was named\ngot  %+v, error %v", cfg, err)
+	}
+}
+
+func write(t *testing.T, path string) {
+	t.Helper()
+	if err := os.WriteFile(path, nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// With --json there is one object, also where it failed, and the error besides.
+func TestFailedRescueIsOneJSONObject(t *testing.T) {
+	disk := filepath.Join(t.TempDir(), "disk.img")
+	write(t, disk)
+	for want, args := range map[string][]string{
+		"make rescue":     {"rescue", "--json", disk},
+		"it is empty":     {"rescue", "--json", "--kernel", disk, "--image", disk, disk},
+		"no-such-disk.im": {"rescue", "--json", "--kernel", disk, "--image", disk, "no-such-disk.img"},
+	} {
+		out, err := run(t, args...)
+		object := out[max(strings.Index(out, "{"), 0):] // behind the steps
+		var report rescue.Report
+		if jsonErr := json.Unmarshal([]byte(object), &report); err == nil || jsonErr != nil || exitStatus(err) != 1 ||
+			report.Error != err.Error() || !strings.Contains(report.Error, want) || report.Disk != args[len(args)-1] {
+			t.Errorf("%q\nwant an object with the error %q\ngot  %v, %v\n%s", args, want, err, jsonErr, out)
+		}
+	}
+}
+
+func TestOutcomeSaysWhetherThereWasSomethingToRecover(t *testing.T) {
+	for recovered, want := range map[string]string{
+		rescue.RecoveredYes: "its log was recovered", rescue.RecoveredNo: "nothing to recover", rescue.RecoveredUnknown: "d (xfs): it mounts (Linux 7)",
+	} {
+		got := outcome(rescue.Report{Disk: "d", FSType: "xfs", Kernel: "7", Recovered: recovered, Fsck: &fsck.Run{Command: "xfs_repair -n d"}})
+		if !strings.Contains(got, want) || !strings.HasSuffix(got, "xfs_repair -n d finds nothing to mend") {
+			t.Errorf("%s\nwant %q\ngot  %s", recovered, want, got)
+		}
+	}
+}
