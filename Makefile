@@ -34,12 +34,12 @@ bench: deps-bench guest ## measure it beside its floors and, with KATA_AGENT=PAT
 	go build -v -o build/bench ./tools/bench
 	build/bench
 
-test: deps-test guest ## run every test but the long ones; those below tests/ may boot VMs, one at a time
+test: deps-test guest rescue ## run every test but the long ones; those below tests/ may boot VMs, one at a time
 	CGO_ENABLED=1 go build -v -race ./...
 	CGO_ENABLED=1 go test -race -p 2 -timeout 25m ./protocols/... ./agent/... ./host/... ./rootfs/... ./tools/...
 	CGO_ENABLED=1 go test -race -p 1 -timeout 25m -count=1 -v ./tests/...
 
-test-long: deps-long guest ## run each fuzz target for FUZZTIME (5m), and campaigns and soaks in VMs: hours
+test-long: deps-long guest rescue ## run each fuzz target for FUZZTIME (5m), and campaigns and soaks in VMs: hours
 	go test -tags long -p 1 -timeout 6h -count=1 -v ./tests/...
 
 build: ## build the programs

@@ -3,15 +3,20 @@ package volumes
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"math"
+	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -227,6 +232,77 @@ func TestResizesAtOnceAllSucceed(t *testing.T) {
 			t.Errorf("it was not grown to the end\nwant %+v\ngot  %+v", got, grown)
 		}
 	})
+}
+
+// Another grower in the guest, asking for the device's end as each does, never
+// makes a request of ours a shrink.
+func TestTwoGrowersNeverShrinkAnXFS(t *testing.T) {
+	const rounds = 60
+	g := guest(t)
+	v := mounted(t, g, "xfs")
+	size, start := disks["xfs"], extent(t, g, v)
+	reached := size
+	for range rounds {
+		size += 12 * miB // so that most ends lie inside a group
+		must(t, g.VM().ResizeDisk(limited(t), v.ID, size))
+		other := make(chan error)
+		go func() { other <- growElsewhere(t, g, v, size) }()
+		// Less than the device has, which the other grower may pass.
+		err := resize(t, g, v, size-8*miB)
+		if code := status.Code(err); err != nil && code != codes.DeadlineExceeded && code != codes.OutOfRange {
+			t.Error(err)
+		}
+		theirs := <-other
+		if theirs == nil {
+			reached = size
+		} else if !errors.Is(theirs, syscall.EAGAIN) { // ours was under way
+			t.Error(theirs)
+		}
+		if got := end(t, g, v, start.blocks, extent(t, g, v).blocks); got < reached-63*4096 {
+			t.Fatalf("of %d bytes that a grower was told of\ngot %d", reached, got)
+		}
+	}
+}
+
+// growElsewhere grows behind the agent's back, as soon as the guest's device has
+// the size.
+func growElsewhere(t *testing.T, g *vm.Guest, v *vm.Volume, size uint64) error {
+	for ctx := limited(t); ; {
+		_, err := g.Act.Grow(ctx, act.Grow{Path: v.GuestPath, FSType: v.FSType, Bytes: size})
+		if !errors.Is(err, syscall.EIO) { // beyond the device
+			return err
+		}
+	}
+}
+
+// What the kernel would refuse only when the disk has grown is refused before:
+// the disk is as it was.
+func TestDiskDoesNotGrowForAFilesystemThatCannot(t *testing.T) {
+	g := guest(t)
+	for name, c := range map[string]struct {
+		options []string
+		says    string
+	}{
+		"sparse_super2": {[]string{"-O", "sparse_super2,^resize_inode"}, "sparse_super2"},
+		"no 64bit":      {[]string{"-b", "1024", "-O", "^64bit"}, "64bit"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := newVolume(t, g, "ext4")
+			out, err := exec.Command("mkfs.ext4", slices.Concat([]string{"-q", "-F"}, c.options, []string{v.Path})...).CombinedOutput()
+			if err != nil {
+				t.Fatalf("mkfs.ext4: %v\n%s", err, out)
+			}
+			must(t, v.Mount(limited(t)))
+			before := extent(t, g, v)
+			refused(t, v.Resize(limited(t), 5<<40), codes.FailedPrecondition, c.says, "its disk is as it was")
+			if got := sizes(t, v).DeviceBytes; got != disks["ext4"] {
+				t.Errorf("the disk\nwant %d bytes\ngot  %d", disks["ext4"], got)
+			}
+			if got := extent(t, g, v); got != before {
+				t.Errorf("the filesystem\nwant %+v\ngot  %+v", before, got)
+			}
+		})
+	}
 }
 
 func TestWhatCannotGrowIsToldWhy(t *testing.T) {

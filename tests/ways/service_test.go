@@ -68,6 +68,7 @@ func losesNoVolume(t *testing.T, s daemon) {
 	}
 	t.Run("SIGTERM lets a call in flight answer", func(t *testing.T) { answersBeforeItEnds(t, s) })
 	t.Run("SIGKILL at any moment", func(t *testing.T) { survivesAnyMoment(t, s) })
+	t.Run("SIGKILL while a volume grows", func(t *testing.T) { growsOn(t, s) })
 	t.Run("what failed before is told after", func(t *testing.T) { remembersFailedReads(t, s) })
 	must(t, s.Agent().DestroySandbox(limited(t)))
 }
@@ -269,6 +270,43 @@ func survivesAnyMoment(t *testing.T, s daemon) {
 	for _, v := range []*vm.Volume{first, second} {
 		detach(t, v)
 	}
+}
+
+// growsOn kills the agent again and again while it grows an xfs, which it freezes
+// for moments, so that some kills leave it frozen: the next agent thaws it, the
+// writer goes on, and the same call reaches the size.
+func growsOn(t *testing.T, s daemon) {
+	const rounds = 8
+	v := newVolume(t, s.Guest, "grows-on", "xfs")
+	must(t, v.Mount(limited(t)))
+	ctx := within(t, jobLimit)
+	writer, err := v.StartWriter(ctx, 0)
+	must(t, err)
+	size := uint64(320 * miB)
+	for round := range rounds {
+		size += 1024 * miB
+		must(t, s.VM().ResizeDisk(limited(t), v.ID, size))
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_ = s.Agent().ResizeVolume(limited(t), v.GuestPath, size) // killed or not
+		}()
+		for range round { // a little later each time, by what the guest does meanwhile
+			_, err := s.Act.Stat(limited(t), "/")
+			must(t, err)
+		}
+		restart(t, s, syscall.SIGKILL)
+		<-ended
+		must(t, writer.Await(ctx, writer.Ledger().Bytes()+miB))
+		must(t, s.Agent().ResizeVolume(limited(t), v.GuestPath, size))
+	}
+	must(t, writer.Stop(ctx))
+	sizes, err := v.Sizes(limited(t))
+	must(t, err)
+	if sizes.FSBytes < size-256*miB {
+		t.Errorf("the filesystem\nwant nearly %d bytes\ngot  %d", size, sizes.FSBytes)
+	}
+	detach(t, v)
 }
 
 // remembersFailedReads has reads of a volume fail, which nothing can see later.
