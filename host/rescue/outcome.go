@@ -83,8 +83,8 @@ func (r *rescue) lastResort() string {
 	if r.found.fstype == "ext4" {
 		return whole + ": e2fsck -p replays the journal and mends what is safe to mend; where it asks for more, e2fsck -y may drop what it cannot place"
 	}
-	return whole + ". Run rescue once more: a recovery that failed has written what it had recovered, and the next one may come further. " +
-		"A still newer kernel may mount it (--kernel, --image). Where none does, xfs_repair is left, and on such a disk it wants -L: " +
+	return whole + ". The log is still there, and a still newer kernel may recover it (--kernel, --image): an xfs that was grown more than once shortly before " +
+		"the power went is known to be refused by Linux 7.3 too. Where no kernel mounts it xfs_repair is left, and on such a disk it wants -L: " +
 		"that throws the log away, and with it files that fsync had acknowledged"
 }
 

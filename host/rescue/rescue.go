@@ -9,6 +9,12 @@
 // it, and nothing is lost. xfs_repair -L would throw the log away, and files with it
 // that fsync had acknowledged.
 //
+// Newer kernels follow the size as they recover the log, where it comes before what
+// lies beyond the old one. After more than one growth it does not: the log has the
+// superblock at the last growth, and the first one's groups before it. Linux 7.3
+// refuses such a volume as 6.1 does, at every attempt (tried with two and with three
+// growths); then the rescue fails and says so, and the log is as it was.
+//
 // A disk that somebody on this host has is left alone: package holders.
 package rescue
 

@@ -31,8 +31,10 @@ its log, unmounts it, and then has xfs_repair -n or e2fsck -fn look at it.
 When: the mount of an xfs fails with "structure needs cleaning" (EUCLEAN), and the
 guest's kernel says "xfs_buf_map_verify: daddr … out of range, EOFS …". That is an
 xfs that was grown shortly before the power went: Linux 6.1 gives up in the recovery
-of its log, newer kernels recover it, and then nothing is lost. After any other power
-cut rescue does no harm: it shows whether the volume mounts and is whole.
+of its log, newer kernels recover it, and then nothing is lost. Grown more than once
+in the last minute, it may be refused by newer kernels too: then rescue fails and
+says what is left. After any other power cut rescue does no harm: it shows whether
+the volume mounts and is whole.
 
 DISK is an image file or a block device that holds xfs or ext4. rescue writes what
 a mount writes and nothing else. It never
