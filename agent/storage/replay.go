@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"errors"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -16,7 +17,16 @@ import (
 func mountReplayed(r request, from origin) error {
 	before, known := endOnDisk(r.fstype, from.path)
 	mount := func() error { return unix.Mount(from.path, r.mountPoint, r.fstype, r.flags, r.data) }
-	if err := mount(); err != nil || !known {
+	err := mount()
+	if errors.Is(err, unix.EUCLEAN) && known {
+		// An xfs recovery that failed on groups beyond the filesystem's end has
+		// written the superblock that has them, if that was before them in the
+		// log: the next one goes by it.
+		if now, _ := endOnDisk(r.fstype, from.path); now > before {
+			before, err = now, mount()
+		}
+	}
+	if err != nil || !known {
 		return err
 	}
 	if after, known := endMounted(r, from); !known || after == before {

@@ -2,7 +2,9 @@ package act
 
 import (
 	"fmt"
+	"slices"
 	"sync"
+	"time"
 )
 
 // Ledger is what the host remembers of a writer: the sum of every block that was acknowledged, in order. The guest may crash, lie or lose its disk: what stands here was
@@ -13,6 +15,7 @@ type Ledger struct {
 
 	mu      sync.Mutex
 	sums    []uint64
+	took    []time.Duration
 	changed chan struct{} // closed and replaced with every record
 }
 
@@ -39,6 +42,7 @@ func (l *Ledger) Record(b Block) error {
 		return fmt.Errorf("acknowledgement of block %d with %d bytes, where block %d with %d bytes comes next", b.Index, b.Bytes, next, l.blockBytes)
 	}
 	l.sums = append(l.sums, b.Sum)
+	l.took = append(l.took, time.Duration(b.Nanoseconds))
 	close(l.changed)
 	l.changed = make(chan struct{})
 	return nil
@@ -56,6 +60,13 @@ func (l *Ledger) Blocks() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return uint64(len(l.sums))
+}
+
+// Took is how long each block's write and fsync took, by the guest's clock, from the first block on.
+func (l *Ledger) Took() []time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.took)
 }
 
 // Bytes is how much was acknowledged.

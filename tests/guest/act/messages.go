@@ -154,6 +154,9 @@ type Block struct {
 	Index uint64 `json:"index"`
 	Bytes int    `json:"bytes"`
 	Sum   uint64 `json:"sum"` // Sum's of the block
+
+	// Nanoseconds is how long the writer's write and fsync took, by the guest's clock.
+	Nanoseconds int64 `json:"nanoseconds,omitempty"`
 }
 
 // DialVsock connects, from inside the guest, to a vsock address, sends Send, and reads until Await bytes have come or the other side has ended the connection.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"time"
 
 	"github.com/directvol/directvol/tests/guest/act"
 )
@@ -42,10 +43,12 @@ func writeBlocks(ctx context.Context, args act.WriteBlocks, emit func(act.Block)
 			return nil
 		}
 		act.Fill(block, args.Seed, index)
+		began := time.Now()
 		if err := to.write(index, block); err != nil {
 			return atBlock(index, err)
 		}
-		if err := emit(act.Block{Index: index, Bytes: size, Sum: act.Sum(index, block)}); err != nil && !args.Detached {
+		took := time.Since(began).Nanoseconds()
+		if err := emit(act.Block{Index: index, Bytes: size, Sum: act.Sum(index, block), Nanoseconds: took}); err != nil && !args.Detached {
 			return err
 		}
 	}
