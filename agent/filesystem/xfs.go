@@ -43,9 +43,10 @@ const (
 	// XFS_MIN_AG_BLOCKS: a shorter last allocation group is not made.
 	xfsMinGroupBlocks = 64
 
-	// One call adds so many groups at least, or half as many as there are: with
-	// two or three milliseconds each on a slow machine, writers wait as long.
-	xfsStepGroups = 16
+	// One call adds half as many groups as there are, between these bounds:
+	// writers wait for it, two or three milliseconds a group on a slow machine,
+	// and each call writes the superblocks of all groups.
+	xfsFewestGroups, xfsMostGroups = 16, 64
 
 	// So many calls in a row may change nothing, before the kernel's answer is
 	// no longer believed.
@@ -150,7 +151,7 @@ func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
 func (g *xfsGeom) step(blocks, device uint64) uint64 {
 	size := uint64(g.groupBlocks())
 	groups := ceil(g.dataBlocks(), size)
-	next := (groups + max(xfsStepGroups, groups/2)) * size
+	next := (groups + min(max(xfsFewestGroups, groups/2), xfsMostGroups)) * size
 	if last := ceil(blocks, size) * size; next > last {
 		next = last
 	}
