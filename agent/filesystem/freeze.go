@@ -43,6 +43,6 @@ func writeOut(m Mounted, look func() (bool, error)) (ok bool, err error) {
 	if err := freeze(m); err != nil {
 		return false, err
 	}
-	ok, err = look()
-	return ok, errors.Join(err, thaw(m))
+	defer func() { err = errors.Join(err, thaw(m)) }()
+	return look()
 }

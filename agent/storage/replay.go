@@ -32,22 +32,34 @@ func mountReplayed(r request, from origin) error {
 	if after, known := endMounted(r, from); !known || after == before {
 		return nil
 	}
-	if err := unix.Unmount(r.mountPoint, unix.UMOUNT_NOFOLLOW); err != nil {
-		// Not left there: the call is refused, and nobody would hold it.
-		unix.Unmount(r.mountPoint, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
-		return refusal.New(refusal.FailedPrecondition, "a growth was in its log, so it has to be mounted twice, and a process in the guest is in it already: %w", err)
+	if err := unmountWhole(r, from); err != nil {
+		return refusal.New(refusal.FailedPrecondition, "a growth was in its log, so it has to be mounted twice, and somebody in the guest is in it already: unmount it there and try again: %w", err)
 	}
 	return mount()
 }
 
-// endOnDisk is where the superblock on a disk has the filesystem end. It is not
-// known of one that is mounted elsewhere in this guest: nothing is replayed then.
+// unmountWhole unmounts what has just been mounted, and proves that the kernel
+// has let go of the disk: mounted elsewhere, it would be counted with as it is.
+func unmountWhole(r request, from origin) error {
+	if err := unix.Unmount(r.mountPoint, unix.UMOUNT_NOFOLLOW); err != nil {
+		// Not left there: the call is refused, and nobody would hold it.
+		unix.Unmount(r.mountPoint, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+		return err
+	}
+	disk, err := os.OpenFile(from.path, os.O_RDONLY|unix.O_EXCL, 0)
+	if err != nil {
+		return err
+	}
+	return disk.Close()
+}
+
+// endOnDisk is where the superblock on a disk has the filesystem end.
 func endOnDisk(fstype, path string) (blocks uint64, known bool) {
 	t, ok := filesystem.Lookup(fstype)
 	if !ok {
 		return 0, false
 	}
-	disk, err := os.OpenFile(path, os.O_RDONLY|unix.O_EXCL, 0)
+	disk, err := os.Open(path)
 	if err != nil {
 		return 0, false
 	}

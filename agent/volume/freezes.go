@@ -1,13 +1,13 @@
 package volume
 
 import (
-	"fmt"
 	"maps"
 	"os"
 	"slices"
 	"strings"
 	"sync"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/filesystem"
@@ -17,7 +17,6 @@ import (
 // Freeze names a volume that the agent may have frozen for a moment.
 type Freeze struct {
 	MountPoint string `json:"mount_point"`
-	MountID    int    `json:"mount_id"`
 	Device     uint64 `json:"device"` // dev_t
 }
 
@@ -55,7 +54,7 @@ func (f *freezes) begin(v *Volume) error {
 func (f *freezes) end(v *Volume) { _ = f.set(v, false) }
 
 func (f *freezes) set(v *Volume, on bool) error {
-	key := Freeze{v.Mountpoint, v.mountID, v.Device.Number}
+	key := Freeze{v.Mountpoint, v.Device.Number}
 	f.mu.Lock()
 	if f.now == nil {
 		f.now = map[Freeze]bool{}
@@ -73,22 +72,36 @@ func (f *freezes) set(v *Volume, on bool) error {
 }
 
 // ThawLeft thaws a volume that an agent before this one may have left frozen,
-// where it is still the one that is mounted there.
+// by whichever of its mounts leads to it.
 func ThawLeft(f Freeze) error {
-	dir, err := os.OpenFile(f.MountPoint, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return unix.Mkdev(uint32(m.Major), uint32(m.Minor)) != f.Device, false
+	})
+	if err != nil {
+		return err
+	}
+	err = refusal.New(refusal.NotFound, "volume %s: it is not mounted any more", f.MountPoint)
+	for _, m := range mounts {
+		if err = thawAt(m.Mountpoint, f.Device); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// thawAt thaws what is mounted at a path, where it is the device's.
+func thawAt(path string, device uint64) error {
+	dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	var st unix.Statx_t
-	if err := unix.Statx(int(dir.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
-		return &os.PathError{Op: "statx", Path: f.MountPoint, Err: err}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return &os.PathError{Op: "fstat", Path: path, Err: err}
 	}
-	if unix.Mkdev(st.Dev_major, st.Dev_minor) != f.Device || f.MountID > 0 && int(st.Mnt_id) != f.MountID {
-		return refusal.New(refusal.NotFound, "volume %s: another one is mounted there now", f.MountPoint)
+	if st.Dev != device {
+		return refusal.New(refusal.NotFound, "volume %s: something else hides it", path)
 	}
-	if err := filesystem.Thaw(dir); err != nil {
-		return fmt.Errorf("volume %s: %w", f.MountPoint, err)
-	}
-	return nil
+	return filesystem.Thaw(dir)
 }
