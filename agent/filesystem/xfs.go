@@ -164,7 +164,7 @@ func (g *xfsGeom) step(blocks, device uint64) uint64 {
 // before is little, as it is synced first.
 func xfsGrowTo(m Mounted, g *xfsGeom, blocks uint64) error {
 	_ = unix.Syncfs(int(m.Dir.Fd())) // an error of now the freeze has too
-	grow := struct { // struct xfs_growfs_data
+	grow := struct {                 // struct xfs_growfs_data
 		newBlocks uint64
 		imaxpct   uint32
 		_         uint32
