@@ -140,7 +140,7 @@ func (c *campaign) round(ctx context.Context) error {
 		}
 	}
 	began := time.Now()
-	failed := killAtOnce(ctx, c.guest, volumes, c.random)
+	failed := killWhileGrowing(ctx, c.guest, volumes, c.random)
 	if err := c.boot(ctx); err != nil {
 		return err
 	}

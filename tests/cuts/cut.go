@@ -24,9 +24,9 @@ const (
 // vm.Limit: so that about as much has happened in an emulated guest.
 const killWithin = time.Second
 
-// killAtOnce kills the guest at a seeded moment while volumes grow in it. What
+// killWhileGrowing kills the guest at a seeded moment while volumes grow in it. What
 // failed before that is an error of the volume's own.
-func killAtOnce(ctx context.Context, g *vm.Guest, volumes []*volume, random *rand.Rand) map[*volume]error {
+func killWhileGrowing(ctx context.Context, g *vm.Guest, volumes []*volume, random *rand.Rand) map[*volume]error {
 	failed := map[*volume]error{}
 	var mu sync.Mutex
 	var running sync.WaitGroup

@@ -39,4 +39,7 @@ func TestMissingProductIsNamedWithItsTarget(t *testing.T) {
 	if want, _ := filepath.EvalSymlinks(filepath.Join(top, "build/vmlinuz")); err != nil || build.Kernel != want {
 		t.Errorf("want %s\ngot  %s, error %v", want, build.Kernel, err)
 	}
+	if _, _, err := build.Newer(); err == nil || err.Error() != "build/rescue-vmlinuz is missing: run make rescue" {
+		t.Errorf("the newer kernel\nwant an error that names make rescue\ngot  %v", err)
+	}
 }
