@@ -19,8 +19,8 @@ const (
 	volumesACut = 4
 	// replaysAKill is how often the records of one kill are cut elsewhere.
 	replaysAKill = 4
-	// kept is how many images of failures are kept.
-	kept = 8
+	// maxKept is how many images of failures are kept of each filesystem.
+	maxKept = 8
 
 	// volumeLimit is for one volume to be begun, or checked, as a base for vm.Limit.
 	volumeLimit = 10 * time.Second
@@ -74,14 +74,14 @@ type campaign struct {
 	volumes  int
 	disks    int // that were checked
 	counts   counts
-	failures []string // that fail the campaign
-	kept     int
-	met      []*remains // to be rescued
+	failures []string       // that fail the campaign
+	kept     map[string]int // images, by filesystem
+	met      []*remains     // to be rescued
 }
 
 // run makes the cuts. Its error is one of the test's own.
 func (c *campaign) run(ctx context.Context) (err error) {
-	c.counts = counts{}
+	c.counts, c.kept = counts{}, map[string]int{}
 	c.random = rand.New(rand.NewPCG(c.seed, 0))
 	defer func() {
 		if c.guest != nil {
@@ -261,10 +261,10 @@ func (c *campaign) check(ctx context.Context, r *remains) (found []finding, err 
 	case err == nil && found[0].loss == metWindow:
 		c.met = append(c.met, r)
 		return found, nil
-	case c.kept == kept:
+	case c.kept[r.fstype] == maxKept:
 		return found, err
 	}
-	c.kept++
+	c.kept[r.fstype]++
 	image := filepath.Join(c.keep, fmt.Sprintf("%s-cut%d-%s.img", r.fstype, c.cut, r.id))
 	c.say("it is kept as the cut left it: CUTS_WAY=%s CUTS_IMAGE=%s go test -v -run Kept ./tests/cuts", c.way, image)
 	return found, errors.Join(err, os.MkdirAll(c.keep, 0o755), copySparse(image, before))

@@ -18,8 +18,8 @@
 // one, the others anywhere. Kernel 6.1 refuses to mount an xfs whose log uses
 // groups beyond the size in its superblock, and newer ones recover it: such a volume
 // has "met the window". It is mounted once by a newer kernel, and must then be as
-// whole as any. An ext4 whose journal holds a growth is mounted by 6.1, which goes on
-// with a wrong count of groups: its next growth fails, damages it, or never returns.
+// whole as any. Where 6.1 mounts a volume whose log or journal holds a growth, the
+// next growth may fail and damage it, xfs as well as ext4, or never return.
 //
 // Settings of a run by hand, in the environment:
 //
