@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/directvol/directvol/host/rescue"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -288,7 +289,7 @@ func (c *campaign) lose(r *remains, f finding) {
 	c.say("%s", text)
 }
 
-// rescue has the volumes of a round that met the window mounted by a newer kernel,
+// rescue has the volumes of a round that met the window rescued, as a user would,
 // and checks them then.
 func (c *campaign) rescue(ctx context.Context) error {
 	met := c.met
@@ -301,27 +302,34 @@ func (c *campaign) rescue(ctx context.Context) error {
 	if len(met) == 0 {
 		return nil
 	}
-	if build, err := vm.FindBuild(); err != nil {
-		return err
-	} else if _, _, err := build.Newer(); err != nil {
-		if c.way == "agent" {
-			return fmt.Errorf("%d volumes met the window, and nobody can rescue them: %w", len(met), err)
-		}
-		return nil
-	}
-	if err := limited(ctx, c.guest.Stop); err != nil {
-		return err
-	}
-	began := time.Now()
-	mounted, err := c.mountNewer(ctx, met)
+	build, err := vm.FindBuild()
 	if err != nil {
 		return err
 	}
-	c.say("a newer kernel mounted %d volumes that met the window, in %.1f s with its boot", len(mounted), time.Since(began).Seconds())
+	kernel, image, err := build.Rescue()
+	if err != nil {
+		return fmt.Errorf("%d volumes met the window, and nobody can rescue them: %w", len(met), err)
+	}
+	if err := limited(ctx, c.guest.Stop); err != nil { // one VM at a time
+		return err
+	}
+	var whole []*remains
+	for _, r := range met {
+		report, err := rescue.Run(ctx, rescue.Config{Disk: r.path, Kernel: kernel, Image: image, Directvol: build.Directvol, Timeout: vm.Limit(volumeLimit)})
+		if err == nil {
+			whole = append(whole, r)
+			c.say("volume %s (%s): rescued by Linux %s", r.id, r.fstype, report.Kernel)
+			continue
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+		c.lose(r, finding{refused, err})
+	}
 	if err := c.boot(ctx); err != nil {
 		return err
 	}
-	for _, r := range mounted {
+	for _, r := range whole {
 		r.window = false // no excuse any more
 		found, err := c.check(ctx, r)
 		if err != nil {
@@ -332,35 +340,6 @@ func (c *campaign) rescue(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// mountNewer mounts volumes by a newer kernel, and returns those that it could.
-func (c *campaign) mountNewer(ctx context.Context, met []*remains) (mounted []*remains, err error) {
-	newer, err := vm.Boot(ctx, vm.Options{Newer: true})
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		newer.Kill()
-		err = errors.Join(err, newer.Close())
-	}()
-	for _, r := range met {
-		c.disks++
-		err := limited(ctx, func(ctx context.Context) error {
-			found, err := r.rescue(ctx, newer, fmt.Sprintf("r%d", c.disks))
-			for _, f := range found {
-				c.lose(r, f)
-			}
-			if len(found) == 0 {
-				mounted = append(mounted, r)
-			}
-			return err
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
-	return mounted, limited(ctx, newer.Stop)
 }
 
 func limited(ctx context.Context, do func(context.Context) error) error {

@@ -15,7 +15,7 @@ import (
 type loss string
 
 const (
-	metWindow loss = "met the window" // xfs: mount refused, as its log is ahead of its superblock
+	metWindow loss = "met the window" // mount refused, as its log is ahead of its superblock, or of what goes with that
 	refused   loss = "mount refused"
 	blocks    loss = "blocks lost"
 	noGrowth  loss = "growth failed"
@@ -79,7 +79,7 @@ func (r *remains) check(ctx context.Context, g *vm.Guest, w way, id string) (fou
 // refusal tells the refusal that is known from others.
 func (r *remains) refusal(err error) loss {
 	// The agent's errors have crossed a wire: of the errno only its words are left.
-	if r.fstype == "xfs" && r.window && strings.Contains(err.Error(), unix.EUCLEAN.Error()) {
+	if r.window && strings.Contains(err.Error(), unix.EUCLEAN.Error()) {
 		return metWindow
 	}
 	return refused
@@ -91,16 +91,4 @@ func isOf(want uint64, fstype, path string) error {
 		err = fmt.Errorf("it was grown to %d bytes, and its superblock says %d", want, got)
 	}
 	return err
-}
-
-// rescue has a newer kernel mount it once, which brings its superblock up to date.
-func (r *remains) rescue(ctx context.Context, newer *vm.Guest, id string) ([]finding, error) {
-	d := &disk{guest: newer, id: id, fstype: r.fstype, path: r.path}
-	if err := d.attach(ctx); err != nil {
-		return nil, err
-	}
-	if err := d.mount(ctx); err != nil {
-		return []finding{{refused, fmt.Errorf("by a newer kernel too: %w", err)}}, d.detach(ctx)
-	}
-	return nil, errors.Join(d.unmount(ctx), d.detach(ctx))
 }

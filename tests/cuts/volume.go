@@ -46,6 +46,8 @@ type volume struct {
 	record  string // the record of its writes
 	writer  *act.Writer
 
+	unsynced uint64 // bytes that a second writer writes without syncing them
+
 	mu      sync.Mutex
 	size    uint64 // that the disk is to have
 	growths []growth
@@ -70,7 +72,8 @@ func newVolume(ctx context.Context, dir string, number int, random *rand.Rand) (
 	v := &volume{
 		disk: disk{id: fmt.Sprintf("v%d", number), fstype: format.fstype},
 		seed: random.Uint64(), size: format.bytes,
-		options: format.options[random.IntN(len(format.options))],
+		options:  format.options[random.IntN(len(format.options))],
+		unsynced: random.Uint64N(2) * format.bytes / 8,
 	}
 	var err error
 	if v.path, err = vm.Scratch(ctx, dir, v.fstype, int64(v.size), v.options...); err != nil {
@@ -91,6 +94,14 @@ func (v *volume) begin(ctx context.Context, g *vm.Guest, w way) error {
 	}
 	if err := v.mount(ctx); err != nil {
 		return fmt.Errorf("mount it new: %w", err)
+	}
+	// What is written and not synced lies in the page cache, and is written out
+	// when it is worst: it gets its place on the disk in the middle of a growth.
+	if v.unsynced > 0 {
+		_, err := g.Act.StartWriter(context.WithoutCancel(ctx), act.WriteBlocks{Path: v.mounted + "/unsynced", BlockBytes: blockBytes, LimitBytes: v.unsynced, Unsynced: true, Apart: true})
+		if err != nil {
+			return err
+		}
 	}
 	var err error
 	v.writer, err = g.Act.StartWriter(context.WithoutCancel(ctx), act.WriteBlocks{Path: v.mounted + "/" + written, BlockBytes: blockBytes, Seed: v.seed, Apart: true})

@@ -16,9 +16,9 @@ type Build struct {
 	Image     string // the guest's image, as it is shipped
 	TestImage string // the same with tests/guest in it
 
-	// A newer kernel and a test image for it, which only some tests need: see
-	// Newer.
-	newerKernel, newerImage string
+	// A newer kernel, a test image for it and the image that rescue boots, which
+	// only some tests need: see Newer and Rescue.
+	newerKernel, newerImage, rescueImage string
 }
 
 // FindBuild looks in build/ at the top of the repository that this process runs
@@ -45,6 +45,7 @@ func FindBuild() (Build, error) {
 
 		newerKernel: filepath.Join(dir, "rescue-vmlinuz"),
 		newerImage:  filepath.Join(dir, "rescue-test.cpio"),
+		rescueImage: filepath.Join(dir, "rescue.cpio"),
 	}
 	for _, product := range []struct{ path, target string }{
 		{b.Directvol, "build"}, {b.Kernel, "guest"}, {b.Image, "guest"}, {b.TestImage, "guest"},
@@ -57,13 +58,18 @@ func FindBuild() (Build, error) {
 }
 
 // Newer returns the newer kernel and a test image for it.
-func (b Build) Newer() (kernel, image string, err error) {
-	for _, path := range []string{b.newerKernel, b.newerImage} {
+func (b Build) Newer() (kernel, image string, err error) { return b.withNewerKernel(b.newerImage) }
+
+// Rescue returns what directvol rescue boots.
+func (b Build) Rescue() (kernel, image string, err error) { return b.withNewerKernel(b.rescueImage) }
+
+func (b Build) withNewerKernel(image string) (kernel, _ string, err error) {
+	for _, path := range []string{b.newerKernel, image} {
 		if !exists(path) {
 			return "", "", fmt.Errorf("build/%s is missing: run make rescue", filepath.Base(path))
 		}
 	}
-	return b.newerKernel, b.newerImage, nil
+	return b.newerKernel, image, nil
 }
 
 func exists(path string) bool {

@@ -135,6 +135,7 @@ type WriteBlocks struct {
 	BlockBytes int    `json:"block_bytes,omitempty"` // 0: DefaultBlock; else a multiple of 512, at most MaxBlock
 	Seed       uint64 `json:"seed"`
 	LimitBytes uint64 `json:"limit_bytes,omitempty"` // 0: none
+	Unsynced   bool   `json:"unsynced,omitempty"`    // write only, and sync nothing: what it acknowledges may be lost
 	Detached   bool   `json:"detached,omitempty"`    // nothing tells it to stop, the connection's end neither: for a guest that cannot be reached any more
 	Apart      bool   `json:"apart,omitempty"`       // Path is a directory, and block i a file Path/i/block of its own
 }

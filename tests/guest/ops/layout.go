@@ -11,7 +11,7 @@ import (
 	"github.com/directvol/directvol/tests/guest/act"
 )
 
-// layout is where blocks lie. A write that returns without an error is durable; a read at the end of what is there is io.EOF.
+// layout is where blocks lie. A write that returns without an error is durable, unless it is unsynced; a read at the end of what is there is io.EOF.
 type layout interface {
 	io.Closer
 	write(index uint64, block []byte) error
@@ -20,26 +20,29 @@ type layout interface {
 
 func create(args act.WriteBlocks) (layout, error) {
 	if args.Apart {
-		return filesApart(args.Path), os.MkdirAll(args.Path, 0o755)
+		return filesApart{args.Path, args.Unsynced}, os.MkdirAll(args.Path, 0o755)
 	}
 	f, err := os.OpenFile(args.Path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
-	return oneFile{f}, err
+	return oneFile{f, args.Unsynced}, err
 }
 
 func open(args act.VerifyBlocks) (layout, error) {
 	if args.Apart {
 		_, err := os.Stat(args.Path)
-		return filesApart(args.Path), err
+		return filesApart{path: args.Path}, err
 	}
 	f, err := os.Open(args.Path)
-	return oneFile{f}, err
+	return oneFile{File: f}, err
 }
 
 // oneFile holds block after block.
-type oneFile struct{ *os.File }
+type oneFile struct {
+	*os.File
+	unsynced bool
+}
 
 func (f oneFile) write(index uint64, block []byte) error {
-	if _, err := f.WriteAt(block, int64(index)*int64(len(block))); err != nil {
+	if _, err := f.WriteAt(block, int64(index)*int64(len(block))); err != nil || f.unsynced {
 		return err
 	}
 	return f.Sync()
@@ -50,12 +53,15 @@ func (f oneFile) read(index uint64, block []byte) (int, error) {
 }
 
 // filesApart is a directory that holds each block as a file in a directory of its own. New directories are what has a filesystem use its new groups at once.
-type filesApart string
+type filesApart struct {
+	path     string
+	unsynced bool
+}
 
 func (filesApart) Close() error { return nil }
 
 func (d filesApart) of(index uint64) string {
-	return filepath.Join(string(d), strconv.FormatUint(index, 10))
+	return filepath.Join(d.path, strconv.FormatUint(index, 10))
 }
 
 // write syncs the file, its name and its directory's name, in this order.
@@ -69,16 +75,16 @@ func (d filesApart) write(index uint64, block []byte) error {
 		return err
 	}
 	_, err = f.Write(block)
-	if err == nil {
+	if err == nil && !d.unsynced {
 		err = f.Sync()
 	}
-	if err := errors.Join(err, f.Close()); err != nil {
+	if err := errors.Join(err, f.Close()); err != nil || d.unsynced {
 		return err
 	}
 	if err := syncDirectory(dir); err != nil {
 		return err
 	}
-	return syncDirectory(string(d))
+	return syncDirectory(d.path)
 }
 
 func (d filesApart) read(index uint64, block []byte) (int, error) {
