@@ -63,7 +63,7 @@ func (r *rescue) mending() string {
 
 // wayOut adds to a refusal to mount what the kernel said, and what is left to try.
 func (r *rescue) wayOut(err error) error {
-	if _, refused := errors.AsType[mountError](err); !refused {
+	if !isRefusal(err) {
 		return err
 	}
 	text := fmt.Sprintf("mount refused by this kernel too (Linux %s): ", r.report.Kernel)
@@ -74,6 +74,9 @@ func (r *rescue) wayOut(err error) error {
 	if said != "" {
 		said = "\nthe kernel said:" + said
 	}
+	if r.tried != "" {
+		said += "\n" + r.tried
+	}
 	return fmt.Errorf("%s%w%s\n%s", text, err, said, r.lastResort())
 }
 
@@ -83,9 +86,8 @@ func (r *rescue) lastResort() string {
 	if r.found.fstype == "ext4" {
 		return whole + ": e2fsck -p replays the journal and mends what is safe to mend; where it asks for more, e2fsck -y may drop what it cannot place"
 	}
-	return whole + ". The log is still there, and a still newer kernel may recover it (--kernel, --image): an xfs that was grown more than once shortly before " +
-		"the power went is known to be refused by Linux 7.3 too. Where no kernel mounts it xfs_repair is left, and on such a disk it wants -L: " +
-		"that throws the log away, and with it files that fsync had acknowledged"
+	return whole + ". The log is still there, and a still newer kernel may recover it (--kernel, --image). Where no kernel mounts it xfs_repair is left, " +
+		"and on such a disk it wants -L: that throws the log away, and with it files that fsync had acknowledged"
 }
 
 // recovered finds out whether the mount has recovered a log. The kernel says it
@@ -105,6 +107,7 @@ func (r *rescue) recovered(mounted bool) {
 		switch {
 		case strings.Contains(line, "Ending recovery"):
 			r.report.Recovered = RecoveredYes
+			return // the agent may have mounted it once more after that
 		case strings.Contains(line, "Ending clean mount"):
 			r.report.Recovered = RecoveredNo
 		}

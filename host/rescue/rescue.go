@@ -13,7 +13,9 @@
 // lies beyond the old one. After more than one growth it does not: the log has the
 // superblock at the last growth, and the first one's groups before it. Linux 7.3
 // refuses such a volume as 6.1 does, at every attempt (tried with two and with three
-// growths); then the rescue fails and says so, and the log is as it was.
+// growths). Then, where the superblock of an old group proves that a growth is in the
+// log (provenGrowth), the primary one is given a size with which recovery can begin,
+// and the mount is tried again. It is the one thing that is written outside of a VM.
 //
 // A disk that somebody on this host has is left alone: package holders.
 package rescue
@@ -42,7 +44,7 @@ type Config struct {
 	Kernel, Image string
 	// Directvol is this program, for hosts without /dev/vhost-vsock; see qemu.Config.
 	Directvol string
-	// Timeout limits what happens in the VM, from its start to its power-off; the
+	// Timeout limits what happens in each VM, from its start to its power-off; the
 	// check afterwards has no limit but the context's.
 	Timeout time.Duration
 	// Progress is told of each step, before it and after it. It may be nil.
@@ -68,7 +70,12 @@ type Report struct {
 	Mounted bool `json:"mounted"`
 	// Recovered says whether the mount has recovered a log: yes, no or unknown.
 	Recovered string `json:"recovered"`
-	// KernelLog is what the VM's kernel has said of the filesystem.
+	// Attempts is how often a VM's kernel was asked to mount it.
+	Attempts int `json:"attempts"`
+	// Superblock is what was written into the primary superblock of an xfs that was
+	// refused otherwise, nil where that was not needed or not proven.
+	Superblock *Correction `json:"superblock,omitempty"`
+	// KernelLog is what the kernels of the VMs have said of the filesystem.
 	KernelLog []string `json:"kernel_log"`
 	// Fsck is the check afterwards, nil where it was not run.
 	Fsck *fsck.Run `json:"fsck"`
@@ -93,7 +100,11 @@ type rescue struct {
 	disk   *holders.Disk
 	found  found
 	phase  string
+	said   []string // by the kernel of the last VM
+	tried  string   // what became of the superblock, for the error
 	report Report
+	// attempt has a VM mount the disk: inVM, but in tests.
+	attempt func(context.Context) error
 }
 
 // Run rescues a disk. The report is there with an error too, as far as it came.
@@ -102,6 +113,7 @@ type rescue struct {
 // as before.
 func Run(ctx context.Context, cfg Config) (Report, error) {
 	r := &rescue{Config: cfg, phase: untouched, report: NewReport(cfg.Disk)}
+	r.attempt = r.inVM
 	err := r.run(ctx)
 	if err == nil {
 		return r.report, nil
@@ -115,9 +127,10 @@ func Run(ctx context.Context, cfg Config) (Report, error) {
 
 // Where a rescue can be interrupted, and what that means for the disk.
 const (
-	untouched = "before the disk was touched"
-	inTheVM   = "while the VM had the disk, which is a power cut to it and no harm: run rescue again"
-	inCheck   = "in the check: the disk was mounted and unmounted, and nothing has it any more"
+	untouched  = "before the disk was touched"
+	inTheVM    = "while the VM had the disk, which is a power cut to it and no harm: run rescue again"
+	betweenVMs = "between two VMs, when nothing had the disk: run rescue again"
+	inCheck    = "in the check: the disk was mounted and unmounted, and nothing has it any more"
 )
 
 // NewReport is the report on a disk to which nothing has been done.
@@ -142,7 +155,7 @@ func (r *rescue) run(ctx context.Context) (err error) {
 	if err := r.step(ctx, "make sure that nobody has it", func() (string, error) { return r.claim(ctx) }); err != nil {
 		return err
 	}
-	if err := r.inVM(ctx); err != nil {
+	if err := r.mount(ctx); err != nil {
 		return err
 	}
 	return r.check(ctx)
@@ -252,9 +265,9 @@ func (r *rescue) inVM(ctx context.Context) (err error) {
 	// Whatever happens from here on, the VM is gone before its disk and its folder are let go.
 	defer func() {
 		vm.Kill()
-		r.report.KernelLog = append(r.report.KernelLog, said.said()...)
+		r.said = said.said()
+		r.report.KernelLog = append(r.report.KernelLog, r.said...)
 		r.recovered(err == nil)
-		err = r.wayOut(err)
 	}()
 	return r.mountOnce(ctx, vm)
 }
@@ -270,6 +283,7 @@ func (r *rescue) mountOnce(ctx context.Context, vm *sandbox.Sandbox) error {
 		if err := r.attach(ctx, vm); err != nil {
 			return "", err
 		}
+		r.report.Attempts++
 		if _, err := vm.Mount(ctx, volumeID); err != nil {
 			if ctx.Err() != nil {
 				return "", explained(ctx, err)

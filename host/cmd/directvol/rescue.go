@@ -32,12 +32,16 @@ When: the mount of an xfs fails with "structure needs cleaning" (EUCLEAN), and t
 guest's kernel says "xfs_buf_map_verify: daddr … out of range, EOFS …". That is an
 xfs that was grown shortly before the power went: Linux 6.1 gives up in the recovery
 of its log, newer kernels recover it, and then nothing is lost. Grown more than once
-in the last minute, it may be refused by newer kernels too: then rescue fails and
-says what is left. After any other power cut rescue does no harm: it shows whether
-the volume mounts and is whole.
+in the last minute, it may be refused by newer kernels too: then rescue writes into
+its superblock that it has grown, and mounts it again; nothing is lost then either.
+After any other power cut rescue does no harm: it shows whether the volume mounts
+and is whole.
 
 DISK is an image file or a block device that holds xfs or ext4. rescue writes what
-a mount writes and nothing else. It never
+a mount writes, and before another mount in the case above one sector of its own,
+the superblock: only where other superblocks of the disk prove that the growth is in
+the log, and where the mount is refused all the same it puts the old one back, unless
+the recovery has written it since. It never
   - touches a disk that somebody on this host has: a sandbox, a mount, a loop
     device, any process that has it open. It names who, and changes nothing;
   - runs xfs_repair -L, which throws the log away, and with it files that fsync
@@ -64,7 +68,7 @@ and the message says why and what is left to try. Exit 2 for a wrong command lin
 	f := cmd.Flags()
 	f.StringVar(&cfg.Kernel, "kernel", "", "the VM's kernel (default: rescue-vmlinuz beside this program, or in ../share/directvol)")
 	f.StringVar(&cfg.Image, "image", "", "the VM's image (default: rescue.cpio, in the same places)")
-	f.DurationVar(&cfg.Timeout, "timeout", rescueLimit, "how long the VM may take, from its start to its power-off")
+	f.DurationVar(&cfg.Timeout, "timeout", rescueLimit, "how long each VM may take, from its start to its power-off")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object in the end, also where it failed")
 	return cmd
 }
@@ -107,6 +111,9 @@ func outcome(r rescue.Report) string {
 	}[r.Recovered]
 	if mounts == "" {
 		mounts = "it mounts"
+	}
+	if c := r.Superblock; c != nil {
+		mounts = fmt.Sprintf("it had grown from %d to %d bytes, and its superblock had to be told; ", c.FromBytes, c.ToBytes) + mounts
 	}
 	return fmt.Sprintf("%s (%s): %s (Linux %s); %s finds nothing to mend", r.Disk, r.FSType, mounts, r.Kernel, r.Fsck.Command)
 }

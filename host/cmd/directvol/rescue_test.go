@@ -65,6 +65,13 @@ func write(t *testing.T, path string) {
 	}
 }
 
+func TestOutcomeSaysThatTheSuperblockWasWritten(t *testing.T) {
+	r := rescue.Report{Disk: "d", Fsck: &fsck.Run{}, Superblock: &rescue.Correction{FromBytes: 304, WroteBytes: 456, ToBytes: 900}}
+	if got, want := outcome(r), "it had grown from 304 to 900 bytes, and its superblock had to be told; it mounts"; !strings.Contains(got, want) {
+		t.Errorf("\nwant %q\ngot  %s", want, got)
+	}
+}
+
 // With --json there is one object, also where it failed, and the error besides.
 func TestFailedRescueIsOneJSONObject(t *testing.T) {
 	disk := filepath.Join(t.TempDir(), "disk.img")

@@ -1,0 +1,243 @@
+package rescue
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+// Correction is a size that was written into the primary superblock of an xfs.
+type Correction struct {
+	// FromBytes is the filesystem's size before, and ToBytes is the size that is
+	// proven to be in its log.
+	FromBytes uint64 `json:"from_bytes"`
+	ToBytes   uint64 `json:"to_bytes"`
+	// WroteBytes is the size that was written last, for recovery to begin with: one
+	// in between, or ToBytes.
+	WroteBytes uint64 `json:"wrote_bytes"`
+	// Group is the allocation group whose superblock proves ToBytes.
+	Group uint64 `json:"group"`
+	// PutBack is set where the mount was refused all the same, and the superblock is
+	// again what it was.
+	PutBack bool `json:"put_back"`
+}
+
+// mount has the disk mounted and unmounted by VMs, each a new one that knows nothing
+// of what the one before it has read.
+func (r *rescue) mount(ctx context.Context) error {
+	err := r.tries(ctx)
+	if isRefusal(err) && r.found.fstype == "xfs" {
+		err = r.mountGrown(ctx, err)
+	}
+	return r.wayOut(err)
+}
+
+// isRefusal reports whether a mount was refused by the VM's kernel.
+func isRefusal(err error) bool {
+	_, refused := errors.AsType[mountError](err)
+	return refused
+}
+
+// tries has a VM mount the disk. What is refused is tried once more where the
+// attempt itself has brought the superblock on: recovery writes what it has recovered
+// also where it fails later on, and the next one begins with the new size.
+func (r *rescue) tries(ctx context.Context) error {
+	if r.found.fstype != "xfs" {
+		return r.attempt(ctx)
+	}
+	before, err := readPrimary(r.disk.File())
+	if err != nil {
+		return r.attempt(ctx) // it is for the kernel to judge
+	}
+	refused := r.attempt(ctx)
+	if !isRefusal(refused) {
+		return refused
+	}
+	var after superblock
+	err = r.step(ctx, "see what became of its superblock", func() (_ string, err error) {
+		if err := r.reclaim(ctx); err != nil {
+			return "", err
+		}
+		after, err = readPrimary(r.disk.File())
+		switch {
+		case err != nil:
+			return "", err
+		case after.blocks > before.blocks:
+			return fmt.Sprintf("it went from %d to %d bytes: that is worth another attempt", before.bytes(), after.bytes()), nil
+		default:
+			return fmt.Sprintf("it has %d bytes, as before", after.bytes()), nil
+		}
+	})
+	if err != nil {
+		return r.andThen(ctx, refused, err)
+	}
+	if after.blocks <= before.blocks {
+		return refused
+	}
+	return r.attempt(ctx)
+}
+
+// andThen is a refusal after which something else went wrong.
+func (r *rescue) andThen(ctx context.Context, refused, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	return fmt.Errorf("%w; and then: %w", refused, err)
+}
+
+// reclaim takes the disk back from a VM that has ended.
+func (r *rescue) reclaim(ctx context.Context) error {
+	r.phase = betweenVMs
+	if err := r.disk.Lock(); err != nil {
+		return err
+	}
+	_, err := r.look(ctx, nil)
+	return err
+}
+
+// mountGrown is the last that is tried with an xfs whose mount is refused: if it is
+// proven that it has grown, its primary superblock is given the size with which the
+// recovery of its log can begin.
+//
+// Whatever cuts this off leaves a disk that can be rescued again. One sector is
+// written, which a disk writes whole, and in it the size alone: the old one, or one
+// from which recovery comes to the size in the log. It is on the disk before a VM is
+// started that might read it, and is put back after that VM has ended, so that no log
+// is recovered with one size and cut off with another. The log itself stays as it was
+// until a recovery has succeeded; what a refused one has written keeps none from
+// beginning afresh. The old sector is put back only over what was written here, for
+// what the recovery has written is newer.
+func (r *rescue) mountGrown(ctx context.Context, refused error) error {
+	g, why := r.prove(ctx)
+	if why != nil {
+		if ctx.Err() != nil {
+			return why
+		}
+		r.tried = "its superblock was left as it is: " + why.Error()
+		return refused
+	}
+	last := g.primary.sector
+	for _, start := range g.starts {
+		sector := g.sector(start)
+		if why := r.correct(ctx, g, start, last, sector); why != nil {
+			return r.andThen(ctx, refused, why)
+		}
+		last = sector
+		if refused = r.tries(ctx); !isRefusal(refused) {
+			return r.reached(g, refused)
+		}
+		if !leadsBeyond(r.said) || !r.holds(last) {
+			break
+		}
+	}
+	if why := r.putBack(ctx, g, last); why != nil {
+		return r.andThen(ctx, refused, why)
+	}
+	return refused
+}
+
+// prove finds out what size an xfs has grown to.
+func (r *rescue) prove(ctx context.Context) (g growth, err error) {
+	err = r.step(ctx, "look for what it has grown to", func() (string, error) {
+		if !leadsBeyond(r.said) {
+			return "", errors.New("the kernel does not say that its log leads beyond the size in it, which is how a growth that was cut off shows")
+		}
+		size, err := r.disk.File().Seek(0, io.SeekEnd) // of a block device too
+		if err != nil {
+			return "", err
+		}
+		if g, err = provenGrowth(ctx, r.disk.File(), uint64(size)); err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("from %d to %d bytes, as the superblock of group %d has it", g.primary.bytes(), g.proven.bytes(), g.group), nil
+	})
+	return g, err
+}
+
+// leadsBeyond reports whether a kernel has said that the log of an xfs leads beyond
+// its end (xfs_buf_map_verify, fs/xfs/xfs_buf.c).
+func leadsBeyond(log []string) bool {
+	for _, line := range log {
+		if strings.Contains(line, "out of range, EOFS") {
+			return true
+		}
+	}
+	return false
+}
+
+// correct writes the primary superblock with a size to begin with.
+func (r *rescue) correct(ctx context.Context, g growth, start extent, old, sector []byte) error {
+	c := &Correction{FromBytes: g.primary.bytes(), ToBytes: g.proven.bytes(), WroteBytes: start.blocks * g.primary.blockBytes, Group: g.group}
+	return r.step(ctx, "let recovery begin with a larger size", func() (string, error) {
+		// Once more: this is the one place where the host itself writes.
+		if err := r.reclaim(ctx); err != nil {
+			return "", err
+		}
+		if !r.holds(old) {
+			return "", errors.New("its superblock has changed since it was read")
+		}
+		r.report.Superblock = c
+		r.tried = fmt.Sprintf("its log was found to have grown it from %d to %d bytes, and it was not recovered with a superblock that says so either", c.FromBytes, c.ToBytes)
+		if err := writeSector(r.disk.File(), sector); err != nil {
+			return "", errors.Join(err, writeSector(r.disk.File(), old))
+		}
+		return fmt.Sprintf("%d instead of %d bytes in its superblock", c.WroteBytes, c.FromBytes), nil
+	})
+}
+
+// holds reports whether a disk begins with a sector.
+func (r *rescue) holds(sector []byte) bool {
+	now := make([]byte, len(sector))
+	_, err := r.disk.File().ReadAt(now, 0)
+	return err == nil && bytes.Equal(now, sector)
+}
+
+// putBack undoes correct after a mount that was refused, where nobody has written the
+// superblock since.
+func (r *rescue) putBack(ctx context.Context, g growth, written []byte) error {
+	return r.step(ctx, "put its superblock back", func() (string, error) {
+		if err := r.reclaim(ctx); err != nil {
+			return "", err
+		}
+		if !r.holds(written) {
+			r.tried += "; the superblock was left so, for the recovery has written it since"
+			return "left as it is, for the recovery has written it since", nil
+		}
+		if err := writeSector(r.disk.File(), g.primary.sector); err != nil {
+			return "", err
+		}
+		r.report.Superblock.PutBack = true
+		r.tried += "; the old one was put back"
+		return fmt.Sprintf("%d bytes", g.primary.bytes()), nil
+	})
+}
+
+// reached makes sure of what provenGrowth says recovery ends with.
+func (r *rescue) reached(g growth, mounted error) error {
+	if mounted != nil {
+		return mounted
+	}
+	now, err := readPrimary(r.disk.File())
+	if err == nil && now.blocks < g.proven.blocks {
+		err = fmt.Errorf("it has %d bytes, and the superblock of group %d had %d: copy the disk before anything else is done to it", now.bytes(), g.group, g.proven.bytes())
+	}
+	if err != nil {
+		return fmt.Errorf("disk %s was mounted and unmounted, but: %w", r.Disk, err)
+	}
+	return nil
+}
+
+// writeSector writes a disk's first sector, and has it on the disk when it returns.
+func writeSector(disk *os.File, sector []byte) error {
+	if _, err := disk.WriteAt(sector, 0); err != nil {
+		return fmt.Errorf("write its superblock: %w", err)
+	}
+	if err := disk.Sync(); err != nil {
+		return fmt.Errorf("write its superblock out: %w", err)
+	}
+	return nil
+}
