@@ -2,11 +2,14 @@ package rescue
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/host/sandbox"
 	"github.com/directvol/directvol/tests/guest/act"
@@ -14,47 +17,70 @@ import (
 )
 
 const (
-	diskBytes  = 304 * miB // four allocation groups of 76 MiB
-	grownBytes = 420 * miB // and two more
+	groupBytes = 76 * miB       // of an allocation group
+	diskBytes  = 4 * groupBytes // as it is made
 	fileBytes  = 4096
-	files      = 8
+	files      = 12 // after each growth
+)
+
+// The sizes that volumes are grown to. None ends with a group's end: the
+// group that was last is short in the log then, for as long as it was.
+var (
+	grownOnce   = []uint64{420 * miB}
+	grownThrice = []uint64{420 * miB, 600 * miB, 900 * miB}
 )
 
 // cut is a volume that was cut off.
 type cut struct {
 	sandbox.Volume
+	bytes   uint64                 // the size it has grown to
 	ledgers map[string]*act.Ledger // of each file, by its path in the volume, what fsync has acknowledged
 }
 
-// cutOff makes an xfs, grows it under a mount, uses what was added and kills the
-// VM: the growth is in the log and in the new groups' superblocks by then, and not
-// yet in the primary superblock. All of it happens behind the agent's back, which
-// might write the superblock out.
-func cutOff(t *testing.T) cut {
+// cutOff makes an xfs, grows it under a mount to some sizes, uses each time what was
+// added, and kills the VM: the growths are in the log and in the secondary superblocks
+// by then, and not yet in the primary one. All of it happens behind the agent's back,
+// which would write the superblock out.
+func cutOff(t *testing.T, sizes []uint64) cut {
 	t.Helper()
 	ctx := within(t, jobLimit)
 	image, err := vm.Scratch(ctx, t.TempDir(), "xfs", diskBytes)
 	must(t, err)
-	c := cut{sandbox.Volume{ID: "data", Path: image, FSType: "xfs"}, map[string]*act.Ledger{}}
+	c := cut{Volume: sandbox.Volume{ID: "data", Path: image, FSType: "xfs"}, ledgers: map[string]*act.Ledger{}}
 	g := boot(t, ctx)
 	defer end(t, g)
-	device := deviceOf(t, ctx, g, c.Volume)
-	const dir = "/run/cut"
-	must(t, g.Act.Mkdir(ctx, dir, 0o755))
-	must(t, g.Act.Mount(ctx, act.Mount{Source: device, Target: dir, FSType: "xfs"}))
-	must(t, g.VM().ResizeDisk(ctx, c.ID, grownBytes))
-	awaitSize(t, ctx, g, device)
-	_, err = g.Act.Grow(ctx, act.Grow{Path: dir, FSType: "xfs", Bytes: grownBytes})
-	must(t, err)
-	for i := range files { // xfs puts each new directory into another group
-		in := fmt.Sprintf("/dir-%d", i)
-		must(t, g.Act.Mkdir(ctx, dir+in, 0o755))
-		writer, err := g.Act.StartWriter(ctx, act.WriteBlocks{Path: dir + in + "/file", BlockBytes: fileBytes, Seed: uint64(i), LimitBytes: fileBytes})
+	must(t, g.Attach(ctx, c.Volume))
+	awaitSize(t, ctx, g, diskBytes)
+	must(t, bareMount(t, ctx, g))
+	for _, c.bytes = range sizes {
+		must(t, g.VM().ResizeDisk(ctx, c.ID, c.bytes))
+		awaitSize(t, ctx, g, c.bytes)
+		_, err = g.Act.Grow(ctx, act.Grow{Path: mountPoint, FSType: "xfs", Bytes: c.bytes})
 		must(t, err)
-		must(t, writer.Err())
-		c.ledgers[in+"/file"] = writer.Ledger()
+		for range files { // xfs puts each new directory into another group
+			in := fmt.Sprintf("/dir-%d", len(c.ledgers))
+			must(t, g.Act.Mkdir(ctx, mountPoint+in, 0o755))
+			writer, err := g.Act.StartWriter(ctx, act.WriteBlocks{Path: mountPoint + in + "/file", BlockBytes: fileBytes, Seed: uint64(len(c.ledgers)), LimitBytes: fileBytes})
+			must(t, err)
+			must(t, writer.Err())
+			c.ledgers[in+"/file"] = writer.Ledger()
+		}
 	}
 	return c
+}
+
+const (
+	device     = "/dev/vda" // the guest has no other disk
+	mountPoint = "/run/cut"
+)
+
+// bareMount is mount(2) and nothing else: the agent may try more than once.
+func bareMount(t *testing.T, ctx context.Context, g *vm.Guest) error {
+	t.Helper()
+	if err := g.Act.Mkdir(ctx, mountPoint, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
+		t.Fatal(err)
+	}
+	return g.Act.Mount(ctx, act.Mount{Source: device, Target: mountPoint, FSType: "xfs"})
 }
 
 // copied is the same volume on a disk of its own. An attempt to mount changes a disk,
@@ -69,31 +95,20 @@ func (c cut) copied(t *testing.T) cut {
 	return c
 }
 
-// deviceOf attaches a volume and returns its /dev name in the guest, which the agent knows how to find.
-func deviceOf(t *testing.T, ctx context.Context, g *vm.Guest, v sandbox.Volume) string {
-	t.Helper()
-	must(t, g.Attach(ctx, v))
-	_, err := g.Mount(ctx, v.ID)
-	must(t, err)
-	must(t, g.Unmount(ctx, v.ID))
-	return "/dev/vda" // the guest has no other disk
-}
-
-// awaitSize waits until the guest's kernel knows that the disk has grown.
-func awaitSize(t *testing.T, ctx context.Context, g *vm.Guest, device string) {
+// awaitSize waits until the guest's kernel has the disk with that size.
+func awaitSize(t *testing.T, ctx context.Context, g *vm.Guest, want uint64) {
 	t.Helper()
 	again := time.NewTicker(20 * time.Millisecond)
 	defer again.Stop()
 	for {
 		bytes, err := g.Act.DeviceSize(ctx, device)
-		must(t, err)
-		if bytes == grownBytes {
+		if err == nil && bytes == want {
 			return
 		}
 		select {
 		case <-again.C:
 		case <-ctx.Done():
-			t.Fatalf("%s\nwant %d bytes\ngot  %d", device, grownBytes, bytes)
+			t.Fatalf("%s\nwant %d bytes\ngot  %d, error %v", device, want, bytes, err)
 		}
 	}
 }
