@@ -92,8 +92,15 @@ func CheckFile(ctx context.Context, fstype, name string, disk *os.File) (Run, er
 
 // Repair has e2fsck mend an ext4 image without asking. It exits 1 where it has
 // mended something, which is no failure.
-func Repair(ctx context.Context, disk string) (Run, error) {
-	run, err := start(ctx, []string{"e2fsck", "-p"}, disk, nil)
+func Repair(ctx context.Context, disk string) (Run, error) { return repair(ctx, disk, nil) }
+
+// RepairFile is Repair on a disk that is open, as CheckFile is Check.
+func RepairFile(ctx context.Context, name string, disk *os.File) (Run, error) {
+	return repair(ctx, name, disk)
+}
+
+func repair(ctx context.Context, name string, disk *os.File) (Run, error) {
+	run, err := start(ctx, []string{"e2fsck", "-p"}, name, disk)
 	if err == nil && run.Exit > 1 {
 		err = fmt.Errorf("%s exits %d:\n%s", run.Command, run.Exit, run.Output)
 	}

@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"strings"
+
+	"github.com/directvol/directvol/host/fsck"
 )
 
 // Correction is a size that was written into the primary superblock of an xfs.
@@ -30,10 +32,33 @@ type Correction struct {
 // of what the one before it has read.
 func (r *rescue) mount(ctx context.Context) error {
 	err := r.tries(ctx)
-	if isRefusal(err) && r.found.fstype == "xfs" {
+	switch {
+	case isRefusal(err) && r.found.fstype == "xfs":
 		err = r.mountGrown(ctx, err)
+	case isRefusal(err) && r.found.fstype == "ext4" && r.found.replays:
+		err = r.mountReplayed(ctx, err)
 	}
 	return r.wayOut(err)
+}
+
+// mountReplayed is the last that is tried with an ext4 whose mount is refused, and
+// whose journal is still to be replayed. The kernel checks the group descriptors
+// before it replays (ext4_check_descriptors, fs/ext4/super.c): where a cut has left
+// the superblock with a growth, and the descriptors that go with it in the journal
+// alone, it refuses for ever. e2fsck replays first, and loses nothing.
+func (r *rescue) mountReplayed(ctx context.Context, refused error) error {
+	err := r.step(ctx, "have e2fsck -p replay its journal", func() (string, error) {
+		if err := r.reclaim(ctx); err != nil {
+			return "", err
+		}
+		run, err := fsck.RepairFile(ctx, r.Disk, r.disk.File())
+		r.tried = fmt.Sprintf("%s exits %d: %s", run.Command, run.Exit, printable(beginning(run.Output)))
+		return "", err
+	})
+	if err != nil {
+		return r.andThen(ctx, refused, err)
+	}
+	return r.tries(ctx)
 }
 
 // isRefusal reports whether a mount was refused by the VM's kernel.

@@ -177,13 +177,16 @@ func (c *campaign) replays(ctx context.Context, volumes []*volume) error {
 	}()
 	for _, v := range volumes {
 		r, err := v.replays()
+		if errors.Is(err, errNoRecord) {
+			continue
+		}
 		if err != nil {
 			return err
 		}
 		records = append(records, r)
 	}
 	for n := range replaysAKill {
-		if c.cut == c.cuts {
+		if c.cut == c.cuts || len(records) == 0 {
 			return nil
 		}
 		c.cut++
@@ -330,7 +333,7 @@ func (c *campaign) rescue(ctx context.Context) error {
 		return err
 	}
 	for _, r := range whole {
-		r.window = false // no excuse any more
+		r.window, r.growths = false, 0 // no excuse any more
 		found, err := c.check(ctx, r)
 		if err != nil {
 			return err

@@ -110,6 +110,9 @@ type replays struct {
 	windows [][2]int // in entries, from the first to the last; of each growth that has one
 }
 
+// errNoRecord is of a volume whose guest was killed before its first flush.
+var errNoRecord = errors.New("the record is empty")
+
 // replays reads the record. The caller closes its file.
 func (v *volume) replays() (*replays, error) {
 	file, err := os.Open(v.record)
@@ -122,7 +125,7 @@ func (v *volume) replays() (*replays, error) {
 		r.entries, err = logwrites.Read(file, size)
 	}
 	if err == nil && len(r.entries) == 0 {
-		err = errors.New("it is empty")
+		err = errNoRecord
 	}
 	if err == nil {
 		r.windows, err = r.findWindows()

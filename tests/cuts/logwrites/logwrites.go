@@ -18,6 +18,7 @@ package logwrites
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -62,9 +63,13 @@ func (e Entry) Writes(offset int64) bool { return e.Offset <= offset && offset-e
 
 // Read reads the entries of a record of so many bytes. The count in its superblock
 // is not looked at, as it is older than the last entries: the record ends where an
-// entry is not there in full. An entry that cannot be one is an error.
+// entry is not there in full. An entry that cannot be one is an error. A record that
+// was cut off before its superblock, which comes with the first flush, has none.
 func Read(record io.ReaderAt, size int64) ([]Entry, error) {
 	sector, err := readSuper(record, size)
+	if errors.Is(err, errNotBegun) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -90,6 +95,9 @@ func Read(record io.ReaderAt, size int64) ([]Entry, error) {
 	return entries, nil
 }
 
+// errNotBegun is of a record whose superblock is still to be written.
+var errNotBegun = errors.New("no superblock yet")
+
 func readSuper(record io.ReaderAt, size int64) (sector int64, err error) {
 	var raw [superSize]byte
 	if size < superSize {
@@ -97,6 +105,9 @@ func readSuper(record io.ReaderAt, size int64) (sector int64, err error) {
 	}
 	if _, err := record.ReadAt(raw[:], 0); err != nil {
 		return 0, fmt.Errorf("read the superblock: %w", err)
+	}
+	if raw == [superSize]byte{} {
+		return 0, errNotBegun
 	}
 	if got := binary.LittleEndian.Uint64(raw[0:]); got != magic {
 		return 0, fmt.Errorf("no record: its magic number is %#x, not %#x", got, uint64(magic))
