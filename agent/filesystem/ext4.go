@@ -168,7 +168,8 @@ func ext4MountRefused(_ *os.File, err error) string {
 	if !errors.Is(err, unix.EUCLEAN) {
 		return ""
 	}
-	return "detach it and run e2fsck -p on the disk, which replays the journal first"
+	// The kernel checks the group descriptors before it replays the journal.
+	return "if it was cut off while it grew, nothing is lost: detach it and run on the host: directvol rescue DISK, or e2fsck -p DISK. Both replay the journal first"
 }
 
 func ext4Grow(ctx context.Context, m Mounted, blocks uint64) error {
