@@ -25,6 +25,18 @@ const answerMargin = 200 * time.Millisecond
 // at most and until shortly before ctx's deadline; then the refusal is
 // DeadlineExceeded. Nothing ever shrinks.
 func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) error {
+	return v.reach(ctx, size, func(g *growth) error { return v.resize(ctx, g, size, wait) })
+}
+
+// CheckResize refuses what Resize to size would refuse once the disk has grown
+// to it, and changes nothing: for the caller who is about to grow the disk,
+// which it does for good.
+func (v *Volume) CheckResize(ctx context.Context, size uint64) error {
+	return v.reach(ctx, size, func(*growth) error { return nil })
+}
+
+// reach runs do with the volume locked and open, where it can ever have a size.
+func (v *Volume) reach(ctx context.Context, size uint64, do func(*growth) error) error {
 	if err := v.lock(ctx); err != nil {
 		return err
 	}
@@ -37,6 +49,11 @@ func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) er
 	if err := v.canReach(g, size); err != nil {
 		return err
 	}
+	return do(g)
+}
+
+// resize is Resize, locked and open.
+func (v *Volume) resize(ctx context.Context, g *growth, size uint64, wait time.Duration) (err error) {
 	if size == 0 {
 		size, err = blockdev.SizeOf(g.Disk)
 	} else if size >= g.before.Bytes()+g.before.BlockSize {
@@ -56,22 +73,6 @@ func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) er
 		defer v.freezes.end(v)
 	}
 	return v.grow(ctx, g, goal)
-}
-
-// CheckResize refuses what Resize to size would refuse once the disk has grown
-// to it, and changes nothing: for the caller who is about to grow the disk,
-// which it does for good.
-func (v *Volume) CheckResize(ctx context.Context, size uint64) error {
-	if err := v.lock(ctx); err != nil {
-		return err
-	}
-	defer v.unlock()
-	g, err := v.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer g.close()
-	return v.canReach(g, size)
 }
 
 // canReach refuses a size that the filesystem can never have.

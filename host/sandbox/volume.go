@@ -91,7 +91,7 @@ func (s *Sandbox) Mount(ctx context.Context, id string) (guestPath string, err e
 	defer done()
 	err = s.agent.CreateContainer(ctx, &agentpb.CreateContainerRequest{ContainerId: id, Storages: []*agentpb.Storage{a.storage}})
 	if err != nil {
-		return "", fmt.Errorf("mount volume %s: %w", id, err)
+		return "", fmt.Errorf("mount volume %s from %s: %w", id, a.Path, err)
 	}
 	a.mounted = true
 	return a.storage.MountPoint, nil
