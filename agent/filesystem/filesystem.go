@@ -54,9 +54,13 @@ type Type struct {
 	// has grown by outlives a power cut.
 	Grow func(ctx context.Context, m Mounted, blocks uint64) error
 
-	// Freezes says that Grow freezes the filesystem for moments, so that it has
-	// to be thawed where the agent is killed in between.
-	Freezes bool
+	// Settle returns when the superblock on the disk has the filesystem end where
+	// it does, be it grown by Grow or by somebody else. It disturbs no writer.
+	// The error wraps ctx's where that ends first: a later call goes on waiting.
+	Settle func(ctx context.Context, m Mounted) error
+
+	// BeforeMount is what the kernel is told before one is mounted.
+	BeforeMount func()
 
 	// EndOnDisk is where the superblock on a disk that is not mounted has the
 	// filesystem end, in blocks. A growth in the log is not in it yet.

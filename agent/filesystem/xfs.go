@@ -20,16 +20,18 @@ import (
 // device's end: who is ahead of us then is ahead by a group, which the kernel
 // refuses to take away.
 //
-// Until the primary superblock is on the disk with its new size, which is up to
-// half a minute later, a power cut leaves a log whose recovery meets groups
-// beyond the filesystem's end, and 6.1 never mounts it again. So each call is
-// followed by a freeze, which writes out log and superblock.
+// Until the primary superblock is on the disk with its new size, which the kernel
+// leaves for half a minute, a power cut leaves a log whose recovery meets groups
+// beyond the filesystem's end: 6.1 refuses it once, and of two growths in one log
+// every kernel does for ever. So a growth is answered for, and followed by another
+// one, only when that superblock is there (xfsSettle).
 //
-// One that is cut off before is in the log, and where 6.1 recovers it at all it
-// goes on with the old length of what was the last group, and fails the next
-// growth, unless it is mounted afresh before (EndOnDisk).
+// One that is cut off before is in the log, and where 6.1 recovers it, it goes on
+// with the old length of what was the last group, and fails the next growth,
+// unless it is mounted afresh before (EndOnDisk).
 var xfs = Type{
-	Name: "xfs", Geometry: xfsGeometry, Goal: xfsGoal, CanGrow: func(Mounted, uint64) error { return nil }, Grow: xfsGrow, Freezes: true,
+	Name: "xfs", Geometry: xfsGeometry, Goal: xfsGoal, CanGrow: func(Mounted, uint64) error { return nil }, Grow: xfsGrow,
+	BeforeMount: xfsHurry, Settle: xfsSettle,
 	RecordedErrors: func(*os.File) (uint64, string, error) { return 0, "", nil },
 	EndOnDisk:      xfsEndOnDisk,
 	MountRefused:   xfsMountRefused,
@@ -42,10 +44,9 @@ const (
 	// XFS_MIN_AG_BLOCKS: a shorter last allocation group is not made.
 	xfsMinGroupBlocks = 64
 
-	// One call adds half as many groups as there are, between these bounds:
-	// writers wait for it, two or three milliseconds a group on a slow machine,
-	// and each call writes the superblocks of all groups.
-	xfsFewestGroups, xfsMostGroups = 16, 64
+	// One call adds as many groups as there are, and so many at least: each
+	// writes the superblocks of all groups, which few calls do less often.
+	xfsFewestGroups = 16
 
 	// So many calls in a row may change nothing, before the kernel's answer is
 	// no longer believed.
@@ -124,11 +125,11 @@ func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
 		if next <= g.dataBlocks() {
 			return nil
 		}
-		if err := xfsGrowTo(m, g, next); err != nil {
+		after, err := xfsGrowTo(m, g, next)
+		if err != nil {
 			return fmt.Errorf("grow xfs on %s to %d blocks: %w", m.Disk.Name(), next, err)
 		}
-		after, err := readXFSGeom(m)
-		if err != nil {
+		if err := xfsSettle(ctx, m); err != nil {
 			return err
 		}
 		if after.dataBlocks() > g.dataBlocks() {
@@ -150,49 +151,28 @@ func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
 func (g *xfsGeom) step(blocks, device uint64) uint64 {
 	size := uint64(g.groupBlocks())
 	groups := ceil(g.dataBlocks(), size)
-	next := (groups + min(max(xfsFewestGroups, groups/2), xfsMostGroups)) * size
+	next := (groups + max(xfsFewestGroups, groups)) * size
 	if last := ceil(blocks, size) * size; next > last {
 		next = last
 	}
 	return g.usable(min(next, device))
 }
 
-// xfsGrowTo makes one call and has it on the disk when it returns. The freeze is
-// asked for while the call is under way: the kernel grants it behind the call
-// and lets no write call begin before, so that nothing but what was written
-// before can reach the new groups ahead of the superblock. What was written
-// before is little, as it is synced first.
-func xfsGrowTo(m Mounted, g *xfsGeom, blocks uint64) error {
-	_ = unix.Syncfs(int(m.Dir.Fd())) // an error of now the freeze has too
-	grow := struct {                 // struct xfs_growfs_data
+// xfsGrowTo makes one call, and returns what came of it.
+func xfsGrowTo(m Mounted, g *xfsGeom, blocks uint64) (*xfsGeom, error) {
+	grow := struct { // struct xfs_growfs_data
 		newBlocks uint64
 		imaxpct   uint32
 		_         uint32
 	}{newBlocks: blocks, imaxpct: g.imaxpct()}
-	// Frozen, the filesystem has grown, or the freeze came first.
-	grown := func() (bool, error) {
-		now, err := readXFSGeom(m)
-		return err == nil && now.dataBlocks() >= blocks, err
+	growErr := ioctl(m, "XFS_IOC_FSGROWFSDATA", xfsIocFSGrowFSData, unsafe.Pointer(&grow))
+	after, err := readXFSGeom(m)
+	if err != nil {
+		return nil, errors.Join(growErr, err)
 	}
-	begin, written := make(chan struct{}), make(chan bool, 1)
-	go func() {
-		<-begin
-		ok, err := writeOut(m, grown)
-		written <- ok && err == nil
-	}()
-	close(begin)
-	err := ioctl(m, "XFS_IOC_FSGROWFSDATA", xfsIocFSGrowFSData, unsafe.Pointer(&grow))
-	if ok := <-written; ok && err == nil {
-		return nil
+	// Refused for what was asked, or because another grower is ahead by a group.
+	if errors.Is(growErr, unix.EINVAL) && after.dataBlocks() >= blocks {
+		growErr = nil
 	}
-	if errors.Is(err, unix.EINVAL) {
-		// Refused for what was asked, or because another grower is ahead by a group.
-		if ok, lookErr := grown(); !ok || lookErr != nil {
-			return err
-		}
-	} else if err != nil {
-		return err
-	}
-	_, err = writeOut(m, grown)
-	return err
+	return after, growErr
 }

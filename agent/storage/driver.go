@@ -22,7 +22,7 @@ type driver struct {
 	// a device that is not there yet.
 	find func(context.Context, request) (origin, error)
 	// mount makes the storage at its mount point, and tells whether it made that.
-	mount func(request, origin) (made bool, err error)
+	mount func(*devices, request, origin) (made bool, err error)
 	// unmount undoes mount. What is in use is refused.
 	unmount func(*mounted) error
 }

@@ -23,7 +23,7 @@ var local = &driver{
 		return err
 	},
 	find: named,
-	mount: func(r request, _ origin) (made bool, err error) {
+	mount: func(_ *devices, r request, _ origin) (made bool, err error) {
 		made, err = makeMountPoint(r.mountPoint)
 		if err != nil {
 			return false, err

@@ -18,7 +18,7 @@ import (
 // mount mounts an origin, and tells whether it made the mount point. The same
 // one that is mounted there already is taken over; another one is refused: it
 // would be hidden, or hide.
-func mount(r request, from origin) (made bool, err error) {
+func mount(d *devices, r request, from origin) (made bool, err error) {
 	switch top, err := topmost(r.mountPoint); {
 	case err != nil:
 		return false, err
@@ -32,12 +32,15 @@ func mount(r request, from origin) (made bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	err = mountReplayed(r, from)
+	err = d.mount(r, from)
 	if err == nil {
 		return made, nil
 	}
 	if made {
 		os.Remove(r.mountPoint)
+	}
+	if refusal.KindOf(err) != refusal.Internal {
+		return false, err
 	}
 	return false, refusal.New(mountKind(err), "mount %s of %s at %s with %q: %w: %s", r.fstype, from.path, r.mountPoint, r.data, err, wayOut(r, from, err))
 }

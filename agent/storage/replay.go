@@ -1,8 +1,10 @@
 package storage
 
 import (
+	"context"
 	"errors"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -10,68 +12,112 @@ import (
 	"github.com/directvol/directvol/agent/refusal"
 )
 
-// mountReplayed mounts an origin, and once more where the first mount has
-// replayed a log with a growth in it: the kernel has counted the groups before,
-// and the next growth would go by that. Whether it has, the size tells that the
-// superblock had before and the filesystem has now.
-func mountReplayed(r request, from origin) error {
-	before, known := endOnDisk(r.fstype, from.path)
+// devices are the block devices below storages, one mount of each at a time.
+type devices struct {
+	turns turns
+
+	mu sync.Mutex
+	// unproven are those (dev_t) of which a mount that replayed a growth may live
+	// on where nobody can unmount it.
+	unproven map[uint64]bool
+}
+
+// mount mounts an origin, and once more where the first mount has replayed a log
+// with a growth in it: the kernel has counted the groups before, and the next
+// growth would go by that. Whether it has, the size tells that the superblock had
+// before and the filesystem has now.
+func (d *devices) mount(r request, from origin) error {
 	mount := func() error { return unix.Mount(from.path, r.mountPoint, r.fstype, r.flags, r.data) }
-	err := mount()
+	fstype, ok := filesystem.Lookup(r.fstype)
+	if !ok {
+		return mount()
+	}
+	done, err := d.turns.take(context.Background(), from.path)
+	if err != nil {
+		return err
+	}
+	defer done()
+	fstype.BeforeMount()
+	before, known, err := d.endOnDisk(fstype, from)
+	if err != nil {
+		return err
+	}
+	err = mount()
 	if errors.Is(err, unix.EUCLEAN) && known {
 		// An xfs recovery that failed on groups beyond the filesystem's end has
 		// written the superblock that has them, if that was before them in the
 		// log: the next one goes by it.
-		if now, _ := endOnDisk(r.fstype, from.path); now > before {
+		if now, _, _ := d.endOnDisk(fstype, from); now > before {
 			before, err = now, mount()
 		}
 	}
 	if err != nil || !known {
 		return err
 	}
-	if after, known := endMounted(r, from); !known || after == before {
+	if after, known := endMounted(fstype, r.mountPoint, from); !known || after == before {
 		return nil
 	}
-	if err := unmountWhole(r, from); err != nil {
-		return refusal.New(refusal.FailedPrecondition, "a growth was in its log, so it has to be mounted twice, and somebody in the guest is in it already: unmount it there and try again: %w", err)
+	if err := d.letGo(r, from); err != nil {
+		return err
 	}
 	return mount()
 }
 
-// unmountWhole unmounts what has just been mounted, and proves that the kernel
-// has let go of the disk: mounted elsewhere, it would be counted with as it is.
-func unmountWhole(r request, from origin) error {
-	if err := unix.Unmount(r.mountPoint, unix.UMOUNT_NOFOLLOW); err != nil {
-		// Not left there: the call is refused, and nobody would hold it.
+// letGo unmounts what has just been mounted, and proves that the kernel has let
+// go of the disk: mounted elsewhere, it would be counted with as it is.
+func (d *devices) letGo(r request, from origin) error {
+	err := unix.Unmount(r.mountPoint, unix.UMOUNT_NOFOLLOW)
+	if err != nil { // not left there: the call is refused, and nobody would hold it
 		unix.Unmount(r.mountPoint, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
-		return err
+	} else if disk, openErr := claim(from.path); openErr == nil {
+		return disk.Close()
+	} else {
+		err = openErr
 	}
-	disk, err := os.OpenFile(from.path, os.O_RDONLY|unix.O_EXCL, 0)
-	if err != nil {
-		return err
-	}
-	return disk.Close()
+	d.setUnproven(from, true)
+	return d.refuseUnproven(from, err)
 }
 
-// endOnDisk is where the superblock on a disk has the filesystem end.
-func endOnDisk(fstype, path string) (blocks uint64, known bool) {
-	t, ok := filesystem.Lookup(fstype)
-	if !ok {
-		return 0, false
+func (d *devices) refuseUnproven(from origin, err error) error {
+	return refusal.New(refusal.FailedPrecondition, "%s was cut off while it grew, so it has to be mounted twice, and the first mount lives on: somebody in the guest is in it: end that and try again, or detach the disk: %w", from.path, err)
+}
+
+func (d *devices) setUnproven(from origin, on bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.unproven == nil {
+		d.unproven = map[uint64]bool{}
 	}
-	disk, err := os.Open(path)
+	if delete(d.unproven, from.number); on {
+		d.unproven[from.number] = true
+	}
+}
+
+// claim opens a block device that is mounted nowhere.
+func claim(path string) (*os.File, error) { return os.OpenFile(path, os.O_RDONLY|unix.O_EXCL, 0) }
+
+// endOnDisk is where the superblock on a disk has the filesystem end. It is not
+// known of one that is mounted already: nothing is replayed then. The error is
+// the refusal of a disk on which a mount lives on that must not be mounted again.
+func (d *devices) endOnDisk(fstype filesystem.Type, from origin) (blocks uint64, known bool, err error) {
+	disk, err := claim(from.path)
 	if err != nil {
-		return 0, false
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.unproven[from.number] && errors.Is(err, unix.EBUSY) {
+			return 0, false, d.refuseUnproven(from, err)
+		}
+		return 0, false, nil // mount(2) says what is wrong
 	}
 	defer disk.Close()
-	blocks, err = t.EndOnDisk(disk)
-	return blocks, err == nil // what is no such filesystem mount(2) refuses
+	d.setUnproven(from, false)
+	blocks, err = fstype.EndOnDisk(disk)
+	return blocks, err == nil, nil // what is no such filesystem mount(2) refuses
 }
 
 // endMounted is where the filesystem ends that has just been mounted.
-func endMounted(r request, from origin) (blocks uint64, known bool) {
-	t, _ := filesystem.Lookup(r.fstype)
-	dir, err := os.OpenFile(r.mountPoint, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+func endMounted(fstype filesystem.Type, mountPoint string, from origin) (blocks uint64, known bool) {
+	dir, err := os.OpenFile(mountPoint, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return 0, false
 	}
@@ -81,6 +127,6 @@ func endMounted(r request, from origin) (blocks uint64, known bool) {
 		return 0, false
 	}
 	defer disk.Close()
-	geometry, err := t.Geometry(filesystem.Mounted{Dir: dir, Disk: disk})
+	geometry, err := fstype.Geometry(filesystem.Mounted{Dir: dir, Disk: disk})
 	return geometry.Blocks, err == nil
 }

@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/health"
-	"github.com/directvol/directvol/agent/volume"
 )
 
 // State is the file in which an agent that is a service writes down who holds
@@ -80,14 +79,11 @@ const stateBytes = 16 << 20
 
 // snapshot is what the file holds.
 type snapshot struct {
-	Version   int    `json:"version"`
-	Boot      string `json:"boot_id"`
-	Destroyed bool   `json:"sandbox_destroyed,omitempty"`
-	Heard     uint64 `json:"kernel_log,omitempty"` // the last record whose meaning is in Past
-
-	// Freezes are growths that may have left a volume frozen.
-	Freezes  []volume.Freeze `json:"freezes,omitempty"`
-	Storages []record        `json:"storages"`
+	Version   int      `json:"version"`
+	Boot      string   `json:"boot_id"`
+	Destroyed bool     `json:"sandbox_destroyed,omitempty"`
+	Heard     uint64   `json:"kernel_log,omitempty"` // the last record whose meaning is in Past
+	Storages  []record `json:"storages"`
 }
 
 // record is a storage, and what it takes to find it in mountinfo.
@@ -102,6 +98,7 @@ type record struct {
 	Device     string      `json:"device"`
 	Number     uint64      `json:"number,omitempty"` // dev_t
 	Holders    []string    `json:"holders"`
+	Intent     bool        `json:"intent,omitempty"`   // it was being mounted, and its call has no answer yet
 	MountID    int         `json:"mount_id,omitempty"` // of the mount that Past is about
 	Past       health.Past `json:"past,omitzero"`
 }
@@ -225,11 +222,6 @@ func (t *Table) Recover() error {
 	if err != nil {
 		errs = append(errs, err)
 	}
-	for _, f := range was.Freezes { // first: whoever writes waits for it
-		if err := volume.ThawLeft(f); err != nil {
-			t.log.Warnf("thaw what the agent before may have left frozen: %v", err)
-		}
-	}
 	for _, r := range was.Storages {
 		if err := t.recover(r); err != nil {
 			errs = append(errs, err)
@@ -257,6 +249,15 @@ func (t *Table) recover(r record) error {
 		return err
 	}
 	entry := t.log.WithFields(logrus.Fields{"mountpoint": m.mountPoint, "device": m.from.path, "holders": r.Holders})
+	if there && r.Intent && m.driver.device {
+		// It may be the first of two mounts. Nobody was told of it, so that it
+		// can go, and the call that is made again mounts it as it should.
+		if err := unmountThere(m); err == nil {
+			there = false
+		} else {
+			entry.Warnf("its mount was cut off, and it cannot be unmounted to begin anew: %v", err)
+		}
+	}
 	if !there {
 		if m.made {
 			os.Remove(m.mountPoint)
@@ -308,12 +309,14 @@ func (t *Table) snapshot() snapshot {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	// Heard first: what is heard meanwhile is heard twice then, and not never.
-	now := snapshot{Destroyed: t.ended, Heard: t.volumes.Monitor().Heard(), Freezes: t.volumes.Freezes(), Storages: []record{}}
+	now := snapshot{Destroyed: t.ended, Heard: t.volumes.Monitor().Heard(), Storages: []record{}}
 	all := maps.Clone(t.intents)
 	maps.Copy(all, t.mounts)
 	for _, mountPoint := range slices.Sorted(maps.Keys(all)) {
 		mountID, past := t.volumes.Past(mountPoint)
-		now.Storages = append(now.Storages, recordOf(all[mountPoint], mountID, past))
+		r := recordOf(all[mountPoint], mountID, past)
+		_, r.Intent = t.intents[mountPoint]
+		now.Storages = append(now.Storages, r)
 	}
 	return now
 }

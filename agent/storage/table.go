@@ -33,6 +33,7 @@ type Table struct {
 	hotplug time.Duration // how long a device that is being plugged in is awaited
 	state   *State
 	turns   turns
+	devices devices
 
 	mu      sync.Mutex
 	ended   bool                // the sandbox is destroyed
@@ -53,9 +54,7 @@ type mounted struct {
 // device is awaited that the guest does not see yet; state is nil where none is
 // kept.
 func NewTable(log *logrus.Entry, volumes *volume.Table, hotplug time.Duration, state *State) *Table {
-	t := &Table{log: log, volumes: volumes, hotplug: hotplug, state: state, mounts: map[string]*mounted{}, intents: map[string]*mounted{}}
-	volumes.KeepFreezes(t.save)
-	return t
+	return &Table{log: log, volumes: volumes, hotplug: hotplug, state: state, mounts: map[string]*mounted{}, intents: map[string]*mounted{}}
 }
 
 // Begin takes storages again after ReleaseAll.
@@ -186,7 +185,7 @@ func (t *Table) holdFound(ctx context.Context, holder string, r request, from or
 		return false, err
 	}
 	defer t.intended(m)
-	made, err := r.driver.mount(r, from)
+	made, err := r.driver.mount(&t.devices, r, from)
 	if err != nil {
 		return false, err
 	}
@@ -199,6 +198,9 @@ func (t *Table) holdFound(ctx context.Context, holder string, r request, from or
 	}
 	if err == nil {
 		fresh, err = t.enter(m, holder)
+	}
+	if err == nil {
+		err = t.mountDone(m)
 	}
 	if err != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), unwindLimit)
@@ -217,7 +219,7 @@ func (t *Table) mountAgain(m *mounted) error {
 		return err
 	}
 	t.volumes.Forget(m.mountPoint) // what was known of the mount that is gone
-	made, err := m.driver.mount(m.request, m.from)
+	made, err := m.driver.mount(&t.devices, m.request, m.from)
 	if err == nil {
 		_, err = t.volumes.Lookup(m.mountPoint)
 	}
@@ -246,16 +248,31 @@ func (t *Table) intend(m *mounted) error {
 	return err
 }
 
-// intended ends intend. What was mounted stands written down as it is; what was
-// not is struck out.
+// intended ends intend where the mount was not done: it is struck out.
 func (t *Table) intended(m *mounted) {
 	t.mu.Lock()
+	_, open := t.intents[m.mountPoint]
 	delete(t.intents, m.mountPoint)
-	failed := t.mounts[m.mountPoint] != m
 	t.mu.Unlock()
-	if failed {
+	if open {
 		t.saveOrLog()
 	}
+}
+
+// mountDone ends intend where it was: an agent after this one takes over what is
+// written down so, and unmounts what was only intended.
+func (t *Table) mountDone(m *mounted) error {
+	t.mu.Lock()
+	delete(t.intents, m.mountPoint)
+	t.mu.Unlock()
+	err := t.save()
+	if err != nil {
+		t.mu.Lock()
+		t.intents[m.mountPoint] = m
+		delete(t.mounts, m.mountPoint)
+		t.mu.Unlock()
+	}
+	return err
 }
 
 // agrees refuses a request for a mount point where something else is mounted, or

@@ -32,7 +32,12 @@ func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) er
 // to it, and changes nothing: for the caller who is about to grow the disk,
 // which it does for good.
 func (v *Volume) CheckResize(ctx context.Context, size uint64) error {
-	return v.reach(ctx, size, func(*growth) error { return nil })
+	return v.reach(ctx, size, func(g *growth) error {
+		if size != 0 {
+			return nil
+		}
+		return g.fstype.CanGrow(g.Mounted, g.before.Blocks+1) // at all
+	})
 }
 
 // reach runs do with the volume locked and open, where it can ever have a size.
@@ -63,16 +68,22 @@ func (v *Volume) resize(ctx context.Context, g *growth, size uint64, wait time.D
 		return err
 	}
 	goal, err := g.goal(size)
-	if err != nil || goal <= g.before.Blocks {
+	if err != nil {
 		return err
 	}
-	if g.fstype.Freezes {
-		if err := v.freezes.begin(v); err != nil {
-			return refusal.New(refusal.Internal, "volume %s does not grow, as the agent could not thaw it after a restart: %w", v.Mountpoint, err)
-		}
-		defer v.freezes.end(v)
+	if deadline, ok := ctx.Deadline(); ok {
+		early, cancel := context.WithDeadline(ctx, deadline.Add(-answerMargin))
+		defer cancel()
+		ctx = early
 	}
-	return v.grow(ctx, g, goal)
+	if goal > g.before.Blocks {
+		return v.grow(ctx, g, goal)
+	}
+	// It may have grown by a call that was cut off, or by somebody else's.
+	if err := g.fstype.Settle(ctx, g.Mounted); err != nil {
+		return v.growError(err)
+	}
+	return nil
 }
 
 // canReach refuses a size that the filesystem can never have.

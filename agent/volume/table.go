@@ -22,7 +22,6 @@ import (
 // Table finds volumes by where they are mounted.
 type Table struct {
 	monitor *health.Monitor
-	freezes freezes
 
 	mu      sync.Mutex
 	volumes map[string]*Volume // by mount point
@@ -44,7 +43,6 @@ type Volume struct {
 	mountID    int
 	watch      *health.Watch // nil where no block device is below
 	growing    chan struct{} // the lock: a call that waits for it can be given up
-	freezes    *freezes
 
 	mu        sync.Mutex
 	measuring *measurement // nil where none is under way
@@ -174,7 +172,7 @@ func (t *Table) discover(path string, mountID, pastMount int, past health.Past) 
 	if err != nil {
 		return nil, refusal.New(refusal.NotFound, "volume %.200q: %w", path, err)
 	}
-	v := &Volume{Mountpoint: path, FSType: info.FSType, mountID: info.ID, growing: make(chan struct{}, 1), freezes: &t.freezes}
+	v := &Volume{Mountpoint: path, FSType: info.FSType, mountID: info.ID, growing: make(chan struct{}, 1)}
 	if info.Major == 0 {
 		return v, nil // tmpfs, virtio-fs, overlay: no block device below
 	}

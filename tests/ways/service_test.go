@@ -272,9 +272,8 @@ func survivesAnyMoment(t *testing.T, s daemon) {
 	}
 }
 
-// growsOn kills the agent again and again while it grows an xfs, which it freezes
-// for moments, so that some kills leave it frozen: the next agent thaws it, the
-// writer goes on, and the same call reaches the size.
+// growsOn kills the agent again and again while it grows an xfs: the writer never
+// waits for the agent, and the same call reaches the size.
 func growsOn(t *testing.T, s daemon) {
 	const rounds = 6
 	v := newVolume(t, s.Guest, "grows-on", "xfs")
