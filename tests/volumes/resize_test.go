@@ -275,6 +275,28 @@ func growElsewhere(t *testing.T, g *vm.Guest, v *vm.Volume, size uint64) error {
 	}
 }
 
+// The block device's page cache may be older than the filesystem, by a growth that
+// a second container's mount must not be refused for.
+func TestSecondMountOfAGrownVolumeComesAndGoes(t *testing.T) {
+	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+		v, first := attached(t, g, fstype)
+		second := *first
+		second.MountPoint += "-second"
+		must(t, container(t, g, "first-"+v.ID, first))
+		for round := range uint64(3) {
+			must(t, container(t, g, "second-"+v.ID, &second))
+			must(t, g.Agent().RemoveContainer(limited(t), "second-"+v.ID))
+			size := disks[fstype] + (round+1)*48*miB
+			must(t, g.VM().ResizeDisk(limited(t), v.ID, size))
+			must(t, g.Agent().ResizeVolume(limited(t), first.MountPoint, size))
+		}
+		must(t, container(t, g, "second-"+v.ID, &second))
+		must(t, g.Agent().RemoveContainer(limited(t), "first-"+v.ID))
+		must(t, g.Agent().ResizeVolume(limited(t), second.MountPoint, 0))
+		must(t, g.Agent().RemoveContainer(limited(t), "second-"+v.ID))
+	})
+}
+
 // What the kernel would refuse only when the disk has grown is refused before:
 // the disk is as it was.
 func TestDiskDoesNotGrowForAFilesystemThatCannot(t *testing.T) {
