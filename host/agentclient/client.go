@@ -149,7 +149,7 @@ func (c *Client) ResizeVolume(ctx context.Context, guestPath string, size uint64
 }
 
 // CheckResizeVolume asks whether ResizeVolume could grow the filesystem at a path in the guest to size, once its disk has that; 0 asks whether it can
-// grow at all. It changes nothing. An agent that is not directvol's answers codes.Unimplemented.
+// grow at all. It changes nothing. An agent without directvol's service answers codes.Unimplemented, or, as Rust's ttrpc does, codes.InvalidArgument ("… service does not exist").
 func (c *Client) CheckResizeVolume(ctx context.Context, guestPath string, size uint64) error {
 	return c.do(ctx, checkResizeVolume, &volumepb.CheckResizeVolumeRequest{VolumeGuestPath: guestPath, Size_: size})
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 
 	"google.golang.org/grpc/codes"
@@ -163,10 +164,16 @@ func (s *Sandbox) Resize(ctx context.Context, id string, bytes uint64) error {
 // can grow at all: asked to go to its device's end, it changes next to nothing.
 func (s *Sandbox) canGrow(ctx context.Context, guestPath string, bytes uint64) error {
 	err := s.agent.CheckResizeVolume(ctx, guestPath, bytes)
-	if status.Code(err) != codes.Unimplemented {
+	if err == nil || !lacksService(err) {
 		return err
 	}
 	return s.agent.ResizeVolume(ctx, guestPath, 0)
+}
+
+// lacksService tells an agent that has no such service: Go's ttrpc answers
+// UNIMPLEMENTED for it, and Rust's INVALID_ARGUMENT with these words.
+func lacksService(err error) bool {
+	return status.Code(err) == codes.Unimplemented || status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), "service does not exist")
 }
 
 // Detach unmounts a volume where it is mounted, and takes its disk away. A disk

@@ -3,6 +3,9 @@ package sandbox
 import (
 	"strings"
 	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 func newSandbox() *Sandbox { return &Sandbox{id: "test", volumes: map[string]*attached{}} }
@@ -45,5 +48,19 @@ func TestVolumeIsReservedOnceAtATime(t *testing.T) {
 	}
 	if _, _, err := s.find("data"); err == nil {
 		t.Error("a volume without a disk was found")
+	}
+}
+
+// kata-agent is written in Rust, whose ttrpc has another code for it.
+func TestAgentWithoutOurServiceIsKnownByItsAnswer(t *testing.T) {
+	for err, want := range map[error]bool{
+		status.Error(codes.Unimplemented, "service directvol.v1.VolumeService"):                                     true,
+		status.Error(codes.InvalidArgument, "/directvol.v1.VolumeService/CheckResizeVolume service does not exist"): true,
+		status.Error(codes.InvalidArgument, "volume path is not absolute"):                                          false,
+		status.Error(codes.FailedPrecondition, "sparse_super2"):                                                     false,
+	} {
+		if got := lacksService(err); got != want {
+			t.Errorf("%v\nwant %v\ngot  %v", err, want, got)
+		}
 	}
 }
