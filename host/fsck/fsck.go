@@ -11,7 +11,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 )
 
 // Run is one run of a program on a disk.
@@ -124,6 +126,12 @@ func start(ctx context.Context, argv []string, name string, open *os.File) (Run,
 	var out output
 	cmd := exec.CommandContext(ctx, program, append(argv[1:len(argv):len(argv)], target)...)
 	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.Env = append(os.Environ(), "LC_ALL=C") // its words are read
+	// It ends with this process, and a Ctrl-C on the terminal does not reach it. The
+	// kernel sends Pdeathsig when the thread that forked ends: it waits here.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	if open != nil {
 		cmd.ExtraFiles = []*os.File{open}
 	}

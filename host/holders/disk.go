@@ -167,6 +167,19 @@ func (d *Disk) Claim() error {
 	return d.Lock()
 }
 
+// Share lets a program of ours open a block device exclusively, which Claim keeps
+// from all. QEMU's bytes stay locked, but for a moment; another program that opens
+// it exclusively can come first, and then ours is refused. Claim ends it.
+func (d *Disk) Share() error {
+	file, err := d.reopen(int(d.file.Fd()), os.O_RDWR)
+	if err != nil {
+		return fmt.Errorf("open disk %s for writing: %w%s", d.name, err, wayIn(err))
+	}
+	d.file.Close()
+	d.file = file
+	return d.Lock()
+}
+
 // Lock locks QEMU's bytes of a disk that was claimed, again.
 func (d *Disk) Lock() error {
 	if holder, err := d.locked(); err != nil || holder != nil {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/directvol/directvol/host/fsck"
 )
@@ -33,9 +34,9 @@ type Correction struct {
 func (r *rescue) mount(ctx context.Context) error {
 	err := r.tries(ctx)
 	switch {
-	case isRefusal(err) && r.found.fstype == "xfs":
+	case isDamage(err) && r.found.fstype == "xfs":
 		err = r.mountGrown(ctx, err)
-	case isRefusal(err) && r.found.fstype == "ext4" && r.found.replays:
+	case isDamage(err) && r.found.fstype == "ext4" && r.found.replays:
 		err = r.mountReplayed(ctx, err)
 	}
 	return r.wayOut(err)
@@ -51,9 +52,26 @@ func (r *rescue) mountReplayed(ctx context.Context, refused error) error {
 		if err := r.reclaim(ctx); err != nil {
 			return "", err
 		}
+		r.phase = inRepair
+		if err := r.disk.Share(); err != nil { // e2fsck wants a device for itself
+			return "", err
+		}
+		ctx, cancel := context.WithTimeoutCause(ctx, checkLimit, errSlowCheck)
+		defer cancel()
 		run, err := fsck.RepairFile(ctx, r.Disk, r.disk.File())
-		r.tried = fmt.Sprintf("%s exits %d: %s", run.Command, run.Exit, printable(beginning(run.Output)))
-		return "", err
+		if claimErr := r.disk.Claim(); claimErr != nil {
+			return "", claimErr
+		}
+		if err != nil && run.Exit == 0 { // it could not run, or was ended
+			return "", explained(ctx, err)
+		}
+		run.Output = printableLines(run.Output)
+		r.report.Repair = &run
+		r.tried = fmt.Sprintf("%s exits %d:\n%s", run.Command, run.Exit, beginning(run.Output))
+		if err != nil {
+			return "", fmt.Errorf("%s exits %d", run.Command, run.Exit)
+		}
+		return "", nil
 	})
 	if err != nil {
 		return r.andThen(ctx, refused, err)
@@ -128,7 +146,7 @@ func (r *rescue) reclaim(ctx context.Context) error {
 // proven that it has grown, its primary superblock is given the size with which the
 // recovery of its log can begin.
 //
-// Whatever cuts this off leaves a disk that can be rescued again. One sector is
+// What cuts this off leaves a disk that can be tried again. One sector is
 // written, which a disk writes whole, and in it the size alone: the old one, or one
 // from which recovery comes to the size in the log. It is on the disk before a VM is
 // started that might read it, and is put back after that VM has ended, so that no log
@@ -152,18 +170,27 @@ func (r *rescue) mountGrown(ctx context.Context, refused error) error {
 			return r.andThen(ctx, refused, why)
 		}
 		last = sector
-		if refused = r.tries(ctx); !isRefusal(refused) {
-			return r.reached(g, refused)
+		if refused = r.tries(ctx); refused == nil {
+			return r.reached(g)
 		}
-		if !leadsBeyond(r.said) || !r.holds(last) {
+		if !isRefusal(refused) || !leadsBeyond(r.said) || !r.holds(last) {
 			break
 		}
 	}
-	if why := r.putBack(ctx, g, last); why != nil {
-		return r.andThen(ctx, refused, why)
+	// Also where it was the VM that failed, or somebody has ended it.
+	undoing, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+	defer cancel()
+	if why := r.putBack(undoing, g, last); why != nil {
+		refused = fmt.Errorf("%w; and then, its superblock has %d bytes instead of %d and could not be put back: %w", refused, r.report.Superblock.WroteBytes, g.primary.bytes(), why)
 	}
-	return refused
+	if isRefusal(refused) {
+		return refused // which tells what was tried
+	}
+	return fmt.Errorf("%w (%s)", refused, r.tried)
 }
+
+// undoLimit is for putting a superblock back, whatever has ended.
+const undoLimit = 10 * time.Second
 
 // prove finds out what size an xfs has grown to.
 func (r *rescue) prove(ctx context.Context) (g growth, err error) {
@@ -198,7 +225,7 @@ func leadsBeyond(log []string) bool {
 func (r *rescue) correct(ctx context.Context, g growth, start extent, old, sector []byte) error {
 	c := &Correction{FromBytes: g.primary.bytes(), ToBytes: g.proven.bytes(), WroteBytes: start.blocks * g.primary.blockBytes, Group: g.group}
 	return r.step(ctx, "let recovery begin with a larger size", func() (string, error) {
-		// Once more: this is the one place where the host itself writes.
+		// Once more: here the host itself writes.
 		if err := r.reclaim(ctx); err != nil {
 			return "", err
 		}
@@ -242,10 +269,7 @@ func (r *rescue) putBack(ctx context.Context, g growth, written []byte) error {
 }
 
 // reached makes sure of what provenGrowth says recovery ends with.
-func (r *rescue) reached(g growth, mounted error) error {
-	if mounted != nil {
-		return mounted
-	}
+func (r *rescue) reached(g growth) error {
 	now, err := readPrimary(r.disk.File())
 	if err == nil && now.blocks < g.proven.blocks {
 		err = fmt.Errorf("it has %d bytes, and the superblock of group %d had %d: copy the disk before anything else is done to it", now.bytes(), g.group, g.proven.bytes())

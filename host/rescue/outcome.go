@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/directvol/directvol/host/fsck"
 )
@@ -22,9 +24,11 @@ func (r *rescue) check(ctx context.Context) error {
 		if _, err := r.look(ctx, nil); err != nil {
 			return "", r.unchecked(err)
 		}
+		ctx, cancel := context.WithTimeoutCause(ctx, checkLimit, errSlowCheck)
+		defer cancel()
 		run, err := fsck.CheckFile(ctx, r.found.fstype, r.Disk, r.disk.File())
 		if err != nil {
-			return "", r.unchecked(err)
+			return "", r.unchecked(explained(ctx, err))
 		}
 		run.Output = printableLines(run.Output)
 		r.report.Fsck = &run
@@ -39,6 +43,9 @@ func (r *rescue) check(ctx context.Context) error {
 		}
 		return err
 	}
+	if err := r.stillNamed(); err != nil {
+		return err
+	}
 	after, err := identify(r.disk.File())
 	if err != nil {
 		return fmt.Errorf("disk %s, after all: %w", r.Disk, err)
@@ -47,6 +54,25 @@ func (r *rescue) check(ctx context.Context) error {
 		return fmt.Errorf("disk %s mounts, but its superblock remembers an error, and the kernel refuses to grow it: run e2fsck -p %s", r.Disk, r.Disk)
 	}
 	return nil
+}
+
+// checkLimit ends a check that goes round in circles, as e2fsck can on a damaged
+// disk; a sound one of many terabytes takes less.
+const checkLimit = time.Hour
+
+var errSlowCheck = fmt.Errorf("it took longer than %v and was ended", checkLimit)
+
+// stillNamed refuses success for a disk that its name leads to no more.
+func (r *rescue) stillNamed() error {
+	ours, err := r.disk.File().Stat()
+	if err != nil {
+		return err
+	}
+	named, err := os.Stat(r.Disk)
+	if err == nil && os.SameFile(ours, named) {
+		return nil
+	}
+	return fmt.Errorf("what was named %s when it was opened is rescued, but the name leads elsewhere by now, or nowhere: somebody has moved or replaced it", r.Disk)
 }
 
 func (r *rescue) unchecked(err error) error {
@@ -99,7 +125,7 @@ func (r *rescue) recovered(mounted bool) {
 	if r.found.fstype == "ext4" {
 		r.report.Recovered = RecoveredNo
 		if r.found.replays {
-			r.report.Recovered = RecoveredYes
+			r.report.Recovered = RecoveredYes // by the kernel or, see Repair, e2fsck
 		}
 		return
 	}

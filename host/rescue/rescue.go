@@ -15,7 +15,8 @@
 // refuses such a volume as 6.1 does, at every attempt (tried with two and with three
 // growths). Then, where the superblock of an old group proves that a growth is in the
 // log (provenGrowth), the primary one is given a size with which recovery can begin,
-// and the mount is tried again. It is the one thing that is written outside of a VM.
+// and the mount is tried again. That sector, and what e2fsck -p writes of an ext4
+// whose journal no kernel replays, is all that is written outside of a VM.
 //
 // A disk that somebody on this host has is left alone: package holders.
 package rescue
@@ -26,9 +27,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/directvol/directvol/host/fsck"
 	"github.com/directvol/directvol/host/holders"
@@ -77,6 +82,9 @@ type Report struct {
 	Superblock *Correction `json:"superblock,omitempty"`
 	// KernelLog is what the kernels of the VMs have said of the filesystem.
 	KernelLog []string `json:"kernel_log"`
+	// Repair is the run of e2fsck -p that has replayed an ext4's journal before the
+	// last mount, nil where the kernel did, or nobody.
+	Repair *fsck.Run `json:"repair,omitempty"`
 	// Fsck is the check afterwards, nil where it was not run.
 	Fsck *fsck.Run `json:"fsck"`
 	// Unseen is how many processes of this host could not be asked whether they have the disk.
@@ -129,7 +137,8 @@ func Run(ctx context.Context, cfg Config) (Report, error) {
 const (
 	untouched  = "before the disk was touched"
 	inTheVM    = "while the VM had the disk, which is a power cut to it and no harm: run rescue again"
-	betweenVMs = "between two VMs, when nothing had the disk: run rescue again"
+	betweenVMs = "between two VMs: run rescue again"
+	inRepair   = "while e2fsck -p replayed the journal, which begins anew: run rescue again"
 	inCheck    = "in the check: the disk was mounted and unmounted, and nothing has it any more"
 )
 
@@ -277,6 +286,23 @@ type mountError struct{ error }
 
 func (e mountError) Unwrap() error { return e.error }
 
+// asRefusal tells the kernel's refusal, which the agent answers with one of two
+// codes, from a call that was not answered: the VM's end, or its vsock's, says
+// nothing of the disk.
+func asRefusal(err error) error {
+	switch status.Code(err) {
+	case codes.FailedPrecondition, codes.InvalidArgument:
+		return mountError{err}
+	default:
+		return err
+	}
+}
+
+// isDamage tells the refusal that a growth which was cut off leads to (EUCLEAN).
+func isDamage(err error) bool {
+	return isRefusal(err) && strings.Contains(err.Error(), unix.EUCLEAN.Error())
+}
+
 // mountOnce gives the VM the disk, has it mount and unmount it, and powers off.
 func (r *rescue) mountOnce(ctx context.Context, vm *sandbox.Sandbox) error {
 	err := r.step(ctx, "mount it, which recovers its log", func() (string, error) {
@@ -288,7 +314,7 @@ func (r *rescue) mountOnce(ctx context.Context, vm *sandbox.Sandbox) error {
 			if ctx.Err() != nil {
 				return "", explained(ctx, err)
 			}
-			return "", mountError{err}
+			return "", asRefusal(err)
 		}
 		return "", nil
 	})

@@ -41,7 +41,8 @@ DISK is an image file or a block device that holds xfs or ext4. rescue writes wh
 a mount writes, and before another mount in the case above one sector of its own,
 the superblock: only where other superblocks of the disk prove that the growth is in
 the log, and where the mount is refused all the same it puts the old one back, unless
-the recovery has written it since. It never
+the recovery has written it since. An ext4 that every kernel refuses, as a cut has
+left its superblock ahead of its journal, has its journal replayed by e2fsck -p. It never
   - touches a disk that somebody on this host has: a sandbox, a mount, a loop
     device, any process that has it open. It names who, and changes nothing;
   - runs xfs_repair -L, which throws the log away, and with it files that fsync
@@ -111,6 +112,9 @@ func outcome(r rescue.Report) string {
 	}[r.Recovered]
 	if mounts == "" {
 		mounts = "it mounts"
+	}
+	if r.Repair != nil {
+		mounts = fmt.Sprintf("%s has replayed its journal, as no kernel did (exit %d), and it mounts again", r.Repair.Command, r.Repair.Exit)
 	}
 	if c := r.Superblock; c != nil {
 		mounts = fmt.Sprintf("it had grown from %d to %d bytes, and its superblock had to be told; ", c.FromBytes, c.ToBytes) + mounts
