@@ -109,6 +109,9 @@ func xfsGoal(g Geometry, blocks, device uint64) uint64 {
 // have changed, and at the device, which may have grown while its end was asked
 // for.
 func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
+	if err := xfsSettle(ctx, m); err != nil { // somebody else's growth, or one that was cut off
+		return err
+	}
 	for idle := 0; idle < xfsIdleSteps; {
 		if err := ctx.Err(); err != nil {
 			return err

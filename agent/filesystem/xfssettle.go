@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io/fs"
 	"os"
 	"sync"
 	"time"
@@ -67,6 +68,10 @@ func xfsSettle(ctx context.Context, m Mounted) error {
 		if s.blocks >= g.dataBlocks() {
 			return nil
 		}
+		var st unix.Stat_t
+		if err := unix.Fstat(int(m.Dir.Fd()), &st); err != nil {
+			return &fs.PathError{Op: "fstat", Path: m.Dir.Name(), Err: err} // it has shut down
+		}
 		if !kicked {
 			xfsHurry()
 			laptop.syncfs(m.Dir)
@@ -98,6 +103,14 @@ func (l *laptopSwitch) syncfs(dir *os.File) {
 	l.on()
 	defer l.off()
 	_ = unix.Syncfs(int(dir.Fd()))
+}
+
+// EndLaptopMode takes back what an agent did not live to take back. It goes before
+// any growth.
+func EndLaptopMode() {
+	if is, err := os.ReadFile(laptopMode); err == nil && string(bytes.TrimSpace(is)) == laptopMark {
+		_ = os.WriteFile(laptopMode, []byte("0"), 0)
+	}
 }
 
 func (l *laptopSwitch) on() {

@@ -3,7 +3,9 @@ package storage
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -38,16 +40,13 @@ func (d *devices) mount(r request, from origin) error {
 	}
 	defer done()
 	fstype.BeforeMount()
-	before, known, err := d.endOnDisk(fstype, from)
-	if err != nil {
-		return err
-	}
+	before, known := endOnDisk(fstype, from)
 	err = mount()
 	if errors.Is(err, unix.EUCLEAN) && known {
 		// An xfs recovery that failed on groups beyond the filesystem's end has
 		// written the superblock that has them, if that was before them in the
 		// log: the next one goes by it.
-		if now, _, _ := d.endOnDisk(fstype, from); now > before {
+		if now, _ := endOnDisk(fstype, from); now > before {
 			before, err = now, mount()
 		}
 	}
@@ -74,7 +73,7 @@ func (d *devices) letGo(r request, from origin) error {
 	} else {
 		err = openErr
 	}
-	d.setUnproven(from, true)
+	d.setUnproven(from.number, true)
 	return d.refuseUnproven(from, err)
 }
 
@@ -82,37 +81,56 @@ func (d *devices) refuseUnproven(from origin, err error) error {
 	return refusal.New(refusal.FailedPrecondition, "%s was cut off while it grew, so it has to be mounted twice, and the first mount lives on: somebody in the guest is in it: end that and try again, or detach the disk: %w", from.path, err)
 }
 
-func (d *devices) setUnproven(from origin, on bool) {
+func (d *devices) setUnproven(number uint64, on bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.unproven == nil {
 		d.unproven = map[uint64]bool{}
 	}
-	if delete(d.unproven, from.number); on {
-		d.unproven[from.number] = true
+	if delete(d.unproven, number); on {
+		d.unproven[number] = true
 	}
+}
+
+// allUnproven are written down, for the agent after this one.
+func (d *devices) allUnproven() []uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Sorted(maps.Keys(d.unproven))
+}
+
+// proven refuses a device of which an unproven mount lives on.
+func (d *devices) proven(from origin) error {
+	d.mu.Lock()
+	suspect := d.unproven[from.number]
+	d.mu.Unlock()
+	if !suspect {
+		return nil
+	}
+	disk, err := claim(from.path)
+	if errors.Is(err, unix.EBUSY) {
+		return d.refuseUnproven(from, err)
+	}
+	if err == nil {
+		disk.Close()
+		d.setUnproven(from.number, false)
+	}
+	return nil // mount(2) says what else is wrong
 }
 
 // claim opens a block device that is mounted nowhere.
 func claim(path string) (*os.File, error) { return os.OpenFile(path, os.O_RDONLY|unix.O_EXCL, 0) }
 
 // endOnDisk is where the superblock on a disk has the filesystem end. It is not
-// known of one that is mounted already: nothing is replayed then. The error is
-// the refusal of a disk on which a mount lives on that must not be mounted again.
-func (d *devices) endOnDisk(fstype filesystem.Type, from origin) (blocks uint64, known bool, err error) {
+// known of one that is mounted already: nothing is replayed then.
+func endOnDisk(fstype filesystem.Type, from origin) (blocks uint64, known bool) {
 	disk, err := claim(from.path)
 	if err != nil {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if d.unproven[from.number] && errors.Is(err, unix.EBUSY) {
-			return 0, false, d.refuseUnproven(from, err)
-		}
-		return 0, false, nil // mount(2) says what is wrong
+		return 0, false // mount(2) says what is wrong
 	}
 	defer disk.Close()
-	d.setUnproven(from, false)
 	blocks, err = fstype.EndOnDisk(disk)
-	return blocks, err == nil, nil // what is no such filesystem mount(2) refuses
+	return blocks, err == nil // what is no such filesystem mount(2) refuses
 }
 
 // endMounted is where the filesystem ends that has just been mounted.

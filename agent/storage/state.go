@@ -17,6 +17,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/filesystem"
 	"github.com/directvol/directvol/agent/health"
 )
 
@@ -84,6 +85,7 @@ type snapshot struct {
 	Destroyed bool     `json:"sandbox_destroyed,omitempty"`
 	Heard     uint64   `json:"kernel_log,omitempty"` // the last record whose meaning is in Past
 	Storages  []record `json:"storages"`
+	Unproven  []uint64 `json:"unproven_devices,omitempty"` // dev_t, see devices
 }
 
 // record is a storage, and what it takes to find it in mountinfo.
@@ -222,6 +224,10 @@ func (t *Table) Recover() error {
 	if err != nil {
 		errs = append(errs, err)
 	}
+	filesystem.EndLaptopMode()
+	for _, number := range was.Unproven {
+		t.devices.setUnproven(number, true)
+	}
 	for _, r := range was.Storages {
 		if err := t.recover(r); err != nil {
 			errs = append(errs, err)
@@ -252,11 +258,10 @@ func (t *Table) recover(r record) error {
 	if there && r.Intent && m.driver.device {
 		// It may be the first of two mounts. Nobody was told of it, so that it
 		// can go, and the call that is made again mounts it as it should.
-		if err := unmountThere(m); err == nil {
-			there = false
-		} else {
-			entry.Warnf("its mount was cut off, and it cannot be unmounted to begin anew: %v", err)
+		if err := t.devices.letGo(m.request, m.from); err != nil {
+			entry.Warnf("its mount was cut off: %v", err)
 		}
+		there = false
 	}
 	if !there {
 		if m.made {
@@ -309,13 +314,14 @@ func (t *Table) snapshot() snapshot {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	// Heard first: what is heard meanwhile is heard twice then, and not never.
-	now := snapshot{Destroyed: t.ended, Heard: t.volumes.Monitor().Heard(), Storages: []record{}}
+	now := snapshot{Destroyed: t.ended, Heard: t.volumes.Monitor().Heard(), Storages: []record{}, Unproven: t.devices.allUnproven()}
 	all := maps.Clone(t.intents)
 	maps.Copy(all, t.mounts)
 	for _, mountPoint := range slices.Sorted(maps.Keys(all)) {
 		mountID, past := t.volumes.Past(mountPoint)
 		r := recordOf(all[mountPoint], mountID, past)
-		_, r.Intent = t.intents[mountPoint]
+		_, intended := t.intents[mountPoint]
+		r.Intent = intended && all[mountPoint].begun
 		now.Storages = append(now.Storages, r)
 	}
 	return now

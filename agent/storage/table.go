@@ -47,6 +47,7 @@ type mounted struct {
 	request
 	from    origin
 	made    bool // the mount point's directory is ours to remove
+	begun   bool // nothing was mounted there when its mount began
 	holders map[string]bool
 }
 
@@ -238,6 +239,8 @@ func (t *Table) mountAgain(m *mounted) error {
 func (t *Table) intend(m *mounted) error {
 	_, err := os.Lstat(m.mountPoint)
 	m.made = errors.Is(err, fs.ErrNotExist)
+	top, err := topmost(m.mountPoint)
+	m.begun = err == nil && top == nil
 	t.mu.Lock()
 	t.intents[m.mountPoint] = m
 	t.mu.Unlock()

@@ -246,14 +246,18 @@ func (c *Client) write(ctx context.Context, line []byte) error {
 	}
 	deadline, _ := ctx.Deadline()
 	c.conn.SetWriteDeadline(deadline)
-	if _, err := c.conn.Write(line); err != nil {
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			err = fmt.Errorf("QEMU does not read: %w", err)
-		}
-		c.end(err)
-		return err
+	sent, err := c.conn.Write(line)
+	if err == nil {
+		return nil
 	}
-	return nil
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		if sent == 0 { // the caller's time was up: nothing of it is on its way
+			return fmt.Errorf("the command was not sent: %w", err)
+		}
+		err = fmt.Errorf("QEMU does not read: %w", err)
+	}
+	c.end(err)
+	return err
 }
 
 // await waits for an answer.
