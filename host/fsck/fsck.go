@@ -1,7 +1,10 @@
 // Package fsck has the programs of e2fsprogs and xfsprogs look at a filesystem
 // that nobody has mounted, and knows what of their answers means that there is
 // nothing to mend: e2fsck(8), xfs_repair(8). That nobody has the disk is for the
-// caller to see to.
+// caller to see to, and so is a limit: on a damaged filesystem they may go on for ever.
+//
+// The programs live no longer than this process, and a Ctrl-C on the terminal does
+// not reach them: it is the context that ends them.
 package fsck
 
 import (
@@ -11,30 +14,38 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"syscall"
+	"unicode"
+
+	"golang.org/x/sys/unix"
 )
 
 // Run is one run of a program on a disk.
 type Run struct {
 	Command string `json:"command"`
 	Exit    int    `json:"exit"`
-	Output  string `json:"output"`
+	// Output is what the program said on both its outputs, fit for a terminal.
+	Output string `json:"output"`
 }
 
 // checker is a program that looks without touching. An exit status of 0 is not
 // enough: e2fsck -fn answers its own questions with no and may still exit 0, on
-// wrong counts of free blocks for one. So its output must not hold some words.
+// wrong counts of free blocks for one. So its output must not hold some words, but
+// in the line that ends it: there e2fsck has the filesystem's label, or the disk's
+// name, which may be any words. xfs_repair shows neither where there is nothing to mend.
 type checker struct {
 	argv  []string
 	wrong []string
-	deb   string // the package of Debian that has it
+	ends  *regexp.Regexp // nil where no line has a label
+	deb   string         // the package of Debian that has it
 }
 
 var checkers = map[string]checker{
-	"ext4": {[]string{"e2fsck", "-fn"}, []string{"? no", "WARNING"}, "e2fsprogs"},
-	"xfs":  {[]string{"xfs_repair", "-n"}, []string{"would "}, "xfsprogs"},
+	"ext4": {[]string{"e2fsck", "-fn"}, []string{"? no", "WARNING"}, regexp.MustCompile(`: \d+/\d+ files \([0-9.]+% non-contiguous\), \d+/\d+ blocks$`), "e2fsprogs"},
+	"xfs":  {[]string{"xfs_repair", "-n"}, []string{"would "}, nil, "xfsprogs"},
 }
 
 func checkerOf(fstype string) (checker, error) {
@@ -104,7 +115,7 @@ func RepairFile(ctx context.Context, name string, disk *os.File) (Run, error) {
 func repair(ctx context.Context, name string, disk *os.File) (Run, error) {
 	run, err := start(ctx, []string{"e2fsck", "-p"}, name, disk)
 	if err == nil && run.Exit > 1 {
-		err = fmt.Errorf("%s exits %d:\n%s", run.Command, run.Exit, run.Output)
+		err = fmt.Errorf("%s exits %d:\n%s", run.Command, run.Exit, beginning(run.Output))
 	}
 	return run, err
 }
@@ -125,18 +136,14 @@ func start(ctx context.Context, argv []string, name string, open *os.File) (Run,
 	}
 	var out output
 	cmd := exec.CommandContext(ctx, program, append(argv[1:len(argv):len(argv)], target)...)
+	cmd.Env = append(os.Environ(), "LC_ALL=C") // its words are looked for
 	cmd.Stdout, cmd.Stderr = &out, &out
-	cmd.Env = append(os.Environ(), "LC_ALL=C") // its words are read
-	// It ends with this process, and a Ctrl-C on the terminal does not reach it. The
-	// kernel sends Pdeathsig when the thread that forked ends: it waits here.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
 	if open != nil {
 		cmd.ExtraFiles = []*os.File{open}
 	}
-	err = cmd.Run()
-	run.Output = out.String()
+	err = runOnThread(cmd)
+	run.Output = printable(out.String())
 	if open != nil {
 		run.Output = strings.ReplaceAll(run.Output, inherited, name)
 	}
@@ -145,24 +152,76 @@ func start(ctx context.Context, argv []string, name string, open *os.File) (Run,
 		return run, nil
 	}
 	if err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
 		return run, fmt.Errorf("%s: %w", run.Command, err)
 	}
 	return run, nil
 }
 
-// Err is nil where the check found nothing to mend.
+// runOnThread runs a command from a thread that stays until it has ended: the kernel
+// sends Pdeathsig when the thread that forked ends.
+func runOnThread(cmd *exec.Cmd) error {
+	ended := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		ended <- cmd.Run()
+	}()
+	return <-ended
+}
+
+// Err is nil where the check found nothing to mend. It shows the output's beginning.
 func (r Run) Err(fstype string) error {
 	if r.Exit != 0 {
-		return fmt.Errorf("%s exits %d:\n%s", r.Command, r.Exit, r.Output)
+		return fmt.Errorf("%s exits %d:\n%s", r.Command, r.Exit, beginning(r.Output))
 	}
+	c := checkers[fstype]
 	for line := range strings.Lines(r.Output) {
-		for _, wrong := range append([]string{cut}, checkers[fstype].wrong...) {
+		line = strings.TrimSpace(line)
+		if c.ends != nil && c.ends.MatchString(line) {
+			continue
+		}
+		for _, wrong := range append([]string{cut}, c.wrong...) {
 			if strings.Contains(line, wrong) {
-				return fmt.Errorf("%s exits 0 and says: %s", r.Command, strings.TrimSpace(line))
+				return fmt.Errorf("%s exits 0 and says: %s", r.Command, beginning(line))
 			}
 		}
 	}
 	return nil
+}
+
+// shownLines and shownBytes bound what an error shows of an output: the Run has all of it.
+const (
+	shownLines = 20
+	shownBytes = 4 << 10
+)
+
+func beginning(text string) string {
+	text = strings.TrimRight(text, "\n")
+	short := text
+	if lines := strings.SplitAfterN(text, "\n", shownLines+1); len(lines) > shownLines {
+		short = strings.Join(lines[:shownLines], "")
+	}
+	if len(short) > shownBytes {
+		short = strings.ToValidUTF8(short[:shownBytes], "")
+	}
+	if len(short) < len(text) {
+		short += "…"
+	}
+	return short
+}
+
+// printable makes a program's lines fit for a terminal and for JSON: they show names
+// and labels of the filesystem, which are a stranger's bytes.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) || r == '\n' {
+			return r
+		}
+		return ' '
+	}, strings.ToValidUTF8(text, "?"))
 }
 
 // maxOutput is what is kept of a program's output. A check that finds nothing

@@ -1,15 +1,146 @@
 package fsck
 
 import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode"
+
+	"golang.org/x/sys/unix"
 )
 
+// checkVariable has this test's program run a check instead of its tests.
+const checkVariable = "DIRECTVOL_TEST_CHECK"
+
+func TestMain(m *testing.M) {
+	if disk := os.Getenv(checkVariable); disk != "" {
+		_, err := Check(context.Background(), "ext4", disk)
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// standIn puts a script in e2fsck's place.
+func standIn(t *testing.T, script string) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "e2fsck"), []byte("#!/bin/sh\n"+script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+}
+
+// endless makes a FIFO, and a stand-in that tells of itself by it, holds it open, and
+// does not end.
+func endless(t *testing.T) (fifo string) {
+	t.Helper()
+	fifo = filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	standIn(t, `exec 9>"`+fifo+`"; read -r _ _ _ _ group _ </proc/$$/stat; echo $$ $group $LC_ALL >&9; exec tail -f /dev/null`)
+	return fifo
+}
+
+func TestProgramEndsWithItsParentAndIsInAGroupOfItsOwn(t *testing.T) {
+	t.Setenv("LC_ALL", "de_DE.UTF-8")
+	fifo := endless(t)
+	parent := exec.Command(os.Args[0])
+	parent.Env = append(os.Environ(), checkVariable+"=disk")
+	if err := parent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer parent.Wait() // with the status of who was killed
+	defer parent.Process.Kill()
+	said, err := os.Open(fifo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer said.Close()
+	lines := bufio.NewReader(said)
+	line, err := lines.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pid, group int
+	var locale string
+	if _, err := fmt.Sscan(line, &pid, &group, &locale); err != nil || pid != group || locale != "C" {
+		t.Errorf("\nwant a group of its own, and its words in English\ngot  %q, error %v", line, err)
+	}
+	parent.Process.Kill()
+	if rest, err := io.ReadAll(lines); err != nil || len(rest) != 0 { // which ends when nobody has the FIFO any more
+		t.Errorf("after its parent's end\nwant nothing\ngot  %q, error %v", rest, err)
+	}
+}
+
+func TestProgramThatTakesTooLongIsEndedAndTheLimitNamed(t *testing.T) {
+	fifo := endless(t)
+	limit := errors.New("it took longer than it may")
+	ctx, end := context.WithCancelCause(t.Context())
+	go func() {
+		said, err := os.Open(fifo)
+		if err == nil {
+			bufio.NewReader(said).ReadString('\n')
+			said.Close()
+		}
+		end(limit)
+	}()
+	if _, err := Check(ctx, "ext4", "disk"); !errors.Is(err, limit) || !strings.Contains(err.Error(), "e2fsck -fn disk") {
+		t.Errorf("\nwant %v\ngot  %v", limit, err)
+	}
+}
+
+func TestErrorsShowAStrangersBytesPrintableBoundedAndOnce(t *testing.T) {
+	standIn(t, `i=0; while [ $i -lt 300 ]; do printf 'evil\033]0;x\007\377 %s\n' "$(printf '%0400d' 0)"; i=$((i+1)); done; exit 12`)
+	run, err := Repair(t.Context(), "disk")
+	for _, err := range []error{err, run.Err("ext4")} {
+		if err == nil || strings.Count(err.Error(), "exits 12") != 1 || len(err.Error()) > shownBytes+200 {
+			t.Fatalf("\nwant a bounded error\ngot  %v", err)
+		}
+		if at := strings.IndexFunc(err.Error(), func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }); at >= 0 {
+			t.Errorf("not printable: %q", err.Error()[at:])
+		}
+	}
+	if strings.Contains(run.Output, "\033") {
+		t.Error("an escape in the Run's output")
+	}
+}
+
+// e2fsck shows the label, or the disk's name, where it says that all is well.
+func TestLabelDoesNotDecide(t *testing.T) {
+	for _, label := range []string{"WARNING", "sure ? no", "would "} {
+		for fstype := range checkers {
+			path := image(t, fstype, "-L", label)
+			if err := os.Rename(path, path+" WARNING would "); err != nil {
+				t.Fatal(err)
+			}
+			path += " WARNING would "
+			run, err := Check(t.Context(), fstype, path)
+			if err == nil {
+				err = run.Err(fstype)
+			}
+			if err != nil {
+				t.Errorf("%s, %q\nwant it whole\ngot  %v", fstype, label, err)
+			}
+		}
+	}
+	for _, line := range []string{"Fix? no", "x: 11/16 files (0.0% non-contiguous), 7/9 blocks? no", "WARNING: bad format"} {
+		if err := (Run{Output: "Pass 1\n" + line + "\n"}).Err("ext4"); err == nil {
+			t.Errorf("%q\nwant it found\ngot  nothing to mend", line)
+		}
+	}
+}
+
 // image makes a small ext4, or a small xfs of the least size that mkfs.xfs takes.
-func image(t *testing.T, fstype string) string {
+func image(t *testing.T, fstype string, options ...string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "disk.img")
 	f, err := os.Create(path)
@@ -24,7 +155,7 @@ func image(t *testing.T, fstype string) string {
 	if err != nil {
 		t.Skipf("%v: apt-get install e2fsprogs xfsprogs, and run go test ./host/fsck", err)
 	}
-	if out, err := exec.Command(mkfs, "-q", path).CombinedOutput(); err != nil {
+	if out, err := exec.Command(mkfs, append(options, "-q", path)...).CombinedOutput(); err != nil {
 		t.Fatalf("mkfs: %v\n%s", err, out)
 	}
 	return path
@@ -62,7 +193,7 @@ func TestMissingProgramIsNamedWithItsPackage(t *testing.T) {
 		t.Errorf("want btrfs refused\ngot  %v", err)
 	}
 	for fstype, c := range checkers {
-		checkers[fstype] = checker{[]string{"no-such-program"}, c.wrong, c.deb}
+		checkers[fstype] = checker{[]string{"no-such-program"}, c.wrong, c.ends, c.deb}
 		err := Available(fstype)
 		checkers[fstype] = c
 		if err == nil || !strings.Contains(err.Error(), "apt-get install --no-install-recommends "+c.deb) {

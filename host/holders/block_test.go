@@ -114,6 +114,29 @@ func TestClaimedDeviceCannotBeMounted(t *testing.T) {
 	must(t, find(t, d))
 }
 
+// e2fsck(8) opens a device exclusively, and is refused where somebody else has.
+func TestYieldedDeviceCanBeTakenByAnotherAndStaysLocked(t *testing.T) {
+	device := loopDevice(t, image(t))
+	d := opened(t, device)
+	must(t, d.Claim())
+	take := func() (*os.File, error) { return os.OpenFile(device, os.O_RDWR|unix.O_EXCL, 0) }
+	if other, err := take(); !errors.Is(err, unix.EBUSY) {
+		other.Close()
+		t.Errorf("a claimed device\nwant %v\ngot  %v", unix.EBUSY, err)
+	}
+	d.Yield()
+	other, err := take()
+	must(t, err)
+	err = unix.FcntlFlock(other.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: 101, Len: 1})
+	if !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("QEMU's byte of a yielded device\nwant %v\ngot  %v", unix.EAGAIN, err)
+	}
+	inUse(t, d.Take(), "for itself")
+	must(t, other.Close())
+	must(t, d.Take())
+	must(t, find(t, d))
+}
+
 func TestSwapIsRefused(t *testing.T) {
 	path := image(t)
 	device := loopDevice(t, path)

@@ -53,6 +53,7 @@ func statx(dir int, path string, flags int) (*unix.Statx_t, error) {
 type Disk struct {
 	name  string
 	file  *os.File // for reading, after Claim for writing too
+	taken *os.File // of a block device that is taken exclusively
 	block bool
 	id    identity
 }
@@ -126,8 +127,16 @@ func (d *Disk) File() *os.File { return d.file }
 // Path leads other processes of the same user to this very disk, until it is closed.
 func (d *Disk) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), d.file.Fd()) }
 
+// has reports whether a descriptor of this process is the Disk's.
+func (d *Disk) has(fd string) bool {
+	return fd == strconv.Itoa(int(d.file.Fd())) || d.taken != nil && fd == strconv.Itoa(int(d.taken.Fd()))
+}
+
 // Close lets go of the disk.
-func (d *Disk) Close() error { return d.file.Close() }
+func (d *Disk) Close() error {
+	d.Yield()
+	return d.file.Close()
+}
 
 // InUseError is the refusal of a disk that others have.
 type InUseError struct {
@@ -151,26 +160,9 @@ func (e *InUseError) Error() string {
 // refuses every QEMU that locks, and another Claim. One that others have is an
 // *InUseError.
 func (d *Disk) Claim() error {
-	flags := os.O_RDWR
-	if d.block {
-		flags |= unix.O_EXCL
+	if err := d.Take(); err != nil {
+		return err
 	}
-	file, err := d.reopen(int(d.file.Fd()), flags)
-	switch {
-	case err == unix.EBUSY:
-		return d.inUse(Holder{How: "something of this host's kernel has it for itself: a mount, perhaps in another mount namespace, device-mapper, md or swap"})
-	case err != nil:
-		return fmt.Errorf("open disk %s for writing: %w%s", d.name, err, wayIn(err))
-	}
-	d.file.Close()
-	d.file = file
-	return d.Lock()
-}
-
-// Share lets a program of ours open a block device exclusively, which Claim keeps
-// from all. QEMU's bytes stay locked, but for a moment; another program that opens
-// it exclusively can come first, and then ours is refused. Claim ends it.
-func (d *Disk) Share() error {
 	file, err := d.reopen(int(d.file.Fd()), os.O_RDWR)
 	if err != nil {
 		return fmt.Errorf("open disk %s for writing: %w%s", d.name, err, wayIn(err))
@@ -178,6 +170,34 @@ func (d *Disk) Share() error {
 	d.file.Close()
 	d.file = file
 	return d.Lock()
+}
+
+// Take opens a block device exclusively, where it is not so already. Claim does it
+// too: Take is for after a Yield.
+func (d *Disk) Take() error {
+	if !d.block || d.taken != nil {
+		return nil
+	}
+	taken, err := d.reopen(int(d.file.Fd()), os.O_RDONLY|unix.O_EXCL)
+	if err == unix.EBUSY {
+		return d.inUse(Holder{How: "something of this host's kernel has it for itself: a mount, perhaps in another mount namespace, device-mapper, md or swap"})
+	}
+	if err != nil {
+		return fmt.Errorf("take disk %s: %w%s", d.name, err, wayIn(err))
+	}
+	d.taken = taken
+	return nil
+}
+
+// Yield gives up the exclusive opening of a block device, for a program that opens
+// it exclusively itself, as e2fsck does. The locks on QEMU's bytes stay. Until that
+// program has opened it, and after it has closed it, another may come first: a mount
+// or device-mapper. Then the program is refused, or Take is.
+func (d *Disk) Yield() {
+	if d.taken != nil {
+		d.taken.Close() // nothing was written by it
+		d.taken = nil
+	}
 }
 
 // Lock locks QEMU's bytes of a disk that was claimed, again.

@@ -210,7 +210,7 @@ func (s *search) process(pid int) error {
 	}
 	how := ""
 	for _, name := range names {
-		if pid == os.Getpid() && name.Name() == strconv.Itoa(int(s.disk.file.Fd())) {
+		if pid == os.Getpid() && s.disk.has(name.Name()) {
 			continue
 		}
 		path := filepath.Join(dir, name.Name())

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,9 +25,25 @@ type Correction struct {
 	WroteBytes uint64 `json:"wrote_bytes"`
 	// Group is the allocation group whose superblock proves ToBytes.
 	Group uint64 `json:"group"`
-	// PutBack is set where the mount was refused all the same, and the superblock is
-	// again what it was.
+	// PutBack is set where the mount has not succeeded all the same, and the superblock
+	// is again what it was.
 	PutBack bool `json:"put_back"`
+	// LeftAs says why the superblock was not put back after a mount that has not
+	// succeeded, "" where it was.
+	LeftAs string `json:"left_as,omitempty"`
+}
+
+// String says of a correction what the disk has now.
+func (c Correction) String() string {
+	text := fmt.Sprintf("its superblock was changed from %d to %d bytes", c.FromBytes, c.WroteBytes)
+	switch {
+	case c.PutBack:
+		return text + ", and the old one was put back"
+	case c.LeftAs != "":
+		return text + ", and was left so: " + c.LeftAs
+	default:
+		return text
+	}
 }
 
 // mount has the disk mounted and unmounted by VMs, each a new one that knows nothing
@@ -34,12 +51,21 @@ type Correction struct {
 func (r *rescue) mount(ctx context.Context) error {
 	err := r.tries(ctx)
 	switch {
-	case isDamage(err) && r.found.fstype == "xfs":
+	case isUnclean(err) && r.found.fstype == "xfs":
 		err = r.mountGrown(ctx, err)
-	case isDamage(err) && r.found.fstype == "ext4" && r.found.replays:
+	case isUnclean(err) && r.found.fstype == "ext4" && r.found.replays:
 		err = r.mountReplayed(ctx, err)
 	}
-	return r.wayOut(err)
+	return r.corrected(r.wayOut(err))
+}
+
+// corrected adds to an error what was written into the superblock, if anything was:
+// who reads the error has to know of it.
+func (r *rescue) corrected(err error) error {
+	if err == nil || r.report.Superblock == nil {
+		return err
+	}
+	return fmt.Errorf("%w\n%v", err, r.report.Superblock)
 }
 
 // mountReplayed is the last that is tried with an ext4 whose mount is refused, and
@@ -48,41 +74,45 @@ func (r *rescue) mount(ctx context.Context) error {
 // the superblock with a growth, and the descriptors that go with it in the journal
 // alone, it refuses for ever. e2fsck replays first, and loses nothing.
 func (r *rescue) mountReplayed(ctx context.Context, refused error) error {
-	err := r.step(ctx, "have e2fsck -p replay its journal", func() (string, error) {
-		if err := r.reclaim(ctx); err != nil {
-			return "", err
-		}
-		r.phase = inRepair
-		if err := r.disk.Share(); err != nil { // e2fsck wants a device for itself
-			return "", err
-		}
-		ctx, cancel := context.WithTimeoutCause(ctx, checkLimit, errSlowCheck)
-		defer cancel()
-		run, err := fsck.RepairFile(ctx, r.Disk, r.disk.File())
-		if claimErr := r.disk.Claim(); claimErr != nil {
-			return "", claimErr
-		}
-		if err != nil && run.Exit == 0 { // it could not run, or was ended
-			return "", explained(ctx, err)
-		}
-		run.Output = printableLines(run.Output)
-		r.report.Repair = &run
-		r.tried = fmt.Sprintf("%s exits %d:\n%s", run.Command, run.Exit, beginning(run.Output))
-		if err != nil {
-			return "", fmt.Errorf("%s exits %d", run.Command, run.Exit)
-		}
-		return "", nil
-	})
+	err := r.step(ctx, "have e2fsck -p replay its journal", func() (string, error) { return r.replay(ctx) })
 	if err != nil {
 		return r.andThen(ctx, refused, err)
 	}
 	return r.tries(ctx)
 }
 
-// isRefusal reports whether a mount was refused by the VM's kernel.
-func isRefusal(err error) bool {
-	_, refused := errors.AsType[mountError](err)
-	return refused
+// replay runs e2fsck -p, which opens a block device exclusively and so wants nobody
+// else to have it so. Between our claim and e2fsck's there are two moments, before it
+// opens the device and after it closes it, and perhaps one in between: it opens the
+// device again after the replay. A mount that comes in one of them is seen by e2fsck,
+// which gives up, or by us when we take the device back. A program that opens it
+// without a lock and not exclusively may come at any time, as ever. QEMU is kept out
+// throughout: e2fsck inherits our locks.
+func (r *rescue) replay(ctx context.Context) (_ string, err error) {
+	if err := r.reclaim(ctx); err != nil {
+		return "", err
+	}
+	r.disk.Yield()
+	defer func() {
+		if takeErr := r.disk.Take(); takeErr != nil {
+			err = errors.Join(err, takeErr)
+		}
+	}()
+	if _, err := r.look(ctx, nil); err != nil {
+		return "", err
+	}
+	r.phase = inReplay
+	limited, cancel := r.limited(ctx)
+	defer cancel()
+	run, err := fsck.RepairFile(limited, r.Disk, r.disk.File())
+	r.report.Replay = &run
+	if err != nil {
+		return "", err
+	}
+	r.phase = betweenVMs
+	r.tried = fmt.Sprintf("%s exits %d, and it was refused all the same", run.Command, run.Exit)
+	_, err = r.look(ctx, nil)
+	return fmt.Sprintf("it exits %d", run.Exit), err
 }
 
 // tries has a VM mount the disk. What is refused is tried once more where the
@@ -146,14 +176,18 @@ func (r *rescue) reclaim(ctx context.Context) error {
 // proven that it has grown, its primary superblock is given the size with which the
 // recovery of its log can begin.
 //
-// What cuts this off leaves a disk that can be tried again. One sector is
-// written, which a disk writes whole, and in it the size alone: the old one, or one
-// from which recovery comes to the size in the log. It is on the disk before a VM is
-// started that might read it, and is put back after that VM has ended, so that no log
-// is recovered with one size and cut off with another. The log itself stays as it was
-// until a recovery has succeeded; what a refused one has written keeps none from
-// beginning afresh. The old sector is put back only over what was written here, for
-// what the recovery has written is newer.
+// One sector is written, which a disk writes whole, and in it the size alone: the old
+// one, or one from which recovery comes to the size in the log. It is on the disk
+// before a VM is started that might read it, and is put back after that VM has ended,
+// unless the mount has succeeded: so no log is recovered with one size and cut off
+// with another. The log itself stays as it was until a recovery has succeeded. The old
+// sector is put back only over what was written here, for what the recovery has
+// written is newer.
+//
+// A Ctrl-C puts it back too. SIGKILL and a power failure of this host do not: then the
+// larger size is there, and another rescue begins with that. Most logs are recovered
+// from it; one that has an older superblock, with fewer groups, may be refused
+// ("Shrinking AG count in log recovery not supported").
 func (r *rescue) mountGrown(ctx context.Context, refused error) error {
 	g, why := r.prove(ctx)
 	if why != nil {
@@ -163,34 +197,28 @@ func (r *rescue) mountGrown(ctx context.Context, refused error) error {
 		r.tried = "its superblock was left as it is: " + why.Error()
 		return refused
 	}
-	last := g.primary.sector
+	last, err := g.primary.sector, refused
+	var written [][]byte
 	for _, start := range g.starts {
 		sector := g.sector(start)
+		written = append(written, sector)
 		if why := r.correct(ctx, g, start, last, sector); why != nil {
-			return r.andThen(ctx, refused, why)
+			err = r.andThen(ctx, err, why)
+			break
 		}
 		last = sector
-		if refused = r.tries(ctx); refused == nil {
+		if err = r.tries(ctx); err == nil {
 			return r.reached(g)
 		}
-		if !isRefusal(refused) || !leadsBeyond(r.said) || !r.holds(last) {
+		if !isUnclean(err) || !leadsBeyond(r.said) || !r.holds(last) {
 			break
 		}
 	}
-	// Also where it was the VM that failed, or somebody has ended it.
-	undoing, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
-	defer cancel()
-	if why := r.putBack(undoing, g, last); why != nil {
-		refused = fmt.Errorf("%w; and then, its superblock has %d bytes instead of %d and could not be put back: %w", refused, r.report.Superblock.WroteBytes, g.primary.bytes(), why)
+	if r.report.Superblock != nil {
+		r.putBack(ctx, g, written)
 	}
-	if isRefusal(refused) {
-		return refused // which tells what was tried
-	}
-	return fmt.Errorf("%w (%s)", refused, r.tried)
+	return err
 }
-
-// undoLimit is for putting a superblock back, whatever has ended.
-const undoLimit = 10 * time.Second
 
 // prove finds out what size an xfs has grown to.
 func (r *rescue) prove(ctx context.Context) (g growth, err error) {
@@ -248,24 +276,37 @@ func (r *rescue) holds(sector []byte) bool {
 	return err == nil && bytes.Equal(now, sector)
 }
 
-// putBack undoes correct after a mount that was refused, where nobody has written the
-// superblock since.
-func (r *rescue) putBack(ctx context.Context, g growth, written []byte) error {
-	return r.step(ctx, "put its superblock back", func() (string, error) {
+// putBackLimit is for putBack, which a Ctrl-C does not keep from its work.
+const putBackLimit = 20 * time.Second
+
+// putBack undoes correct after a mount that has not succeeded, where nobody has
+// written the superblock since. The report says what has become of it.
+func (r *rescue) putBack(ctx context.Context, g growth, written [][]byte) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), putBackLimit)
+	defer cancel()
+	c := r.report.Superblock
+	err := r.step(ctx, "put its superblock back", func() (string, error) {
+		phase := r.phase
+		defer func() { r.phase = phase }() // of what was interrupted
 		if err := r.reclaim(ctx); err != nil {
 			return "", err
 		}
-		if !r.holds(written) {
-			r.tried += "; the superblock was left so, for the recovery has written it since"
-			return "left as it is, for the recovery has written it since", nil
+		switch {
+		case r.holds(g.primary.sector): // correct has come no farther
+		case !slices.ContainsFunc(written, r.holds):
+			c.LeftAs = "the recovery has written it since"
+			return "left as it is: " + c.LeftAs, nil
+		default:
+			if err := writeSector(r.disk.File(), g.primary.sector); err != nil {
+				return "", err
+			}
 		}
-		if err := writeSector(r.disk.File(), g.primary.sector); err != nil {
-			return "", err
-		}
-		r.report.Superblock.PutBack = true
-		r.tried += "; the old one was put back"
+		c.PutBack = true
 		return fmt.Sprintf("%d bytes", g.primary.bytes()), nil
 	})
+	if err != nil {
+		c.LeftAs = fmt.Sprintf("it could not be put back: %v", err)
+	}
 }
 
 // reached makes sure of what provenGrowth says recovery ends with.

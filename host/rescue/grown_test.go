@@ -2,10 +2,16 @@ package rescue
 
 import (
 	"context"
+	"errors"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/host/agentclient"
+	"github.com/directvol/directvol/host/qemu"
 )
 
 func TestAttemptThatHasMovedTheSuperblockOnIsRepeated(t *testing.T) {
@@ -97,8 +103,9 @@ func TestInterruptedCorrectionCanBeRescuedAgain(t *testing.T) {
 			t.Errorf("at %q\nwant it interrupted\ngot  %v", at, err)
 		}
 		interrupt()
-		if size := primaryBytes(t, path); size != 304*mib && size != grownMiB*mib {
-			t.Errorf("at %q: it has %d bytes", at, size)
+		written := r.report.Superblock != nil
+		if size := primaryBytes(t, path); size != 304*mib || written && !strings.Contains(err.Error(), "from 318767104 to 524288000 bytes, and the old one was put back") {
+			t.Errorf("at %q\nwant the old size, and that said\ngot  %d bytes, %v", at, size, err)
 		}
 		must(t, r.disk.Close())
 		again, begins := asked(t, path, func(n int) error {
@@ -113,11 +120,49 @@ func TestInterruptedCorrectionCanBeRescuedAgain(t *testing.T) {
 	}
 }
 
+// Whatever keeps the second mount from succeeding, the disk is as it was.
+func TestSuperblockIsPutBackAfterAnyFailure(t *testing.T) {
+	for _, failure := range []error{errors.New("QEMU does not start"), qemu.ErrEnded, agentclient.ErrOutcomeUnknown, mountError{unix.EINVAL, false}, errRefused} {
+		path := grownImage(t)
+		before := hash(t, path)
+		r, begins := asked(t, path, func(n int) error { return []error{errRefused, failure}[n-1] })
+		err := r.mount(t.Context())
+		if !errors.Is(err, failure) || len(*begins) != 2 || hash(t, path) != before || !r.report.Superblock.PutBack {
+			t.Errorf("%v\nwant the disk as it was\ngot  %d bytes, %v, %+v", failure, primaryBytes(t, path), err, r.report.Superblock)
+		}
+		if want := "its superblock was changed from 318767104 to 524288000 bytes, and the old one was put back"; strings.Count(err.Error(), want) != 1 {
+			t.Errorf("\nwant once %q\ngot  %v", want, err)
+		}
+	}
+}
+
+func TestSuperblockThatCannotBePutBackIsNamed(t *testing.T) {
+	path := grownImage(t)
+	r, _ := asked(t, path, func(n int) error {
+		if n == 2 {
+			other, err := os.OpenFile(path, os.O_RDWR, 0)
+			must(t, err)
+			t.Cleanup(func() { other.Close() })
+		}
+		return errRefused
+	})
+	err := r.mount(t.Context())
+	if !isRefusal(err) || primaryBytes(t, path) != grownMiB*mib || r.report.Superblock.PutBack {
+		t.Errorf("\nwant a disk that somebody has left alone\ngot  %d bytes, %v", primaryBytes(t, path), err)
+	}
+	for _, want := range []string{"from 318767104 to 524288000 bytes, and was left so: it could not be put back", "is in use"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("\nwant %q\ngot  %v", want, err)
+		}
+	}
+}
+
 func TestSizeThatRecoveryDoesNotReachIsAnError(t *testing.T) {
 	path := grownImage(t)
 	shorten(t, path, 5)
 	r, _ := asked(t, path, func(n int) error { return []error{errRefused, nil}[n-1] })
-	if err := r.mount(t.Context()); err == nil || isRefusal(err) || !strings.Contains(err.Error(), "and the superblock of group 1 had 524288000") {
+	err := r.mount(t.Context())
+	if err == nil || isRefusal(err) || !strings.Contains(err.Error(), "and the superblock of group 1 had 524288000") || !strings.Contains(err.Error(), "its superblock was changed from") {
 		t.Errorf("\nwant an error that names both sizes\ngot  %v", err)
 	}
 }

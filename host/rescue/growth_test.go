@@ -122,7 +122,7 @@ func primaryBytes(t *testing.T, path string) uint64 {
 }
 
 // errRefused is a VM's kernel that refuses to mount.
-var errRefused = mountError{errors.New("structure needs cleaning")}
+var errRefused = mountError{errors.New("structure needs cleaning"), true}
 
 // asked is a rescue without a VM: attempt stands for it, and begins tells with which
 // size each began.

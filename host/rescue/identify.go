@@ -53,20 +53,14 @@ func identify(disk io.ReaderAt) (found, error) {
 		return found{}, fmt.Errorf("read its beginning: %w", err)
 	}
 	head = head[:n]
-	foreign := foreignTo(head)
-	leftOver := func(fstype string) (found, error) {
-		// A leftover, most likely: to mount it would be to write into what is there now.
-		return found{}, fmt.Errorf("it holds %s, and what looks like an %s besides: one of them is left over; nothing is done to a disk of which it is not clear what it holds (wipefs DISK lists both)", foreign, fstype)
-	}
 	if has(head, 0, xfsMagic) && n >= xfsFieldsEnd {
-		if foreign != "" {
-			return leftOver("xfs")
-		}
 		return identifyXFS(head)
 	}
+	foreign := foreignTo(head)
 	if at := ext4Start + ext4Magic; n >= ext4Start+ext4FieldsEnd && binary.LittleEndian.Uint16(head[at:]) == ext4MagicValue {
 		if foreign != "" {
-			return leftOver("ext4")
+			// A leftover, most likely: to mount it would be to write into what is there now.
+			return found{}, fmt.Errorf("it holds %s, and what looks like an ext4 besides: one of them is left over; nothing is done to a disk of which it is not clear what it holds (wipefs DISK lists both)", foreign)
 		}
 		return identifyExt4(head[ext4Start:])
 	}

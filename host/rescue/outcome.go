@@ -3,9 +3,8 @@ package rescue
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
-	"os"
+	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -24,16 +23,15 @@ func (r *rescue) check(ctx context.Context) error {
 		if _, err := r.look(ctx, nil); err != nil {
 			return "", r.unchecked(err)
 		}
-		ctx, cancel := context.WithTimeoutCause(ctx, checkLimit, errSlowCheck)
+		ctx, cancel := r.limited(ctx)
 		defer cancel()
 		run, err := fsck.CheckFile(ctx, r.found.fstype, r.Disk, r.disk.File())
 		if err != nil {
-			return "", r.unchecked(explained(ctx, err))
+			return "", r.unchecked(err)
 		}
-		run.Output = printableLines(run.Output)
 		r.report.Fsck = &run
 		if err := run.Err(r.found.fstype); err != nil {
-			return "", errors.New(beginning(err.Error()))
+			return "", err
 		}
 		return run.Command + " finds nothing to mend", nil
 	})
@@ -41,9 +39,6 @@ func (r *rescue) check(ctx context.Context) error {
 		if r.report.Fsck != nil {
 			err = fmt.Errorf("disk %s mounts, but there is something to mend: %w\n%s", r.Disk, err, r.mending())
 		}
-		return err
-	}
-	if err := r.stillNamed(); err != nil {
 		return err
 	}
 	after, err := identify(r.disk.File())
@@ -56,23 +51,27 @@ func (r *rescue) check(ctx context.Context) error {
 	return nil
 }
 
-// checkLimit ends a check that goes round in circles, as e2fsck can on a damaged
-// disk; a sound one of many terabytes takes less.
-const checkLimit = time.Hour
+// A program of package fsck may take leastCheck, and checkEach for each GiB of the
+// disk, mostCheck at most: e2fsck can go round for ever on what is damaged.
+const (
+	leastCheck = 10 * time.Minute
+	checkEach  = time.Minute
+	mostCheck  = 7 * 24 * time.Hour
+)
 
-var errSlowCheck = fmt.Errorf("it took longer than %v and was ended", checkLimit)
+// checkLimit is that for a disk of some size.
+func checkLimit(bytes uint64) time.Duration {
+	return leastCheck + time.Duration(min(bytes>>30, uint64(mostCheck/checkEach)))*checkEach
+}
 
-// stillNamed refuses success for a disk that its name leads to no more.
-func (r *rescue) stillNamed() error {
-	ours, err := r.disk.File().Stat()
-	if err != nil {
-		return err
+// limited is a context for a run of package fsck.
+func (r *rescue) limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	limit := r.CheckTimeout
+	if limit == 0 {
+		bytes, _ := r.disk.File().Seek(0, io.SeekEnd) // 0 with an error, and then the check tells it
+		limit = checkLimit(uint64(bytes))
 	}
-	named, err := os.Stat(r.Disk)
-	if err == nil && os.SameFile(ours, named) {
-		return nil
-	}
-	return fmt.Errorf("what was named %s when it was opened is rescued, but the name leads elsewhere by now, or nowhere: somebody has moved or replaced it", r.Disk)
+	return context.WithTimeoutCause(ctx, limit, fmt.Errorf("it took longer than %v (--check-timeout)", limit))
 }
 
 func (r *rescue) unchecked(err error) error {
@@ -125,7 +124,7 @@ func (r *rescue) recovered(mounted bool) {
 	if r.found.fstype == "ext4" {
 		r.report.Recovered = RecoveredNo
 		if r.found.replays {
-			r.report.Recovered = RecoveredYes // by the kernel or, see Repair, e2fsck
+			r.report.Recovered = RecoveredYes
 		}
 		return
 	}
@@ -138,27 +137,6 @@ func (r *rescue) recovered(mounted bool) {
 			r.report.Recovered = RecoveredNo
 		}
 	}
-}
-
-// shownLines is how much of a check's output an error shows: the report has all of it.
-const shownLines = 20
-
-func beginning(text string) string {
-	text = strings.TrimRight(text, "\n")
-	lines := strings.SplitAfterN(text, "\n", shownLines+1)
-	if len(lines) <= shownLines {
-		return text
-	}
-	return strings.Join(lines[:shownLines], "") + "…"
-}
-
-// printableLines is printable of each line.
-func printableLines(text string) string {
-	lines := strings.Split(text, "\n")
-	for i, line := range lines {
-		lines[i] = printable(line)
-	}
-	return strings.Join(lines, "\n")
 }
 
 // parentIn reads a process's parent from its status (proc(5)), 0 where it is not there.

@@ -15,8 +15,11 @@
 // refuses such a volume as 6.1 does, at every attempt (tried with two and with three
 // growths). Then, where the superblock of an old group proves that a growth is in the
 // log (provenGrowth), the primary one is given a size with which recovery can begin,
-// and the mount is tried again. That sector, and what e2fsck -p writes of an ext4
-// whose journal no kernel replays, is all that is written outside of a VM.
+// and the mount is tried again.
+//
+// An ext4 that was grown may be refused by every kernel too: mountReplayed. Then
+// e2fsck -p replays its journal on this host, and the mount is tried again. These two
+// are all that is written outside of a VM.
 //
 // A disk that somebody on this host has is left alone: package holders.
 package rescue
@@ -27,13 +30,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/directvol/directvol/host/fsck"
 	"github.com/directvol/directvol/host/holders"
@@ -49,9 +48,9 @@ type Config struct {
 	Kernel, Image string
 	// Directvol is this program, for hosts without /dev/vhost-vsock; see qemu.Config.
 	Directvol string
-	// Timeout limits what happens in each VM, from its start to its power-off; the
-	// check afterwards has no limit but the context's.
-	Timeout time.Duration
+	// Timeout limits what happens in each VM, from its start to its power-off, and
+	// CheckTimeout each run of e2fsck or xfs_repair; 0 is a limit by the disk's size.
+	Timeout, CheckTimeout time.Duration
 	// Progress is told of each step, before it and after it. It may be nil.
 	Progress func(Step)
 }
@@ -80,11 +79,12 @@ type Report struct {
 	// Superblock is what was written into the primary superblock of an xfs that was
 	// refused otherwise, nil where that was not needed or not proven.
 	Superblock *Correction `json:"superblock,omitempty"`
+	// Replay is the e2fsck -p that was to replay the journal of an ext4 that was
+	// refused otherwise, nil where that was not needed. What it says it has done to
+	// the disk is in its output.
+	Replay *fsck.Run `json:"replay,omitempty"`
 	// KernelLog is what the kernels of the VMs have said of the filesystem.
 	KernelLog []string `json:"kernel_log"`
-	// Repair is the run of e2fsck -p that has replayed an ext4's journal before the
-	// last mount, nil where the kernel did, or nobody.
-	Repair *fsck.Run `json:"repair,omitempty"`
 	// Fsck is the check afterwards, nil where it was not run.
 	Fsck *fsck.Run `json:"fsck"`
 	// Unseen is how many processes of this host could not be asked whether they have the disk.
@@ -128,7 +128,7 @@ func Run(ctx context.Context, cfg Config) (Report, error) {
 	}
 	if ctx.Err() != nil {
 		// What broke when the context ended is of no interest.
-		err = fmt.Errorf("interrupted %s: %w", r.phase, context.Cause(ctx))
+		err = r.corrected(fmt.Errorf("interrupted %s: %w", r.phase, context.Cause(ctx)))
 	}
 	return r.report.Failed(err), err
 }
@@ -137,8 +137,8 @@ func Run(ctx context.Context, cfg Config) (Report, error) {
 const (
 	untouched  = "before the disk was touched"
 	inTheVM    = "while the VM had the disk, which is a power cut to it and no harm: run rescue again"
-	betweenVMs = "between two VMs: run rescue again"
-	inRepair   = "while e2fsck -p replayed the journal, which begins anew: run rescue again"
+	inReplay   = "while e2fsck -p replayed its journal, which begins anew the next time: run rescue again"
+	betweenVMs = "between two VMs, when nothing had the disk: run rescue again"
 	inCheck    = "in the check: the disk was mounted and unmounted, and nothing has it any more"
 )
 
@@ -167,7 +167,7 @@ func (r *rescue) run(ctx context.Context) (err error) {
 	if err := r.mount(ctx); err != nil {
 		return err
 	}
-	return r.check(ctx)
+	return r.corrected(r.check(ctx))
 }
 
 // step tells of a step and takes it. What take returns is the step's detail.
@@ -281,28 +281,6 @@ func (r *rescue) inVM(ctx context.Context) (err error) {
 	return r.mountOnce(ctx, vm)
 }
 
-// mountError is the refusal of the VM's kernel to mount the disk.
-type mountError struct{ error }
-
-func (e mountError) Unwrap() error { return e.error }
-
-// asRefusal tells the kernel's refusal, which the agent answers with one of two
-// codes, from a call that was not answered: the VM's end, or its vsock's, says
-// nothing of the disk.
-func asRefusal(err error) error {
-	switch status.Code(err) {
-	case codes.FailedPrecondition, codes.InvalidArgument:
-		return mountError{err}
-	default:
-		return err
-	}
-}
-
-// isDamage tells the refusal that a growth which was cut off leads to (EUCLEAN).
-func isDamage(err error) bool {
-	return isRefusal(err) && strings.Contains(err.Error(), unix.EUCLEAN.Error())
-}
-
 // mountOnce gives the VM the disk, has it mount and unmount it, and powers off.
 func (r *rescue) mountOnce(ctx context.Context, vm *sandbox.Sandbox) error {
 	err := r.step(ctx, "mount it, which recovers its log", func() (string, error) {
@@ -314,7 +292,7 @@ func (r *rescue) mountOnce(ctx context.Context, vm *sandbox.Sandbox) error {
 			if ctx.Err() != nil {
 				return "", explained(ctx, err)
 			}
-			return "", asRefusal(err)
+			return "", refusal(r.found.fstype, err)
 		}
 		return "", nil
 	})

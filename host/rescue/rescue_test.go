@@ -174,8 +174,24 @@ func TestDiskThatWasTakenAfterTheVMIsNotChecked(t *testing.T) {
 	}
 }
 
+func TestCheckHasALimitThatItsErrorNames(t *testing.T) {
+	r := afterVM(t, "xfs", made(t, "mkfs.xfs", "-q"))
+	r.CheckTimeout = time.Nanosecond
+	err := r.check(t.Context())
+	for _, want := range []string{"was mounted and unmounted, but not checked", "xfs_repair -n", "longer than 1ns (--check-timeout)"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("\nwant %q\ngot  %v", want, err)
+		}
+	}
+	for bytes, want := range map[uint64]time.Duration{0: 10 * time.Minute, 100 << 30: 110 * time.Minute, 1 << 62: mostCheck + leastCheck} {
+		if got := checkLimit(bytes); got != want {
+			t.Errorf("limit for %d bytes\nwant %v\ngot  %v", bytes, want, got)
+		}
+	}
+}
+
 func TestRefusalOfBothKernelsNamesThePriceOfTheLastResort(t *testing.T) {
-	refused := mountError{errors.New("structure needs cleaning")}
+	refused := mountError{errors.New("structure needs cleaning"), true}
 	for fstype, words := range map[string][]string{
 		"xfs":  {"mount refused by this kernel too (Linux 7)", "XFS (vda): bad", "copy the whole disk first", "-L", "files that fsync had acknowledged"},
 		"ext4": {"mount refused by this kernel too (Linux 7)", "XFS (vda): bad", "copy the whole disk first", "e2fsck -p"},

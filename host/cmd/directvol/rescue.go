@@ -38,11 +38,14 @@ After any other power cut rescue does no harm: it shows whether the volume mount
 and is whole.
 
 DISK is an image file or a block device that holds xfs or ext4. rescue writes what
-a mount writes, and before another mount in the case above one sector of its own,
-the superblock: only where other superblocks of the disk prove that the growth is in
-the log, and where the mount is refused all the same it puts the old one back, unless
-the recovery has written it since. An ext4 that every kernel refuses, as a cut has
-left its superblock ahead of its journal, has its journal replayed by e2fsck -p. It never
+a mount writes, and where that is refused with EUCLEAN, one of these before another:
+  - of an xfs, in the case above, one sector, the superblock: only where other
+    superblocks of the disk prove that the growth is in the log. Where the mount does
+    not succeed all the same it puts the old one back, unless the recovery has
+    written it since, and says so;
+  - of an ext4 whose journal is still to be replayed, what e2fsck -p writes, which
+    replays it and mends what is safe to mend. Its output is in the report (--json).
+It never
   - touches a disk that somebody on this host has: a sandbox, a mount, a loop
     device, any process that has it open. It names who, and changes nothing;
   - runs xfs_repair -L, which throws the log away, and with it files that fsync
@@ -62,6 +65,9 @@ and the message says why and what is left to try. Exit 2 for a wrong command lin
 			if cfg.Timeout <= 0 {
 				return usageError{fmt.Errorf("--timeout %v: want more than 0", cfg.Timeout)}
 			}
+			if cfg.CheckTimeout < 0 {
+				return usageError{fmt.Errorf("--check-timeout %v: want 0 or more", cfg.CheckTimeout)}
+			}
 			cfg.Disk = args[0]
 			return runRescue(cmd, cfg, asJSON)
 		},
@@ -70,6 +76,7 @@ and the message says why and what is left to try. Exit 2 for a wrong command lin
 	f.StringVar(&cfg.Kernel, "kernel", "", "the VM's kernel (default: rescue-vmlinuz beside this program, or in ../share/directvol)")
 	f.StringVar(&cfg.Image, "image", "", "the VM's image (default: rescue.cpio, in the same places)")
 	f.DurationVar(&cfg.Timeout, "timeout", rescueLimit, "how long each VM may take, from its start to its power-off")
+	f.DurationVar(&cfg.CheckTimeout, "check-timeout", 0, "how long each run of e2fsck or xfs_repair may take (default: 10m, and 1m for each GiB of DISK)")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object in the end, also where it failed")
 	return cmd
 }
@@ -113,11 +120,11 @@ func outcome(r rescue.Report) string {
 	if mounts == "" {
 		mounts = "it mounts"
 	}
-	if r.Repair != nil {
-		mounts = fmt.Sprintf("%s has replayed its journal, as no kernel did (exit %d), and it mounts again", r.Repair.Command, r.Repair.Exit)
-	}
 	if c := r.Superblock; c != nil {
 		mounts = fmt.Sprintf("it had grown from %d to %d bytes, and its superblock had to be told; ", c.FromBytes, c.ToBytes) + mounts
+	}
+	if r.Replay != nil {
+		mounts = fmt.Sprintf("the kernel refused it until e2fsck -p had replayed its journal (exit %d; --json has its output), and it mounts again", r.Replay.Exit)
 	}
 	return fmt.Sprintf("%s (%s): %s (Linux %s); %s finds nothing to mend", r.Disk, r.FSType, mounts, r.Kernel, r.Fsck.Command)
 }

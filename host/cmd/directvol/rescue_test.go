@@ -14,7 +14,7 @@ import (
 
 func TestWrongCommandLineEndsWithStatus2(t *testing.T) {
 	for _, args := range [][]string{
-		{"nonsense"}, {"rescue"}, {"rescue", "a", "b"}, {"rescue", "--nonsense", "a"}, {"rescue", "--timeout", "0s", "a"}, {"vhost-vsock", "--nonsense"},
+		{"nonsense"}, {"rescue"}, {"rescue", "a", "b"}, {"rescue", "--nonsense", "a"}, {"rescue", "--timeout", "0s", "a"}, {"rescue", "--check-timeout", "-1s", "a"}, {"vhost-vsock", "--nonsense"},
 	} {
 		if _, err := run(t, args...); err == nil || exitStatus(err) != 2 || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q\nwant an error of one line, exit 2\ngot  %v", args, err)
@@ -69,6 +69,14 @@ func TestOutcomeSaysThatTheSuperblockWasWritten(t *testing.T) {
 	r := rescue.Report{Disk: "d", Fsck: &fsck.Run{}, Superblock: &rescue.Correction{FromBytes: 304, WroteBytes: 456, ToBytes: 900}}
 	if got, want := outcome(r), "it had grown from 304 to 900 bytes, and its superblock had to be told; it mounts"; !strings.Contains(got, want) {
 		t.Errorf("\nwant %q\ngot  %s", want, got)
+	}
+}
+
+func TestOutcomeSaysThatE2fsckHasReplayedTheJournal(t *testing.T) {
+	r := rescue.Report{Disk: "d", Recovered: rescue.RecoveredYes, Fsck: &fsck.Run{}, Replay: &fsck.Run{Exit: 1}}
+	got, want := outcome(r), "until e2fsck -p had replayed its journal (exit 1; --json has its output), and it mounts again"
+	if !strings.Contains(got, want) || strings.Contains(got, "nothing was thrown away") {
+		t.Errorf("\nwant %q, and no promise of what e2fsck does\ngot  %s", want, got)
 	}
 }
 
