@@ -32,7 +32,8 @@ type Geometry struct {
 // Bytes is where the filesystem ends on its device.
 func (g Geometry) Bytes() uint64 { return g.BlockSize * g.Blocks }
 
-// Type is what this package can do with one type of filesystem.
+// Type is what this package can do with one type of filesystem. Every function is
+// set.
 type Type struct {
 	Name string
 
@@ -63,7 +64,8 @@ type Type struct {
 	BeforeMount func()
 
 	// EndOnDisk is where the superblock on a disk that is not mounted has the
-	// filesystem end, in blocks. A growth in the log is not in it yet.
+	// filesystem end, in blocks. A growth in the log is not in it yet: storage
+	// mounts a second time where it differs from Geometry after the first mount.
 	EndOnDisk func(disk *os.File) (uint64, error)
 
 	// MountRefused says more about a disk that the kernel has refused to mount,

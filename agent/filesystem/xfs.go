@@ -22,8 +22,8 @@ import (
 //
 // Until the primary superblock is on the disk with its new size, which the kernel
 // leaves for half a minute, a power cut leaves a log whose recovery meets groups
-// beyond the filesystem's end: 6.1 refuses it once, and of two growths in one log
-// every kernel does for ever. So a growth is answered for, and followed by another
+// beyond the filesystem's end: 6.1 refuses to mount it once, and with two growths
+// in the log every kernel refuses, each time. So a growth is answered for, and followed by another
 // one, only when that superblock is there (xfsSettle).
 //
 // One that is cut off before is in the log, and where 6.1 recovers it, it goes on
@@ -44,8 +44,8 @@ const (
 	// XFS_MIN_AG_BLOCKS: a shorter last allocation group is not made.
 	xfsMinGroupBlocks = 64
 
-	// One call adds as many groups as there are, and so many at least: each
-	// writes the superblocks of all groups, which few calls do less often.
+	// One call adds as many groups as there are, and so many at least. Each call
+	// rewrites every group's superblock, so few calls are made.
 	xfsFewestGroups = 16
 
 	// So many calls in a row may change nothing, before the kernel's answer is

@@ -19,15 +19,15 @@ type devices struct {
 	turns turns
 
 	mu sync.Mutex
-	// unproven are those (dev_t) of which a mount that replayed a growth may live
-	// on where nobody can unmount it.
+	// unproven are the devices (dev_t) whose first mount could not be undone. They
+	// are not mounted again while it lives.
 	unproven map[uint64]bool
 }
 
 // mount mounts an origin, and once more where the first mount has replayed a log
 // with a growth in it: the kernel has counted the groups before, and the next
-// growth would go by that. Whether it has, the size tells that the superblock had
-// before and the filesystem has now.
+// growth would go by that. A growth was replayed if the mounted size differs from
+// the superblock's size before.
 func (d *devices) mount(r request, from origin) error {
 	mount := func() error { return unix.Mount(from.path, r.mountPoint, r.fstype, r.flags, r.data) }
 	fstype, ok := filesystem.Lookup(r.fstype)

@@ -40,7 +40,8 @@ func (v *Volume) CheckResize(ctx context.Context, size uint64) error {
 	})
 }
 
-// reach runs do with the volume locked and open, where it can ever have a size.
+// reach runs do with the volume locked and open, if the filesystem could ever have
+// the size.
 func (v *Volume) reach(ctx context.Context, size uint64, do func(*growth) error) error {
 	if err := v.lock(ctx); err != nil {
 		return err

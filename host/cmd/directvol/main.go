@@ -14,6 +14,9 @@ import (
 )
 
 func main() {
+	// A reader that goes away, such as a tee at Ctrl-C, must not end a program that
+	// has something to undo.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	err := newRootCommand().ExecuteContext(ctx)
 	stop()
