@@ -88,10 +88,16 @@ func (r *rescue) mending() string {
 
 // wayOut adds to a refusal to mount what the kernel said, and what is left to try.
 func (r *rescue) wayOut(err error) error {
-	if !isRefusal(err) {
+	if err == nil {
+		return nil
+	}
+	if !isRefusal(err) { // an I/O error, say, which the kernel tells more of
+		for _, line := range r.said {
+			err = fmt.Errorf("%w\n  %s", err, line)
+		}
 		return err
 	}
-	text := fmt.Sprintf("mount refused by this kernel too (Linux %s): ", r.report.Kernel)
+	text := fmt.Sprintf("disk %s: mount refused by this kernel too (Linux %s): ", r.Disk, r.report.Kernel)
 	said := ""
 	for _, line := range r.report.KernelLog {
 		said += "\n  " + line

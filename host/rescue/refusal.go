@@ -23,6 +23,20 @@ type mountError struct {
 
 func (e mountError) Unwrap() error { return e.error }
 
+// Error is the kernel's word alone: the agent's advice, which goes with it, is to
+// come here.
+func (e mountError) Error() string {
+	for _, errno := range refusals {
+		if strings.Contains(e.error.Error(), errno.Error()) {
+			return errno.Error()
+		}
+	}
+	return e.error.Error()
+}
+
+// refusals are what mount(2) answers for what a disk holds.
+var refusals = []unix.Errno{unix.EUCLEAN, unix.EINVAL}
+
 // refusal returns the failure of a Mount as a mountError where the agent has answered
 // that mount(2) failed, and as it is otherwise: a VM that has ended, a call without
 // an answer or with one about something else say nothing of the filesystem.
@@ -41,7 +55,7 @@ func refusal(fstype string, err error) error {
 	if !ok {
 		return err
 	}
-	for _, errno := range []unix.Errno{unix.EUCLEAN, unix.EINVAL} {
+	for _, errno := range refusals {
 		if strings.Contains(call, ": "+errno.Error()) {
 			return mountError{err, errno == unix.EUCLEAN}
 		}
