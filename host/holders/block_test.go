@@ -137,6 +137,22 @@ func TestYieldedDeviceCanBeTakenByAnotherAndStaysLocked(t *testing.T) {
 	must(t, find(t, d))
 }
 
+func TestReadOnlyDeviceIsRefusedWithAWayOut(t *testing.T) {
+	device := loopDevice(t, image(t))
+	if out, err := exec.Command("blockdev", "--setro", device).CombinedOutput(); err != nil {
+		t.Skipf("blockdev: %v: %s: apt-get install util-linux, and run go test ./host/holders as root", err, out)
+	}
+	d := opened(t, device)
+	if err := d.Claim(); err == nil || !strings.Contains(err.Error(), "blockdev --setrw "+device) {
+		t.Errorf("\nwant it refused with a way out\ngot  %v", err)
+	}
+	if out, err := exec.Command("blockdev", "--setrw", device).CombinedOutput(); err != nil {
+		t.Fatalf("blockdev: %v: %s", err, out)
+	}
+	must(t, d.Claim())
+	must(t, d.Named())
+}
+
 func TestSwapIsRefused(t *testing.T) {
 	path := image(t)
 	device := loopDevice(t, path)

@@ -163,6 +163,9 @@ func (d *Disk) Claim() error {
 	if err := d.Take(); err != nil {
 		return err
 	}
+	if err := d.writable(); err != nil {
+		return err
+	}
 	file, err := d.reopen(int(d.file.Fd()), os.O_RDWR)
 	if err != nil {
 		return fmt.Errorf("open disk %s for writing: %w%s", d.name, err, wayIn(err))
@@ -170,6 +173,46 @@ func (d *Disk) Claim() error {
 	d.file.Close()
 	d.file = file
 	return d.Lock()
+}
+
+// writable refuses a block device that is set read-only: root may open it for
+// writing all the same, and learns of it by the first write.
+func (d *Disk) writable() error {
+	if !d.block {
+		return nil
+	}
+	readOnly, err := unix.IoctlGetInt(int(d.file.Fd()), unix.BLKROGET)
+	if err != nil {
+		return fmt.Errorf("ask whether disk %s is read-only: %w", d.name, err)
+	}
+	if readOnly != 0 {
+		return fmt.Errorf("disk %s is a read-only device: make it writable first (blockdev --setrw %s, or losetup without --read-only), or copy it to where it can be written to", d.name, d.name)
+	}
+	return nil
+}
+
+// Named is nil where the disk's name still leads to it. Otherwise the error says
+// what has become of the disk.
+func (d *Disk) Named() error {
+	if st, err := statx(unix.AT_FDCWD, d.name, 0); err == nil {
+		if id, ok := identityOf(st); ok && id == d.id {
+			return nil
+		}
+	} else if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
+		return fmt.Errorf("look whether %s still is the disk that was opened: %w", d.name, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(d.file.Fd()), &st); err != nil {
+		return fmt.Errorf("disk %s: %w", d.name, err)
+	}
+	if !d.block && st.Nlink == 0 {
+		return fmt.Errorf("%s was removed or replaced meanwhile, and the file that was opened has no name any more: its bytes are gone when this program has ended", d.name)
+	}
+	now, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(d.file.Fd())))
+	if err != nil {
+		return fmt.Errorf("disk %s: %w", d.name, err)
+	}
+	return fmt.Errorf("%s leads to something else by now: the disk that was opened is %s", d.name, printable(now))
 }
 
 // Take opens a block device exclusively, where it is not so already. Claim does it

@@ -128,6 +128,27 @@ func TestDiskIsKnownByItsInode(t *testing.T) {
 	}
 }
 
+func TestDiskThatItsNameDoesNotLeadToIsSaidToBeWhere(t *testing.T) {
+	for want, change := range map[string]func(path string) error{
+		"has no name any more": os.Remove,
+		"no name any more: ":   func(path string) error { return errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o600)) },
+		"opened is /":          func(path string) error { return os.Rename(path, path+".old") },
+		"disk.img.old":         func(path string) error { return errors.Join(os.Rename(path, path+".old"), os.Mkdir(path, 0o700)) },
+	} {
+		path := image(t)
+		link := filepath.Join(t.TempDir(), "link")
+		must(t, os.Symlink(path, link))
+		d := opened(t, link)
+		must(t, d.Named())
+		must(t, d.Claim())
+		must(t, d.Named())
+		must(t, change(path))
+		if err := d.Named(); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), link) {
+			t.Errorf("\nwant %q\ngot  %v", want, err)
+		}
+	}
+}
+
 // lockAs locks a file as QEMU does for a disk that a guest writes to: what it does
 // with it, and what it does not share (raw_apply_lock_bytes in block/file-posix.c).
 func lockAs(t *testing.T, path string, bytes ...int64) {

@@ -53,14 +53,16 @@ func identify(disk io.ReaderAt) (found, error) {
 		return found{}, fmt.Errorf("read its beginning: %w", err)
 	}
 	head = head[:n]
+	foreign := foreignTo(head)
 	if has(head, 0, xfsMagic) && n >= xfsFieldsEnd {
+		if foreign != "" {
+			return found{}, unclear(foreign, "an xfs")
+		}
 		return identifyXFS(head)
 	}
-	foreign := foreignTo(head)
 	if at := ext4Start + ext4Magic; n >= ext4Start+ext4FieldsEnd && binary.LittleEndian.Uint16(head[at:]) == ext4MagicValue {
 		if foreign != "" {
-			// A leftover, most likely: to mount it would be to write into what is there now.
-			return found{}, fmt.Errorf("it holds %s, and what looks like an ext4 besides: one of them is left over; nothing is done to a disk of which it is not clear what it holds (wipefs DISK lists both)", foreign)
+			return found{}, unclear(foreign, "an ext4")
 		}
 		return identifyExt4(head[ext4Start:])
 	}
@@ -74,6 +76,12 @@ func identify(disk io.ReaderAt) (found, error) {
 	default:
 		return found{}, fmt.Errorf("it holds no xfs and no ext4: it begins with % x", head[:min(n, 16)])
 	}
+}
+
+// unclear refuses a filesystem that is a leftover, perhaps: to mount it would be to
+// write into what is there now.
+func unclear(foreign, fstype string) error {
+	return fmt.Errorf("it holds %s, and what looks like %s besides: one of them is left over; nothing is done to a disk of which it is not clear what it holds (wipefs DISK lists both)", foreign, fstype)
 }
 
 func identifyXFS(head []byte) (found, error) {

@@ -96,6 +96,8 @@ func TestForeignDiskIsRefusedByWhatItHolds(t *testing.T) {
 		"table (GPT), and no xfs": put(map[int]string{510: "\x55\xaa", 512: "EFI PART"}),
 		"table (MBR), and no xfs": put(map[int]string{446: bootSector, 510: "\x55\xaa"}),
 		"table (MBR), and what":   put(map[int]string{446: bootSector, 510: "\x55\xaa", ext4Start + ext4Magic: magic}),
+		"md array, and what":      put(map[int]string{0: "XFSB", xfsLogStart + 7: "\x01", 4096: "\xfc\x4e\x2b\xa9"}),
+		"looks like an xfs":       put(map[int]string{0: "XFSB", xfsLogStart + 7: "\x01", 446: bootSector, 510: "\x55\xaa"}),
 		"a LUKS container":        put(map[int]string{0: "LUKS\xba\xbe"}),
 		"a qcow2 image":           put(map[int]string{0: "QFI\xfb"}),
 		"an LVM physical volume":  put(map[int]string{512: "LABELONE"}),
@@ -123,6 +125,7 @@ func FuzzIdentify(f *testing.F) {
 	f.Add(put(map[int]string{0: "XFSB", xfsLogStart + 7: "\x01"}))
 	f.Add(put(map[int]string{ext4Start + ext4Magic: "\x53\xef"}))
 	f.Add(put(map[int]string{446: bootSector, 510: "\x55\xaa", ext4Start + ext4Magic: "\x53\xef"}))
+	f.Add(put(map[int]string{0: "XFSB", xfsLogStart + 7: "\x01", 4096: "\xfc\x4e\x2b\xa9"}))
 	f.Add([]byte("XFSB"))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, head []byte) {
@@ -131,8 +134,8 @@ func FuzzIdentify(f *testing.F) {
 		case err != nil && got != found{}:
 			t.Errorf("both %+v and %v", got, err)
 		case err == nil && got.fstype == "xfs":
-			if !has(head, 0, xfsMagic) {
-				t.Error("an xfs without its magic number")
+			if !has(head, 0, xfsMagic) || foreignTo(head) != "" {
+				t.Error("an xfs without its magic number, or with another's")
 			}
 		case err == nil:
 			if got.fstype != "ext4" || binary.LittleEndian.Uint16(head[ext4Start+ext4Magic:]) != ext4MagicValue || foreignTo(head) != "" {

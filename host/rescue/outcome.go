@@ -48,6 +48,9 @@ func (r *rescue) check(ctx context.Context) error {
 	if after.erred {
 		return fmt.Errorf("disk %s mounts, but its superblock remembers an error, and the kernel refuses to grow it: run e2fsck -p %s", r.Disk, r.Disk)
 	}
+	if err := r.disk.Named(); err != nil {
+		return fmt.Errorf("a disk was rescued, and it is not %s any more: %w", r.Disk, err)
+	}
 	return nil
 }
 

@@ -33,6 +33,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/host/fsck"
 	"github.com/directvol/directvol/host/holders"
@@ -278,7 +279,30 @@ func (r *rescue) inVM(ctx context.Context) (err error) {
 		r.report.KernelLog = append(r.report.KernelLog, r.said...)
 		r.recovered(err == nil)
 	}()
-	return r.mountOnce(ctx, vm)
+	return r.orFull(r.mountOnce(ctx, vm))
+}
+
+// leastRoom is less than any recovery writes into the holes of a file.
+const leastRoom = 64 << 10
+
+// orFull adds to a VM's failure that the disk is a file with holes on a full
+// filesystem. QEMU stops a guest that writes there, so what shows is a time limit.
+func (r *rescue) orFull(err error) error {
+	var file unix.Stat_t
+	var host unix.Statfs_t
+	fd := int(r.disk.File().Fd())
+	if err == nil || unix.Fstat(fd, &file) != nil || file.Mode&unix.S_IFMT != unix.S_IFREG || file.Blocks*512 >= file.Size ||
+		unix.Fstatfs(fd, &host) != nil || host.Blocks == 0 {
+		return err
+	}
+	room := host.Bavail
+	if os.Geteuid() == 0 {
+		room = host.Bfree // root gets what is reserved too
+	}
+	if room*uint64(host.Bsize) >= leastRoom {
+		return err
+	}
+	return fmt.Errorf("%w\nthe filesystem of this host that %s lies on is full: make room there and run rescue again", err, r.Disk)
 }
 
 // mountOnce gives the VM the disk, has it mount and unmount it, and powers off.

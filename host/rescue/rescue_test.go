@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/directvol/directvol/host/holders"
 )
 
@@ -171,6 +173,41 @@ func TestDiskThatWasTakenAfterTheVMIsNotChecked(t *testing.T) {
 	defer other.Close()
 	if err := r.check(t.Context()); err == nil || !strings.Contains(err.Error(), "but not checked") || r.report.Fsck != nil {
 		t.Errorf("\nwant no check of a disk in use\ngot  %v, %+v", err, r.report.Fsck)
+	}
+}
+
+func TestDiskThatWasReplacedMeanwhileIsNoSuccess(t *testing.T) {
+	path := made(t, "mkfs.xfs", "-q")
+	r := afterVM(t, "xfs", path)
+	must(t, os.Rename(path, path+".old"))
+	must(t, os.WriteFile(path, nil, 0o600))
+	err := r.check(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "it is not "+path+" any more") || !strings.Contains(err.Error(), "opened is "+path+".old") {
+		t.Errorf("\nwant an error that says where it is\ngot  %v", err)
+	}
+}
+
+func TestFullFileSystemOfTheHostIsNamed(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("full", dir, "tmpfs", 0, "size=8m"); err != nil {
+		t.Skipf("mount: %v: run go test ./host/rescue as root", err)
+	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	path := filepath.Join(dir, "disk.img")
+	must(t, os.WriteFile(path, nil, 0o600))
+	must(t, os.Truncate(path, 16<<20))
+	r, failure := afterVM(t, "xfs", path), errors.New("it took longer")
+	if err := r.orFull(failure); err != failure {
+		t.Errorf("with room\nwant %v\ngot  %v", failure, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "rest"), make([]byte, 9<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("want it full, got %v", err)
+	}
+	if err := r.orFull(failure); !errors.Is(err, failure) || !strings.Contains(err.Error(), "is full") {
+		t.Errorf("\nwant it said that it is full\ngot  %v", err)
+	}
+	if err := r.orFull(nil); err != nil {
+		t.Error(err)
 	}
 }
 
