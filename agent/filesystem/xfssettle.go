@@ -97,12 +97,31 @@ type laptopSwitch struct {
 	was   []byte // what it is set back to
 }
 
+// laptopLimit is how long laptop mode is on for a syncfs that takes its time, on a
+// disk that hangs for one: it is the whole guest's.
+const laptopLimit = time.Second
+
 // syncfs calls syncfs(2) in laptop mode. Errors are not told: what comes of it is
 // looked at.
 func (l *laptopSwitch) syncfs(dir *os.File) {
+	fd, err := unix.FcntlInt(dir.Fd(), unix.F_DUPFD_CLOEXEC, 0) // it may outlive the call
+	if err != nil {
+		return
+	}
 	l.on()
 	defer l.off()
-	_ = unix.Syncfs(int(dir.Fd()))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer unix.Close(fd)
+		_ = unix.Syncfs(fd)
+	}()
+	limit := time.NewTimer(laptopLimit)
+	defer limit.Stop()
+	select {
+	case <-done:
+	case <-limit.C:
+	}
 }
 
 // EndLaptopMode takes back what an agent did not live to take back. It goes before

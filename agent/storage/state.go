@@ -85,7 +85,6 @@ type snapshot struct {
 	Destroyed bool     `json:"sandbox_destroyed,omitempty"`
 	Heard     uint64   `json:"kernel_log,omitempty"` // the last record whose meaning is in Past
 	Storages  []record `json:"storages"`
-	Unproven  []uint64 `json:"unproven_devices,omitempty"` // dev_t, see devices
 }
 
 // record is a storage, and what it takes to find it in mountinfo.
@@ -100,7 +99,6 @@ type record struct {
 	Device     string      `json:"device"`
 	Number     uint64      `json:"number,omitempty"` // dev_t
 	Holders    []string    `json:"holders"`
-	Intent     bool        `json:"intent,omitempty"`   // it was being mounted, and its call has no answer yet
 	MountID    int         `json:"mount_id,omitempty"` // of the mount that Past is about
 	Past       health.Past `json:"past,omitzero"`
 }
@@ -225,9 +223,6 @@ func (t *Table) Recover() error {
 		errs = append(errs, err)
 	}
 	filesystem.EndLaptopMode()
-	for _, number := range was.Unproven {
-		t.devices.setUnproven(number, true)
-	}
 	for _, r := range was.Storages {
 		if err := t.recover(r); err != nil {
 			errs = append(errs, err)
@@ -255,14 +250,6 @@ func (t *Table) recover(r record) error {
 		return err
 	}
 	entry := t.log.WithFields(logrus.Fields{"mountpoint": m.mountPoint, "device": m.from.path, "holders": r.Holders})
-	if there && r.Intent && m.driver.device {
-		// It may be the first of two mounts. Nobody was told of it, so that it
-		// can go, and the call that is made again mounts it as it should.
-		if err := t.devices.letGo(m.request, m.from); err != nil {
-			entry.Warnf("its mount was cut off: %v", err)
-		}
-		there = false
-	}
 	if !there {
 		if m.made {
 			os.Remove(m.mountPoint)
@@ -314,15 +301,12 @@ func (t *Table) snapshot() snapshot {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	// Heard first: what is heard meanwhile is heard twice then, and not never.
-	now := snapshot{Destroyed: t.ended, Heard: t.volumes.Monitor().Heard(), Storages: []record{}, Unproven: t.devices.allUnproven()}
+	now := snapshot{Destroyed: t.ended, Heard: t.volumes.Monitor().Heard(), Storages: []record{}}
 	all := maps.Clone(t.intents)
 	maps.Copy(all, t.mounts)
 	for _, mountPoint := range slices.Sorted(maps.Keys(all)) {
 		mountID, past := t.volumes.Past(mountPoint)
-		r := recordOf(all[mountPoint], mountID, past)
-		_, intended := t.intents[mountPoint]
-		r.Intent = intended && all[mountPoint].begun
-		now.Storages = append(now.Storages, r)
+		now.Storages = append(now.Storages, recordOf(all[mountPoint], mountID, past))
 	}
 	return now
 }

@@ -47,7 +47,6 @@ type mounted struct {
 	request
 	from    origin
 	made    bool // the mount point's directory is ours to remove
-	begun   bool // nothing was mounted there when its mount began
 	holders map[string]bool
 }
 
@@ -200,9 +199,6 @@ func (t *Table) holdFound(ctx context.Context, holder string, r request, from or
 	if err == nil {
 		fresh, err = t.enter(m, holder)
 	}
-	if err == nil {
-		err = t.mountDone(m)
-	}
 	if err != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), unwindLimit)
 		defer cancel()
@@ -239,8 +235,6 @@ func (t *Table) mountAgain(m *mounted) error {
 func (t *Table) intend(m *mounted) error {
 	_, err := os.Lstat(m.mountPoint)
 	m.made = errors.Is(err, fs.ErrNotExist)
-	top, err := topmost(m.mountPoint)
-	m.begun = err == nil && top == nil
 	t.mu.Lock()
 	t.intents[m.mountPoint] = m
 	t.mu.Unlock()
@@ -251,31 +245,16 @@ func (t *Table) intend(m *mounted) error {
 	return err
 }
 
-// intended ends intend where the mount was not done: it is struck out.
+// intended ends intend. What was mounted stands written down as it is; what was
+// not is struck out.
 func (t *Table) intended(m *mounted) {
 	t.mu.Lock()
-	_, open := t.intents[m.mountPoint]
 	delete(t.intents, m.mountPoint)
+	failed := t.mounts[m.mountPoint] != m
 	t.mu.Unlock()
-	if open {
+	if failed {
 		t.saveOrLog()
 	}
-}
-
-// mountDone ends intend where it was: an agent after this one takes over what is
-// written down so, and unmounts what was only intended.
-func (t *Table) mountDone(m *mounted) error {
-	t.mu.Lock()
-	delete(t.intents, m.mountPoint)
-	t.mu.Unlock()
-	err := t.save()
-	if err != nil {
-		t.mu.Lock()
-		t.intents[m.mountPoint] = m
-		delete(t.mounts, m.mountPoint)
-		t.mu.Unlock()
-	}
-	return err
 }
 
 // agrees refuses a request for a mount point where something else is mounted, or
