@@ -169,7 +169,7 @@ func ext4MountRefused(_ *os.File, err error) string {
 		return ""
 	}
 	// The kernel checks the group descriptors before it replays the journal.
-	return "if it was cut off while it grew, nothing is lost: detach it and run on the host: directvol rescue DISK, or e2fsck -p DISK. Both replay the journal first"
+	return "if it was cut off while it grew, detach it and run on the host: directvol rescue DISK, or e2fsck -p DISK. Both replay the journal first"
 }
 
 func ext4Grow(ctx context.Context, m Mounted, blocks uint64) error {

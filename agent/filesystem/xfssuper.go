@@ -89,7 +89,7 @@ func xfsMountRefused(disk *os.File, err error) string {
 		return ""
 	}
 	if to := super.grownTo(disk); to != 0 {
-		return fmt.Sprintf("it was cut off while it grew from %d to %d bytes, and this kernel cannot recover that; nothing is lost: %s", super.blocks*super.blockSize, to*super.blockSize, rescue)
+		return fmt.Sprintf("it was cut off while it grew from %d to %d bytes, which this kernel cannot recover: %s", super.blocks*super.blockSize, to*super.blockSize, rescue)
 	}
-	return "if it was cut off within a minute of a growth, this kernel cannot recover it and nothing is lost: " + rescue
+	return "if it was cut off within a minute of a growth, this kernel cannot recover it: " + rescue
 }

@@ -156,9 +156,27 @@ func (c cut) isRefused(t *testing.T, times int) bool {
 		t.Logf("the kernel that the volume was cut under, attempt %d: %v", i+1, err)
 	}
 	leavesAlone(t, ctx, c.Path)
+	if times > 1 {
+		namesTheWayOut(t, ctx, g, c)
+	}
 	// It is the older kernel's affair, and not what rescue relies on: told, not wanted.
 	t.Logf("the same kernel once more: error %v", bareMount(t, ctx, g))
 	return true
+}
+
+// namesTheWayOut has the agent mount what its kernel refuses.
+func namesTheWayOut(t *testing.T, ctx context.Context, g *vm.Guest, c cut) {
+	t.Helper()
+	_, err := g.Mount(ctx, c.ID)
+	if err == nil {
+		t.Fatal("the agent has mounted what its kernel refuses")
+	}
+	for _, words := range []string{c.Path, "structure needs cleaning", "cut off while it grew from", "directvol rescue DISK"} {
+		if !strings.Contains(err.Error(), words) {
+			t.Errorf("the agent's refusal\nwant it to say %q\ngot  %v", words, err)
+		}
+	}
+	t.Log(err)
 }
 
 // leavesAlone runs rescue on a disk that a sandbox has.
