@@ -18,6 +18,7 @@ import (
 	"runtime"
 	"strings"
 	"syscall"
+	"time"
 	"unicode"
 
 	"golang.org/x/sys/unix"
@@ -120,6 +121,9 @@ func repair(ctx context.Context, name string, disk *os.File) (Run, error) {
 	return run, err
 }
 
+// endLimit is how long a program may take from SIGTERM to its end.
+const endLimit = 10 * time.Second
+
 // inherited is the name that a program has for the first file it inherits.
 const inherited = "/proc/self/fd/3"
 
@@ -139,6 +143,9 @@ func start(ctx context.Context, argv []string, name string, open *os.File) (Run,
 	cmd.Env = append(os.Environ(), "LC_ALL=C") // its words are looked for
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
+	// e2fsck ends at a safe place then, and is killed only where it does not.
+	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
+	cmd.WaitDelay = endLimit
 	if open != nil {
 		cmd.ExtraFiles = []*os.File{open}
 	}

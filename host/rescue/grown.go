@@ -291,15 +291,18 @@ func (r *rescue) putBack(ctx context.Context, g growth, written [][]byte) {
 		if err := r.reclaim(ctx); err != nil {
 			return "", err
 		}
-		switch {
-		case r.holds(g.primary.sector): // correct has come no farther
-		case !slices.ContainsFunc(written, r.holds):
+		now := make([]byte, len(g.primary.sector))
+		if _, err := r.disk.File().ReadAt(now, 0); err != nil {
+			return "", err
+		}
+		ours := func(sector []byte) bool { return bytes.Equal(now, sector) }
+		if !ours(g.primary.sector) && !slices.ContainsFunc(written, ours) {
 			c.LeftAs = "the recovery has written it since"
 			return "left as it is: " + c.LeftAs, nil
-		default:
-			if err := writeSector(r.disk.File(), g.primary.sector); err != nil {
-				return "", err
-			}
+		}
+		// Also where it is read as it was: what is cached may not be on the disk.
+		if err := writeSector(r.disk.File(), g.primary.sector); err != nil {
+			return "", err
 		}
 		c.PutBack = true
 		return fmt.Sprintf("%d bytes", g.primary.bytes()), nil

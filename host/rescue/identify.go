@@ -141,6 +141,33 @@ func foreignTo(head []byte) string {
 	return ""
 }
 
+// refuseMember refuses a member of an md array whose superblock lies at its end, as
+// versions 0.90 and 1.0 have it (the kernel's include/uapi/linux/raid/md_p.h): its
+// filesystem begins where the member does, and to write to one member alone would
+// make it another than the rest.
+func refuseMember(disk io.ReadSeeker) error {
+	size, err := disk.Seek(0, io.SeekEnd) // of a block device, too
+	if err != nil {
+		return fmt.Errorf("find its end: %w", err)
+	}
+	for _, at := range []int64{(size/512 - 16) &^ 7 * 512, size&^0xffff - 0x10000} {
+		var magic [4]byte
+		if at < 0 {
+			continue
+		}
+		if _, err := disk.Seek(at, io.SeekStart); err != nil {
+			return fmt.Errorf("read its end: %w", err)
+		}
+		if _, err := io.ReadFull(disk, magic[:]); err != nil {
+			return fmt.Errorf("read its end: %w", err)
+		}
+		if string(magic[:]) == "\xfc\x4e\x2b\xa9" || string(magic[:]) == "\xa9\x2b\x4e\xfc" {
+			return errors.New("it is a member of an md array, by what lies at its end: assemble the array and name that (or wipefs DISK, where it is left over)")
+		}
+	}
+	return nil
+}
+
 func has(head []byte, at int, magic string) bool {
 	return len(head) >= at+len(magic) && string(head[at:at+len(magic)]) == magic
 }

@@ -147,3 +147,22 @@ func FuzzIdentify(f *testing.F) {
 		}
 	})
 }
+
+// An array whose superblock is at its members' ends has its filesystem at their
+// beginning: to write to one of them alone would part them.
+func TestMemberOfAnArrayIsRefusedByItsEnd(t *testing.T) {
+	const size = 1<<20 + 512*3
+	for name, at := range map[string]int64{"version 1.0": (size/512 - 16) &^ 7 * 512, "version 0.90": size&^0xffff - 0x10000} {
+		disk := make([]byte, size)
+		if err := refuseMember(bytes.NewReader(disk)); err != nil {
+			t.Errorf("of no member: %v", err)
+		}
+		copy(disk[at:], "\xfc\x4e\x2b\xa9")
+		if err := refuseMember(bytes.NewReader(disk)); err == nil || !strings.Contains(err.Error(), "md array") {
+			t.Errorf("%s\nwant it refused\ngot  %v", name, err)
+		}
+	}
+	if err := refuseMember(bytes.NewReader(nil)); err != nil {
+		t.Errorf("of an empty disk: %v", err)
+	}
+}

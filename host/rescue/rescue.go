@@ -198,8 +198,8 @@ func (r *rescue) identify() (_ string, err error) {
 			r.disk.Close()
 		}
 	}()
-	if r.found, err = identify(r.disk.File()); err != nil {
-		return "", fmt.Errorf("disk %s: %w", r.Disk, err)
+	if err := r.whatItHolds(); err != nil {
+		return "", err
 	}
 	r.report.FSType = r.found.fstype
 	if err := fsck.Available(r.found.fstype); err != nil {
@@ -214,6 +214,18 @@ func (r *rescue) identify() (_ string, err error) {
 	return r.found.fstype, nil
 }
 
+// whatItHolds identifies the open disk.
+func (r *rescue) whatItHolds() (err error) {
+	disk := r.disk.File()
+	if r.found, err = identify(disk); err == nil {
+		err = refuseMember(disk)
+	}
+	if err != nil {
+		return fmt.Errorf("disk %s: %w", r.Disk, err)
+	}
+	return nil
+}
+
 // claim refuses a disk that others have, and keeps others from it. Looking comes
 // first, for it knows names; then the claim, which is certain about what it covers;
 // and then another look, for those who came in between.
@@ -222,6 +234,10 @@ func (r *rescue) claim(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if err := r.disk.Claim(); err != nil {
+		return "", err
+	}
+	// Who had it before may have written it since.
+	if err := r.whatItHolds(); err != nil {
 		return "", err
 	}
 	return r.look(ctx, nil)

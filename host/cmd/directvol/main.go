@@ -17,7 +17,13 @@ func main() {
 	// A reader that goes away, such as a tee at Ctrl-C, must not end a program that
 	// has something to undo.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
-	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	var ends []os.Signal
+	for _, s := range []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP} {
+		if !signal.Ignored(s) { // as nohup has it
+			ends = append(ends, s)
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), ends...)
 	err := newRootCommand().ExecuteContext(ctx)
 	stop()
 	if err != nil {
