@@ -19,9 +19,9 @@ import (
 // it returns the ioctl has written the journal back, so that a growth that is
 // answered for is on the disk (ext4_ioctl in fs/ext4/ioctl.c).
 //
-// One that is cut off is in the journal, and the kernel counts the groups before
-// it replays that: the next growth then damages the filesystem, unless it is
-// mounted afresh before (EndOnDisk).
+// A growth that is cut off lies in the journal. The kernel counts the groups
+// before it replays the journal, so the next growth damages the filesystem,
+// unless it is mounted afresh first (EndOnDisk).
 var ext4 = Type{
 	Name: "ext4", Geometry: ext4Geometry, Goal: func(_ Geometry, blocks, _ uint64) uint64 { return blocks }, CanGrow: ext4CanGrow, Grow: ext4Grow,
 	RecordedErrors: ext4RecordedErrors, EndOnDisk: ext4EndOnDisk, BeforeMount: func() {}, Settle: func(context.Context, Mounted) error { return nil }, MountRefused: ext4MountRefused,

@@ -60,7 +60,7 @@ type Type struct {
 	// The error wraps ctx's where that ends first: a later call goes on waiting.
 	Settle func(ctx context.Context, m Mounted) error
 
-	// BeforeMount is what the kernel is told before one is mounted.
+	// BeforeMount sets the kernel's settings for this type, before each mount.
 	BeforeMount func()
 
 	// EndOnDisk is where the superblock on a disk that is not mounted has the

@@ -23,12 +23,12 @@ import (
 // Until the primary superblock is on the disk with its new size, which the kernel
 // leaves for half a minute, a power cut leaves a log whose recovery meets groups
 // beyond the filesystem's end: 6.1 refuses to mount it once, and with two growths
-// in the log every kernel refuses, each time. So a growth is answered for, and followed by another
-// one, only when that superblock is there (xfsSettle).
+// in the log every kernel refuses, each time. So the agent answers for a growth,
+// and begins the next one, only when that superblock is there (xfsSettle).
 //
-// One that is cut off before is in the log, and where 6.1 recovers it, it goes on
-// with the old length of what was the last group, and fails the next growth,
-// unless it is mounted afresh before (EndOnDisk).
+// A growth that is cut off before lies in the log. Where 6.1 recovers it, the
+// kernel keeps the old length of the group that was the last one, and fails the
+// next growth, unless the filesystem is mounted afresh first (EndOnDisk).
 var xfs = Type{
 	Name: "xfs", Geometry: xfsGeometry, Goal: xfsGoal, CanGrow: func(Mounted, uint64) error { return nil }, Grow: xfsGrow,
 	BeforeMount: xfsHurry, Settle: xfsSettle,

@@ -57,8 +57,8 @@ func xfsOf(blocks uint64) *xfsGeom {
 	return &g
 }
 
-// Whoever is ahead of a request for a group's end is ahead by a group, which
-// the kernel does not take away; nobody is ahead of the device's end.
+// A grower that is ahead of a request for a group's end is ahead by a whole group,
+// and the kernel takes no group away. No grower is ahead of the device's end.
 func TestEveryStepEndsWithAGroupOrWithTheDevice(t *testing.T) {
 	for _, c := range []struct{ from, goal, device uint64 }{
 		{4000, 5500, 9300}, {4000, 9300, 9300}, {4300, 4400, 9000}, {4300, 100_000, 100_000}, {4000, 4001, 4063}, {4000, 1_000_000, 1_000_500},

@@ -25,8 +25,9 @@ const (
 	xfsSyncLeast    = "100" // a second; by default it is 3000
 	laptopMode      = "/proc/sys/vm/laptop_mode"
 
-	// settleLook is how often the superblock on the disk is looked at: nothing
-	// tells of it. settleLimit is more than the worker's default interval.
+	// settleLook is the pause between two looks at the superblock on the disk: the
+	// kernel has no event for its write. settleLimit exceeds the worker's default
+	// interval.
 	settleLook  = 5 * time.Millisecond
 	settleLimit = 45 * time.Second
 )

@@ -3,6 +3,8 @@ package storage
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 
@@ -50,7 +52,11 @@ func (d *devices) mount(r request, from origin) error {
 		return err
 	}
 	defer first.Close()
-	if after, known := endMounted(fstype, first, from); !known || after == before {
+	after, err := endMounted(fstype, first, from)
+	if err != nil { // unproven, it gets no place
+		return fmt.Errorf("find where it ends: %w", err)
+	}
+	if after == before {
 		return place(first, r.mountPoint)
 	}
 	first.Close() // which unmounts it
@@ -78,18 +84,18 @@ func endOnDisk(fstype filesystem.Type, from origin) (blocks uint64, known bool) 
 }
 
 // endMounted is where the filesystem ends that has just been mounted.
-func endMounted(fstype filesystem.Type, mount *os.File, from origin) (blocks uint64, known bool) {
+func endMounted(fstype filesystem.Type, mount *os.File, from origin) (blocks uint64, err error) {
 	fd, err := unix.Openat(int(mount.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return 0, false
+		return 0, &fs.PathError{Op: "open its root", Path: from.path, Err: err}
 	}
 	dir := os.NewFile(uintptr(fd), from.path)
 	defer dir.Close()
 	disk, err := os.Open(from.path)
 	if err != nil {
-		return 0, false
+		return 0, err
 	}
 	defer disk.Close()
 	geometry, err := fstype.Geometry(filesystem.Mounted{Dir: dir, Disk: disk})
-	return geometry.Blocks, err == nil
+	return geometry.Blocks, err
 }
