@@ -38,8 +38,8 @@ func standIn(t *testing.T, script string) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// endless makes a FIFO, and a stand-in that tells of itself by it, holds it open, and
-// does not end.
+// endless makes a FIFO and a stand-in for e2fsck, which writes to the FIFO, holds it
+// open and does not end.
 func endless(t *testing.T) (fifo string) {
 	t.Helper()
 	fifo = filepath.Join(t.TempDir(), "fifo")

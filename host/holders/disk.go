@@ -4,16 +4,15 @@
 // device number or inode from then on: what its name leads to later is of no
 // concern.
 //
-// What is asked: the open files of every process (proc(5)), the locks on the file
+// The package asks for the open files of every process (proc(5)), the locks on the file
 // (F_OFD_GETLK of fcntl(2), among them those of QEMU's block/file-posix.c), mounts,
 // swap, loop devices, and what the kernel keeps below a block device
 // (/sys/dev/block, O_EXCL of open(2)).
 //
-// What is not seen: a process in another PID namespace than this /proc shows, one
+// It does not see a process in another PID namespace than this /proc shows, one
 // that only maps the file or has passed it to io_uring or to a socket's queue, the
-// kernel's own file servers (LIO, nfsd), and whatever other hosts do with a shared
-// disk. Nor does anything here keep a program from opening the disk that asks for
-// no lock.
+// kernel's own file servers (LIO, nfsd), and other hosts that use a shared disk. It
+// does not stop a program that opens the disk and asks for no lock.
 package holders
 
 import (

@@ -75,8 +75,9 @@ func (f Found) Err(disk string) error {
 }
 
 const (
-	// settleLimit is how long who only reads a block device is given to end, and
-	// lookAgain the pause before the next look: nothing tells of the end.
+	// settleLimit is how long a process that only reads a block device is given to
+	// end, and lookAgain the pause before the next look: the kernel has no event for
+	// a file that is closed.
 	settleLimit = 5 * time.Second
 	lookAgain   = 100 * time.Millisecond
 )

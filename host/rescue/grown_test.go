@@ -120,7 +120,7 @@ func TestInterruptedCorrectionCanBeRescuedAgain(t *testing.T) {
 	}
 }
 
-// Whatever keeps the second mount from succeeding, the disk is as it was.
+// The disk is as it was after any failure of the second mount.
 func TestSuperblockIsPutBackAfterAnyFailure(t *testing.T) {
 	for _, failure := range []error{errors.New("QEMU does not start"), qemu.ErrEnded, agentclient.ErrOutcomeUnknown, mountError{unix.EINVAL, false}, errRefused} {
 		path := grownImage(t)

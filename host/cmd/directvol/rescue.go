@@ -88,7 +88,7 @@ func oneDisk(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// runRescue tells of the steps on standard error, and of the outcome on standard output.
+// runRescue prints the steps to standard error and the outcome to standard output.
 func runRescue(cmd *cobra.Command, cfg rescue.Config, asJSON bool) error {
 	logrus.SetLevel(logrus.FatalLevel) // ttrpc's log, which tells of each call that was given up: the steps tell enough
 	steps := &stepPrinter{to: cmd.ErrOrStderr()}

@@ -12,8 +12,8 @@ import (
 	"github.com/directvol/directvol/host/rescue"
 )
 
-// stepPrinter tells of steps on standard error: each as it begins and with what came
-// of it. On a terminal the step that is under way shows how long it has taken.
+// stepPrinter prints each step to standard error, when it begins and when it has
+// ended. On a terminal the step that is under way shows how long it has taken.
 type stepPrinter struct {
 	to    io.Writer
 	clock func() // ends the clock of the step under way; nil where there is none
