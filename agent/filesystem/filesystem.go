@@ -6,12 +6,13 @@ package filesystem
 import (
 	"context"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/blockdev"
 )
 
 // Mounted is a filesystem that is mounted: its root and the block device below
@@ -101,11 +102,8 @@ func Names() []string {
 
 // deviceBlocks is how many blocks of a size the device below has room for.
 func deviceBlocks(m Mounted, blockSize uint64) (uint64, error) {
-	end, err := m.Disk.Seek(0, io.SeekEnd) // of a block device: its size now
-	if err != nil {
-		return 0, err
-	}
-	return uint64(end) / blockSize, nil
+	size, err := blockdev.SizeOf(m.Disk)
+	return size / blockSize, err
 }
 
 // ioctl calls request on the filesystem's root with arg, a pointer to a
