@@ -61,9 +61,6 @@ type Type struct {
 	// The error wraps ctx's where that ends first: a later call goes on waiting.
 	Settle func(ctx context.Context, m Mounted) error
 
-	// BeforeMount sets the kernel's settings for this type, before each mount.
-	BeforeMount func()
-
 	// EndOnDisk is where the superblock on a disk that is not mounted has the
 	// filesystem end, in blocks. A growth in the log is not in it yet: storage
 	// mounts a second time where it differs from Geometry after the first mount.

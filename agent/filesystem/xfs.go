@@ -22,16 +22,18 @@ import (
 //
 // Until the primary superblock is on the disk with its new size, which the kernel
 // leaves for half a minute, a power cut leaves a log whose recovery meets groups
-// beyond the filesystem's end: 6.1 refuses to mount it once, and with two growths
-// in the log every kernel refuses, each time. So the agent answers for a growth,
-// and begins the next one, only when that superblock is there (xfsSettle).
+// beyond the filesystem's end: 6.1 refuses to mount it once, and every kernel each
+// time where two growths are in the log, or where a directory that leads into the
+// new groups was written before. So the agent has that superblock written right
+// after each step, and begins the next one, and answers, when it is there
+// (xfsSettle).
 //
 // A growth that is cut off before lies in the log. Where 6.1 recovers it, the
 // kernel keeps the old length of the group that was the last one, and fails the
 // next growth, unless the filesystem is mounted afresh first (EndOnDisk).
 var xfs = Type{
 	Name: "xfs", Geometry: xfsGeometry, Goal: xfsGoal, CanGrow: func(Mounted, uint64) error { return nil }, Grow: xfsGrow,
-	BeforeMount: xfsHurry, Settle: xfsSettle,
+	Settle:         xfsSettle,
 	RecordedErrors: func(*os.File) (uint64, string, error) { return 0, "", nil },
 	EndOnDisk:      xfsEndOnDisk,
 	MountRefused:   xfsMountRefused,

@@ -1,155 +1,86 @@
 package filesystem
 
 import (
-	"bytes"
 	"context"
+	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"sync"
-	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/directvol/directvol/agent/refusal"
 )
 
-// The kernel writes an xfs's superblock out with the rest of its log, by a worker
-// that runs every fs.xfs.xfssyncd_centisecs (Documentation/admin-guide/xfs.rst),
-// and, up to some kernel between 6.1 and 7.3, at once within a syncfs while
-// vm.laptop_mode is on (xfs_fs_sync_fs in fs/xfs/xfs_super.c). FIFREEZE would
-// write it out as well, and is not used: it stops every writer for as long as
-// anybody's write call takes, which may be for ever.
+// Labels of a mounted filesystem (include/uapi/linux/fs.h).
 const (
-	xfsSyncInterval = "/proc/sys/fs/xfs/xfssyncd_centisecs"
-	xfsSyncLeast    = "100" // a second; by default it is 3000
-	laptopMode      = "/proc/sys/vm/laptop_mode"
-
-	// settleLook is the pause between two looks at the superblock on the disk: the
-	// kernel has no event for its write. settleLimit exceeds the worker's default
-	// interval.
-	settleLook  = 5 * time.Millisecond
-	settleLimit = 45 * time.Second
+	fsIocGetLabel = 0x81009431 // _IOR(0x94, 49, char[256])
+	fsIocSetLabel = 0x41009432 // _IOW(0x94, 50, char[256])
+	fsLabelSize   = 256        // FSLABEL_MAX
 )
 
-// xfsHurry has the worker run every second, for filesystems that are mounted from
-// now on, and for others after its next turn. Where it is refused, or xfs is not
-// loaded yet, it only takes longer.
-func xfsHurry() { _ = os.WriteFile(xfsSyncInterval, []byte(xfsSyncLeast), 0) }
+// errNotWritten is of a superblock whose write the kernel has reported and nobody finds.
+var errNotWritten = errors.New("the superblock on the disk is not written")
 
-// xfsSettle waits for the superblock on the disk.
+// xfsSettle has the kernel write the superblock, if the one on the disk is older than
+// the growth, and the disk keep it.
+//
+// What writes it is to set the label that is set already: of all that user space can
+// ask for, this alone writes the superblock and nothing else, at once (xfs_sync_sb_buf
+// in xfs_ioc_setlabel, fs/xfs/xfs_ioctl.c, since Linux 4.18). Every other way, the
+// kernel's own after half a minute among them, writes out all that is logged, in any
+// order: a directory that names an inode in a new group may be there before the
+// superblock that has the group, and after a cut between the two no kernel mounts the
+// disk. FIFREEZE stops every writer too, for as long as anybody's write call takes.
 func xfsSettle(ctx context.Context, m Mounted) error {
-	ctx, cancel := context.WithTimeout(ctx, settleLimit)
-	defer cancel()
-	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
-	if err != nil {
-		return os.NewSyscallError("mmap", err)
+	if err := ctx.Err(); err != nil {
+		return err
 	}
-	defer unix.Munmap(page)
-	// Not by the page cache, which xfs writes past.
-	disk, err := os.OpenFile(m.Disk.Name(), os.O_RDONLY|unix.O_DIRECT, 0)
+	g, err := readXFSGeom(m)
 	if err != nil {
 		return err
 	}
-	defer disk.Close()
-	looks := time.NewTicker(settleLook)
-	defer looks.Stop()
-	for kicked := false; ; kicked = true {
-		g, err := readXFSGeom(m)
-		if err != nil {
+	super, err := xfsSuperOnDisk(m)
+	if err == nil && super.blocks < g.dataBlocks() {
+		if err := xfsWriteSuper(m); err != nil {
 			return err
 		}
-		if _, err := disk.ReadAt(page, 0); err != nil {
-			return err
-		}
-		s, err := parseXFSSuper(page)
-		if err != nil {
-			return fmt.Errorf("%s: %w", disk.Name(), err)
-		}
-		if s.blocks >= g.dataBlocks() {
-			return nil
-		}
-		var st unix.Stat_t
-		if err := unix.Fstat(int(m.Dir.Fd()), &st); err != nil {
-			return &fs.PathError{Op: "fstat", Path: m.Dir.Name(), Err: err} // it has shut down
-		}
-		if !kicked {
-			xfsHurry()
-			laptop.syncfs(m.Dir)
-		}
-		select {
-		case <-looks.C:
-		case <-ctx.Done():
-			return refusal.New(refusal.DeadlineExceeded, "xfs on %s has grown to %d blocks, and its superblock on the disk is still to be written: try again: %w", disk.Name(), g.dataBlocks(), ctx.Err())
+		if super, err = xfsSuperOnDisk(m); err == nil && super.blocks < g.dataBlocks() {
+			err = fmt.Errorf("xfs on %s: %w", m.Disk.Name(), errNotWritten)
 		}
 	}
-}
-
-// laptop is the guest's laptop mode, which is on while somebody is in syncfs.
-var laptop laptopSwitch
-
-// laptopMark is the number of seconds that stands for our own use of it, so that
-// one that an agent did not live to take back is known.
-const laptopMark = "1009"
-
-type laptopSwitch struct {
-	mu    sync.Mutex
-	users int
-	was   []byte // what it is set back to
-}
-
-// laptopLimit is how long laptop mode is on for a syncfs that takes its time, on a
-// disk that hangs for one: it is the whole guest's.
-const laptopLimit = time.Second
-
-// syncfs calls syncfs(2) in laptop mode. Errors are not told: what comes of it is
-// looked at.
-func (l *laptopSwitch) syncfs(dir *os.File) {
-	fd, err := unix.FcntlInt(dir.Fd(), unix.F_DUPFD_CLOEXEC, 0) // it may outlive the call
 	if err != nil {
-		return
+		return err
 	}
-	l.on()
-	defer l.off()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer unix.Close(fd)
-		_ = unix.Syncfs(fd)
-	}()
-	limit := time.NewTimer(laptopLimit)
-	defer limit.Stop()
-	select {
-	case <-done:
-	case <-limit.C:
-	}
+	return m.Disk.Sync() // out of the disk's own cache
 }
 
-// EndLaptopMode takes back what an agent did not live to take back. It goes before
-// any growth.
-func EndLaptopMode() {
-	if is, err := os.ReadFile(laptopMode); err == nil && string(bytes.TrimSpace(is)) == laptopMark {
-		_ = os.WriteFile(laptopMode, []byte("0"), 0)
+// xfsWriteSuper writes the superblock. Who sets another label in the moment between
+// the two calls loses it.
+func xfsWriteSuper(m Mounted) error {
+	var label [fsLabelSize]byte
+	if err := ioctl(m, "FS_IOC_GETFSLABEL", fsIocGetLabel, unsafe.Pointer(&label)); err != nil {
+		return err
 	}
+	return ioctl(m, "FS_IOC_SETFSLABEL", fsIocSetLabel, unsafe.Pointer(&label))
 }
 
-func (l *laptopSwitch) on() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.users++; l.users > 1 {
-		return
+// xfsSuperOnDisk reads past the page cache, which xfs writes past too.
+func xfsSuperOnDisk(m Mounted) (xfsSuper, error) {
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		return xfsSuper{}, os.NewSyscallError("mmap", err)
 	}
-	l.was, _ = os.ReadFile(laptopMode)
-	if l.was = bytes.TrimSpace(l.was); len(l.was) == 0 || string(l.was) == laptopMark {
-		l.was = []byte("0")
+	defer unix.Munmap(page)
+	disk, err := os.OpenFile(m.Disk.Name(), os.O_RDONLY|unix.O_DIRECT, 0)
+	if err != nil {
+		return xfsSuper{}, err
 	}
-	_ = os.WriteFile(laptopMode, []byte(laptopMark), 0)
-}
-
-func (l *laptopSwitch) off() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.users--; l.users == 0 {
-		_ = os.WriteFile(laptopMode, l.was, 0)
+	defer disk.Close()
+	if _, err := disk.ReadAt(page, 0); err != nil {
+		return xfsSuper{}, err
 	}
+	super, err := parseXFSSuper(page)
+	if err != nil {
+		return xfsSuper{}, fmt.Errorf("%s: %w", disk.Name(), err)
+	}
+	return super, nil
 }

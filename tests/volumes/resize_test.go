@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"os"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -69,6 +70,33 @@ func TestResizeGoesAsFarAsItIsAsked(t *testing.T) {
 			t.Errorf("by 0 to the end: %d bytes more", got)
 		}
 	})
+}
+
+// With the answer the superblock is on the disk, by which a mount after a power cut
+// goes. To have it written there the label is set again, and stays.
+func TestGrownXFSIsOnItsDiskWithTheAnswer(t *testing.T) {
+	g := guest(t)
+	v := newVolume(t, g, "xfs")
+	const label = "twelve-bytes" // as many as it can have
+	if out, err := exec.CommandContext(limited(t), "xfs_admin", "-L", label, v.Path).CombinedOutput(); err != nil {
+		t.Fatalf("xfs_admin: %v\n%s", err, out)
+	}
+	must(t, v.Mount(limited(t)))
+	image, err := os.Open(v.Path)
+	must(t, err)
+	defer image.Close()
+	for goal := disks["xfs"] + 64*miB; goal < 2*disks["xfs"]; goal += 64 * miB {
+		must(t, v.Resize(limited(t), goal))
+		super := make([]byte, 512) // struct xfs_dsb, fs/xfs/libxfs/xfs_format.h
+		_, err := image.ReadAt(super, 0)
+		must(t, err)
+		if got := binary.BigEndian.Uint64(super[8:]) * uint64(binary.BigEndian.Uint32(super[4:])); got != goal {
+			t.Errorf("the superblock on the disk\nwant %d bytes\ngot  %d", goal, got)
+		}
+		if got := string(super[108:120]); got != label {
+			t.Errorf("its label\nwant %q\ngot  %q", label, got)
+		}
+	}
 }
 
 func TestEqualIsSuccessAnyNumberOfTimes(t *testing.T) {
