@@ -57,7 +57,7 @@ func TestLargerSizesAreNotTriedWhereTheEndIsNotTheReason(t *testing.T) {
 	r.attempt = func(ctx context.Context) error {
 		err := attempt(ctx)
 		if len(*begins) == 2 {
-			r.said = []string{"XFS (vda): Metadata corruption detected"}
+			r.said = []string{"XFS (vda): Metadata CRC error detected"}
 		}
 		return err
 	}

@@ -206,7 +206,7 @@ func TestNothingIsWrittenForAnotherReasonToRefuse(t *testing.T) {
 	path := grownImage(t)
 	before := hash(t, path)
 	for want, attempt := range map[string]func(r *rescue) error{
-		"does not say that its log leads beyond": func(r *rescue) error { r.said = []string{"XFS (vda): Corruption"}; return errRefused },
+		"does not say that its log leads beyond": func(r *rescue) error { r.said = []string{"XFS (vda): Metadata CRC error"}; return errRefused },
 		"no VM":                                  func(r *rescue) error { r.said = []string{eofs}; return errors.New("no VM") },
 	} {
 		r := afterVM(t, "xfs", path)

@@ -44,29 +44,47 @@ type cut struct {
 func cutOff(t *testing.T, sizes []uint64) cut {
 	t.Helper()
 	ctx := within(t, jobLimit)
-	image, err := vm.Scratch(ctx, t.TempDir(), "xfs", diskBytes)
-	must(t, err)
-	c := cut{Volume: sandbox.Volume{ID: "data", Path: image, FSType: "xfs"}, ledgers: map[string]*act.Ledger{}}
+	c := newCut(t, ctx)
 	g := boot(t, ctx)
 	defer end(t, g)
 	must(t, g.Attach(ctx, c.Volume))
 	awaitSize(t, ctx, g, diskBytes)
 	must(t, bareMount(t, ctx, g))
 	for _, c.bytes = range sizes {
-		must(t, g.VM().ResizeDisk(ctx, c.ID, c.bytes))
-		awaitSize(t, ctx, g, c.bytes)
-		_, err = g.Act.Grow(ctx, act.Grow{Path: mountPoint, FSType: "xfs", Bytes: c.bytes})
-		must(t, err)
-		for range files { // xfs puts each new directory into another group
-			in := fmt.Sprintf("/dir-%d", len(c.ledgers))
-			must(t, g.Act.Mkdir(ctx, mountPoint+in, 0o755))
-			writer, err := g.Act.StartWriter(ctx, act.WriteBlocks{Path: mountPoint + in + "/file", BlockBytes: fileBytes, Seed: uint64(len(c.ledgers)), LimitBytes: fileBytes})
-			must(t, err)
-			must(t, writer.Err())
-			c.ledgers[in+"/file"] = writer.Ledger()
-		}
+		c.grow(t, ctx, g)
+		c.fill(t, ctx, g, files)
 	}
 	return c
+}
+
+func newCut(t *testing.T, ctx context.Context) cut {
+	t.Helper()
+	image, err := vm.Scratch(ctx, t.TempDir(), "xfs", diskBytes)
+	must(t, err)
+	return cut{Volume: sandbox.Volume{ID: "data", Path: image, FSType: "xfs"}, bytes: diskBytes, ledgers: map[string]*act.Ledger{}}
+}
+
+// grow grows disk and filesystem to c.bytes.
+func (c cut) grow(t *testing.T, ctx context.Context, g *vm.Guest) {
+	t.Helper()
+	must(t, g.VM().ResizeDisk(ctx, c.ID, c.bytes))
+	awaitSize(t, ctx, g, c.bytes)
+	_, err := g.Act.Grow(ctx, act.Grow{Path: mountPoint, FSType: "xfs", Bytes: c.bytes})
+	must(t, err)
+}
+
+// fill writes so many files, each into a new directory: xfs puts one after another
+// into another group.
+func (c cut) fill(t *testing.T, ctx context.Context, g *vm.Guest, files int) {
+	t.Helper()
+	for range files {
+		in := fmt.Sprintf("/dir-%d", len(c.ledgers))
+		must(t, g.Act.Mkdir(ctx, mountPoint+in, 0o755))
+		writer, err := g.Act.StartWriter(ctx, act.WriteBlocks{Path: mountPoint + in + "/file", BlockBytes: fileBytes, Seed: uint64(len(c.ledgers)), LimitBytes: fileBytes})
+		must(t, err)
+		must(t, writer.Err())
+		c.ledgers[in+"/file"] = writer.Ledger()
+	}
 }
 
 const (

@@ -31,7 +31,7 @@ const attempts = 4
 // interrupted, and whole. What the older kernel tries, it tries on copies: so the
 // newer one recovers what no other has touched since the cut.
 func TestVolumeThatWasCutOffWhileItGrewIsRescuedWhole(t *testing.T) {
-	c := refusedVolume(t, grownOnce, 1)
+	c := refusedVolume(t, 1, func() cut { return cutOff(t, grownOnce) })
 	interrupted(t, c, "boot a VM", "before the disk was touched")
 	interrupted(t, c, "mount it", "run rescue again")
 	report, said, exit := run(t, within(t, jobLimit), c.Path)
@@ -45,8 +45,20 @@ func TestVolumeThatWasCutOffWhileItGrewIsRescuedWhole(t *testing.T) {
 
 // The same with more than one growth, which the newer kernel refuses too.
 func TestVolumeThatGrewThreeTimesBeforeTheCutIsRescuedWhole(t *testing.T) {
-	c := refusedVolume(t, grownThrice, 2)
+	c := refusedVolume(t, 2, func() cut { return cutOff(t, grownThrice) })
 	unproven(t, c.copied(t))
+	isToldItsSize(t, c)
+}
+
+// The same with one growth, where a directory that leads into the new space is on the
+// disk, and the superblock that has that space is not.
+func TestVolumeWhoseDirectoryLeadsBeyondItsEndIsRescuedWhole(t *testing.T) {
+	isToldItsSize(t, refusedVolume(t, 2, func() cut { return cutBehindDirectory(t) }))
+}
+
+// isToldItsSize has a volume rescued that is refused until its superblock has grown.
+func isToldItsSize(t *testing.T, c cut) {
+	t.Helper()
 	report, said, exit := run(t, within(t, jobLimit), c.Path)
 	if exit != 0 || !report.Mounted || report.Recovered != rescue.RecoveredYes || report.Error != "" {
 		t.Fatalf("rescue\nwant exit 0, an xfs whose log was recovered\ngot  exit %d, %+v\n%s", exit, report, said)
@@ -125,10 +137,10 @@ func keptOut(t *testing.T, ctx context.Context, g *vm.Guest, v sandbox.Volume) {
 // refusedVolume returns a volume that was cut off, and a copy of which the guest's
 // kernel refuses to mount, so many times in a row. The sandbox that has tried still
 // has that disk when rescue is asked for the first time.
-func refusedVolume(t *testing.T, sizes []uint64, times int) cut {
+func refusedVolume(t *testing.T, times int, cutOff func() cut) cut {
 	t.Helper()
 	for range attempts {
-		c := cutOff(t, sizes)
+		c := cutOff()
 		if c.copied(t).isRefused(t, times) {
 			return c
 		}

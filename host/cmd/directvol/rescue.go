@@ -31,9 +31,11 @@ its log, unmounts it, and then has xfs_repair -n or e2fsck -fn look at it.
 When: the mount of an xfs fails with "structure needs cleaning" (EUCLEAN), and the
 guest's kernel says "xfs_buf_map_verify: daddr … out of range, EOFS …". That is an
 xfs that was grown shortly before the power went: Linux 6.1 gives up in the recovery
-of its log, newer kernels recover it, and then nothing is lost. Grown more than once
-in the last minute, it may be refused by newer kernels too: then rescue writes into
-its superblock that it has grown, and mounts it again; nothing is lost then either.
+of its log, newer kernels recover it, and then nothing is lost. Newer kernels refuse
+it too where it was grown more than once in the last minute, or where a directory was
+written out that leads into the new space ("Metadata corruption detected at
+__xfs_dir3_data_check"): then rescue writes into its superblock that it has grown,
+and mounts it again; nothing is lost then either.
 After any other power cut rescue does no harm: it shows whether the volume mounts
 and is whole.
 
