@@ -2,7 +2,11 @@ package storage
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/refusal"
@@ -24,11 +28,29 @@ var virtioFS = &driver{
 	find: func(ctx context.Context, r request) (origin, error) {
 		return origin{path: r.source}, blockdev.Await(ctx, "virtio", hasShare)
 	},
-	mount: mount, unmount: unmount,
+	mount: mountTag, unmount: unmount,
 }
 
 // tagBytes is how long a device's tag can be (virtio 1.2, 5.11.4).
 const tagBytes = 36
+
+// tagLimit is how long a tag is waited for that no device has.
+const tagLimit = time.Second
+
+// mountTag tries again as long as no device has the tag: a new device shows in sysfs
+// before the driver knows its tag, and tells of itself by an event after that.
+func mountTag(d *devices, r request, from origin) (made bool, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), tagLimit)
+	defer cancel()
+	waitErr := blockdev.Await(ctx, "virtio", func() (bool, error) {
+		made, err = mount(d, r, from)
+		return !errors.Is(err, unix.EINVAL), nil
+	})
+	if waitErr != nil && ctx.Err() == nil {
+		return made, errors.Join(err, waitErr)
+	}
+	return made, err
+}
 
 // hasShare tells whether there is any virtio-fs device: kernels before 6.9 do
 // not show whose tag it has, and mount(2) answers EINVAL where it is another's.
