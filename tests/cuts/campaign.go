@@ -236,13 +236,14 @@ func (c *campaign) checkCut(ctx context.Context, left []*remains) error {
 
 func (c *campaign) row(r *remains) row { return row{r.fstype, c.kernel, r.kind} }
 
-// check checks one volume. It keeps what it was before where something is lost.
+// check checks one volume. It keeps what it was before where something is lost; of
+// one that met the window it leaves that to rescue.
 func (c *campaign) check(ctx context.Context, r *remains) (found []finding, err error) {
-	before := r.path + ".cut"
-	if err := copySparse(before, r.path); err != nil {
-		return nil, err
+	if _, err := os.Stat(r.untouched()); err != nil { // it is there of a volume that was rescued
+		if err := copySparse(r.untouched(), r.path); err != nil {
+			return nil, err
+		}
 	}
-	defer os.Remove(before)
 	c.disks++
 	err = limited(ctx, func(ctx context.Context) error {
 		found, err = r.check(ctx, c.guest, ways[c.way], fmt.Sprintf("c%d", c.disks))
@@ -261,17 +262,23 @@ func (c *campaign) check(ctx context.Context, r *remains) (found []finding, err 
 	}
 	switch {
 	case err == nil && len(found) == 0:
-		return nil, os.Remove(r.path)
+		return nil, r.removeImages()
 	case err == nil && found[0].loss == metWindow:
 		c.met = append(c.met, r)
 		return found, nil
-	case c.kept[r.fstype] == maxKept:
-		return found, err
+	}
+	return found, errors.Join(err, c.keepUntouched(r), r.removeImages())
+}
+
+// keepUntouched keeps an image as the cut left it.
+func (c *campaign) keepUntouched(r *remains) error {
+	if c.kept[r.fstype] == maxKept {
+		return nil
 	}
 	c.kept[r.fstype]++
 	image := filepath.Join(c.keep, fmt.Sprintf("%s-cut%d-%s.img", r.fstype, c.cut, r.id))
 	c.say("it is kept as the cut left it: CUTS_WAY=%s CUTS_IMAGE=%s go test -v -run Kept ./tests/cuts", c.way, image)
-	return found, errors.Join(err, os.MkdirAll(c.keep, 0o755), copySparse(image, before))
+	return errors.Join(os.MkdirAll(c.keep, 0o755), copySparse(image, r.untouched()))
 }
 
 // explanation is what the guest says of itself.
@@ -299,7 +306,7 @@ func (c *campaign) rescue(ctx context.Context) error {
 	c.met = nil
 	defer func() {
 		for _, r := range met {
-			_ = os.Remove(r.path)
+			_ = r.removeImages()
 		}
 	}()
 	if len(met) == 0 {
@@ -328,6 +335,9 @@ func (c *campaign) rescue(ctx context.Context) error {
 			return err
 		}
 		c.lose(r, finding{refused, err})
+		if err := c.keepUntouched(r); err != nil {
+			return err
+		}
 	}
 	if err := c.boot(ctx); err != nil {
 		return err

@@ -78,6 +78,13 @@ type remains struct {
 	window  bool        // the cut fell into the window
 }
 
+// untouched is a copy of the image, which no mount has changed since the cut.
+func (r *remains) untouched() string { return r.path + ".cut" }
+
+func (r *remains) removeImages() error {
+	return errors.Join(os.Remove(r.path), os.Remove(r.untouched()))
+}
+
 // killed returns what a kill has left.
 func (v *volume) killed() (*remains, error) {
 	size, err := sizeOnDisk(v.fstype, v.path)
