@@ -72,6 +72,7 @@ func remount(t *testing.T, v *vm.Volume) {
 func TestEveryFaultShowsThoughTheyComeTogether(t *testing.T) {
 	g := guest(t)
 	ext4, xfs, bystander := mounted(t, g, "ext4"), mounted(t, g, "xfs"), mounted(t, g, "xfs")
+	must(t, ext4.Resize(limited(t), 8*disks["ext4"])) // room for all until the fault
 	stormy, storm := fillLog(t, g)
 	first, second, third := written(t, ext4, 0), written(t, xfs, 0), written(t, bystander, 32*miB)
 	storm()
