@@ -56,10 +56,12 @@ type Type struct {
 	// has grown by outlives a power cut.
 	Grow func(ctx context.Context, m Mounted, blocks uint64) error
 
-	// Settle returns when the superblock on the disk has the filesystem end where
-	// it does, be it grown by Grow or by somebody else. It disturbs no writer.
-	// The error wraps ctx's where that ends first: a later call goes on waiting.
-	Settle func(ctx context.Context, m Mounted) error
+	// Settle has the superblock written, where the one on the disk is older than a
+	// growth by Grow, or by somebody else, and returns when it is on the disk.
+	Settle func(m Mounted) error
+
+	// BeforeMount sets the kernel's settings for this type, before each mount.
+	BeforeMount func()
 
 	// EndOnDisk is where the superblock on a disk that is not mounted has the
 	// filesystem end, in blocks. A growth in the log is not in it yet: storage

@@ -26,14 +26,17 @@ import (
 // time where two growths are in the log, or where a directory that leads into the
 // new groups was written before. So the agent has that superblock written right
 // after each step, and begins the next one, and answers, when it is there
-// (xfsSettle).
+// (xfsSettle). But a superblock that is ahead of a group's headers is no better
+// where the group was the last one and shorter: so a step that adds groups
+// begins where one ends, and when that one's headers are on the disk
+// (xfsAwaitWhole).
 //
 // A growth that is cut off before lies in the log. Where 6.1 recovers it, the
 // kernel keeps the old length of the group that was the last one, and fails the
 // next growth, unless the filesystem is mounted afresh first (EndOnDisk).
 var xfs = Type{
 	Name: "xfs", Geometry: xfsGeometry, Goal: xfsGoal, CanGrow: func(Mounted, uint64) error { return nil }, Grow: xfsGrow,
-	Settle:         xfsSettle,
+	BeforeMount: xfsHurry, Settle: xfsSettle,
 	RecordedErrors: func(*os.File) (uint64, string, error) { return 0, "", nil },
 	EndOnDisk:      xfsEndOnDisk,
 	MountRefused:   xfsMountRefused,
@@ -56,11 +59,12 @@ const (
 )
 
 // xfsGeom is struct xfs_fsop_geom, 256 bytes: blocksize at 0, agblocks at 8,
-// imaxpct at 28, datablocks at 32.
+// sectsize at 20, imaxpct at 28, datablocks at 32.
 type xfsGeom [256]byte
 
 func (g *xfsGeom) blockSize() uint32   { return binary.NativeEndian.Uint32(g[0:]) }
 func (g *xfsGeom) groupBlocks() uint32 { return binary.NativeEndian.Uint32(g[8:]) }
+func (g *xfsGeom) sectorSize() uint32  { return binary.NativeEndian.Uint32(g[20:]) }
 func (g *xfsGeom) imaxpct() uint32     { return binary.NativeEndian.Uint32(g[28:]) }
 func (g *xfsGeom) dataBlocks() uint64  { return binary.NativeEndian.Uint64(g[32:]) }
 
@@ -85,7 +89,7 @@ func readXFSGeom(m Mounted) (*xfsGeom, error) {
 
 // check refuses a geometry that cannot be counted with.
 func (g *xfsGeom) check(device string) error {
-	if g.blockSize() == 0 || g.groupBlocks() == 0 || g.dataBlocks() > (1<<63)/uint64(g.blockSize()) {
+	if g.blockSize() == 0 || g.groupBlocks() == 0 || g.sectorSize() < 512 || g.sectorSize() > 32<<10 || g.dataBlocks() > (1<<63)/uint64(g.blockSize()) {
 		return fmt.Errorf("xfs at %s has %d blocks of %d bytes, %d a group", device, g.dataBlocks(), g.blockSize(), g.groupBlocks())
 	}
 	return nil
@@ -111,7 +115,7 @@ func xfsGoal(g Geometry, blocks, device uint64) uint64 {
 // have changed, and at the device, which may have grown while its end was asked
 // for.
 func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
-	if err := xfsSettle(ctx, m); err != nil { // somebody else's growth, or one that was cut off
+	if err := xfsSettle(m); err != nil { // somebody else's growth, or one that was cut off
 		return err
 	}
 	for idle := 0; idle < xfsIdleSteps; {
@@ -130,12 +134,14 @@ func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
 		if next <= g.dataBlocks() {
 			return nil
 		}
+		if g.endsWithGroup() {
+			if err := xfsAwaitWhole(ctx, m, g); err != nil {
+				return err
+			}
+		}
 		after, err := xfsGrowTo(m, g, next)
 		if err != nil {
 			return fmt.Errorf("grow xfs on %s to %d blocks: %w", m.Disk.Name(), next, err)
-		}
-		if err := xfsSettle(ctx, m); err != nil {
-			return err
 		}
 		if after.dataBlocks() > g.dataBlocks() {
 			idle = 0
@@ -151,19 +157,26 @@ func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
 	return nil // the caller finds how far it is
 }
 
-// step returns where the next call ends on the way to so many blocks: at a
-// group's end, or at the device's.
+// endsWithGroup reports whether the last group has its full length.
+func (g *xfsGeom) endsWithGroup() bool { return g.dataBlocks()%uint64(g.groupBlocks()) == 0 }
+
+// step returns where the next call ends on the way to so many blocks: at the end
+// of the last group where that is short, else at a later one's, or at the device's.
 func (g *xfsGeom) step(blocks, device uint64) uint64 {
 	size := uint64(g.groupBlocks())
 	groups := ceil(g.dataBlocks(), size)
-	next := (groups + max(xfsFewestGroups, groups)) * size
+	next := groups * size
+	if g.endsWithGroup() {
+		next += max(xfsFewestGroups, groups) * size
+	}
 	if last := ceil(blocks, size) * size; next > last {
 		next = last
 	}
 	return g.usable(min(next, device))
 }
 
-// xfsGrowTo makes one call, and returns what came of it.
+// xfsGrowTo makes one call, and returns what came of it, settled: a call can fail
+// behind its growth.
 func xfsGrowTo(m Mounted, g *xfsGeom, blocks uint64) (*xfsGeom, error) {
 	grow := struct { // struct xfs_growfs_data
 		newBlocks uint64
@@ -179,5 +192,5 @@ func xfsGrowTo(m Mounted, g *xfsGeom, blocks uint64) (*xfsGeom, error) {
 	if errors.Is(growErr, unix.EINVAL) && after.dataBlocks() >= blocks {
 		growErr = nil
 	}
-	return after, growErr
+	return after, errors.Join(growErr, xfsSettle(m))
 }

@@ -33,6 +33,7 @@ func (d *devices) mount(r request, from origin) error {
 		return err
 	}
 	defer done()
+	fstype.BeforeMount()
 	before, known := endOnDisk(fstype, from)
 	if !known || strings.Contains(r.data, `"`) { // mount(2) alone knows what a quote is for
 		return inTree()

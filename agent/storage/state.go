@@ -17,6 +17,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/filesystem"
 	"github.com/directvol/directvol/agent/health"
 )
 
@@ -221,6 +222,7 @@ func (t *Table) Recover() error {
 	if err != nil {
 		errs = append(errs, err)
 	}
+	filesystem.EndLaptopMode()
 	for _, r := range was.Storages {
 		if err := t.recover(r); err != nil {
 			errs = append(errs, err)

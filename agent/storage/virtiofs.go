@@ -34,11 +34,12 @@ var virtioFS = &driver{
 // tagBytes is how long a device's tag can be (virtio 1.2, 5.11.4).
 const tagBytes = 36
 
-// tagLimit is how long a tag is waited for that no device has.
+// tagLimit is how long to wait for a device with the tag.
 const tagLimit = time.Second
 
 // mountTag tries again as long as no device has the tag: a new device shows in sysfs
-// before the driver knows its tag, and tells of itself by an event after that.
+// before the driver knows its tag, and tells of itself by an event after that. (EINVAL
+// is also a wrong option's answer, which comes later by as much.)
 func mountTag(d *devices, r request, from origin) (made bool, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), tagLimit)
 	defer cancel()

@@ -81,7 +81,7 @@ func (v *Volume) resize(ctx context.Context, g *growth, size uint64, wait time.D
 		return v.grow(ctx, g, goal)
 	}
 	// It may have grown by a call that was cut off, or by somebody else's.
-	if err := g.fstype.Settle(ctx, g.Mounted); err != nil {
+	if err := g.fstype.Settle(g.Mounted); err != nil {
 		return v.growError(err)
 	}
 	return nil

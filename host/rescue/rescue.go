@@ -11,9 +11,10 @@
 //
 // Newer kernels follow the size as they recover the log, where it comes before what
 // lies beyond the old one. After more than one growth it does not: the log has the
-// superblock at the last growth, and the first one's groups before it. Linux 7.3
-// refuses such a volume as 6.1 does, at every attempt (tried with two and with three
-// growths). Then, where the superblock of an old group proves that a growth is in the
+// superblock at the last growth, and the first one's groups before it. And a directory
+// that was in the log before the growth, and was written out after it, leads into
+// groups that recovery does not know of yet. Linux 7.3 refuses such volumes as 6.1
+// does, at every attempt. Then, where the superblock of an old group proves that a growth is in the
 // log (provenGrowth), the primary one is given a size with which recovery can begin,
 // and the mount is tried again.
 //

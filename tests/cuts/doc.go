@@ -15,11 +15,12 @@
 //
 // The window is the time from when a growth began until the superblock on the disk
 // has the new size. Half of the replays are cut at a point within it, where there is
-// one, the others anywhere. Kernel 6.1 refuses to mount an xfs whose log uses
-// groups beyond the size in its superblock; newer ones recover it, unless a directory
-// that leads into such a group was written before. Such a volume has "met the window".
-// It is given to directvol rescue, and must then be as whole as any. Where a kernel mounts a volume whose log or journal holds a growth, the
-// next growth may fail and damage it, or never return: ext4 on 6.1 and 7.3, xfs on 6.1.
+// one, the others anywhere. Kernel 6.1 refuses to mount an xfs whose log uses groups
+// beyond the size in its superblock; newer ones recover it, unless a directory that
+// leads into such a group was written before. Such a volume has "met the window". It
+// is given to directvol rescue, and must then be as whole as any. Where a kernel
+// mounts a volume whose log or journal holds a growth, the next growth may fail and
+// damage it, or never return: ext4 on 6.1 and 7.3, xfs on 6.1.
 //
 // Settings of a run by hand, in the environment:
 //

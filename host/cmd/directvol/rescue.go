@@ -35,7 +35,7 @@ of its log, newer kernels recover it, and then nothing is lost. Newer kernels re
 it too where it was grown more than once in the last minute, or where a directory was
 written out that leads into the new space ("Metadata corruption detected at
 __xfs_dir3_data_check"): then rescue writes into its superblock that it has grown,
-and mounts it again; nothing is lost then either.
+and mounts it again. Where that succeeds nothing is lost either.
 After any other power cut rescue does no harm: it shows whether the volume mounts
 and is whole.
 

@@ -1,0 +1,188 @@
+package filesystem
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io/fs"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// The kernel writes a group's headers out with the rest of its log, by a worker
+// that runs every fs.xfs.xfssyncd_centisecs (Documentation/admin-guide/xfs.rst),
+// and, up to some kernel between 6.1 and 7.3, at once within a syncfs while
+// vm.laptop_mode is on (xfs_fs_sync_fs in fs/xfs/xfs_super.c).
+const (
+	xfsSyncInterval = "/proc/sys/fs/xfs/xfssyncd_centisecs"
+	xfsSyncLeast    = "100" // a second; by default it is 3000
+	laptopMode      = "/proc/sys/vm/laptop_mode"
+
+	// wholeLook is the pause between two looks at the headers: the kernel has no
+	// event for their write. wholeLimit exceeds the worker's default interval.
+	wholeLook  = 5 * time.Millisecond
+	wholeLimit = 45 * time.Second
+)
+
+// xfsHurry has the worker run every second, for filesystems that are mounted from
+// now on, and for others after its next turn. Where it is refused, or xfs is not
+// loaded yet, it only takes longer.
+func xfsHurry() { _ = os.WriteFile(xfsSyncInterval, []byte(xfsSyncLeast), 0) }
+
+// xfsAwaitWhole waits until the headers of the last group, which has its full length,
+// say so on the disk. They may have been logged while it was shorter, and with
+// groups behind it recovery takes them for damaged then, since Linux 6.5 ("xfs: AGF
+// length has never been bounds checked"). What is newer on the disk it does not touch.
+func xfsAwaitWhole(ctx context.Context, m Mounted, g *xfsGeom) error {
+	ctx, cancel := context.WithTimeout(ctx, wholeLimit)
+	defer cancel()
+	looks := time.NewTicker(wholeLook)
+	defer looks.Stop()
+	for kicked := false; ; kicked = true {
+		whole, err := xfsIsWhole(m, g, g.dataBlocks()/uint64(g.groupBlocks())-1)
+		if whole || err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(int(m.Dir.Fd()), &st); err != nil {
+			return &fs.PathError{Op: "fstat", Path: m.Dir.Name(), Err: err} // it has shut down
+		}
+		if !kicked {
+			xfsHurry()
+			laptop.syncfs(m.Dir)
+		}
+		select {
+		case <-looks.C:
+		case <-ctx.Done():
+			return refusal.New(refusal.DeadlineExceeded, "xfs on %s has grown to %d blocks, where a group ends, and that group's header on the disk is still to be written: try again: %w", m.Disk.Name(), g.dataBlocks(), ctx.Err())
+		}
+	}
+}
+
+// xfsHeaders are what a group begins with, a sector each: its superblock, and these.
+var xfsHeaders = []string{"XFSB", "XAGF", "XAGI"}
+
+// xfsIsWhole reports whether the headers of a group have its full length on the disk.
+func xfsIsWhole(m Mounted, g *xfsGeom, group uint64) (bool, error) {
+	sector := int(g.sectorSize())
+	headers := make([]byte, len(xfsHeaders)*sector)
+	at := group * uint64(g.groupBlocks()) * uint64(g.blockSize())
+	if err := readPastCache(m, headers, at); err != nil {
+		return false, err
+	}
+	for i, magic := range xfsHeaders[1:] {
+		length, err := xfsHeaderLength(headers[(i+1)*sector:], magic, group)
+		if err != nil {
+			return false, fmt.Errorf("xfs on %s, group %d: %w", m.Disk.Name(), group, err)
+		}
+		if length < g.groupBlocks() {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// xfsHeaderLength reads how many blocks a group has: struct xfs_agf and struct
+// xfs_agi (fs/xfs/libxfs/xfs_format.h) have their number at 8 and the length at 12.
+func xfsHeaderLength(header []byte, magic string, group uint64) (blocks uint32, err error) {
+	if len(header) < 16 || !bytes.HasPrefix(header, []byte(magic)) || uint64(binary.BigEndian.Uint32(header[8:])) != group {
+		return 0, fmt.Errorf("no %s of it", magic)
+	}
+	return binary.BigEndian.Uint32(header[12:]), nil
+}
+
+// readPastCache reads from the disk and not from its page cache, which xfs
+// writes past.
+func readPastCache(m Mounted, b []byte, at uint64) error {
+	size := (len(b) + os.Getpagesize() - 1) / os.Getpagesize() * os.Getpagesize()
+	pages, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		return os.NewSyscallError("mmap", err)
+	}
+	defer unix.Munmap(pages)
+	disk, err := os.OpenFile(m.Disk.Name(), os.O_RDONLY|unix.O_DIRECT, 0)
+	if err != nil {
+		return err
+	}
+	defer disk.Close()
+	if _, err := disk.ReadAt(pages[:size], int64(at)); err != nil {
+		return err
+	}
+	copy(b, pages)
+	return nil
+}
+
+// laptop is the guest's laptop mode, which is on while somebody is in syncfs.
+var laptop laptopSwitch
+
+// laptopMark is the number of seconds that stands for our own use of it, so that
+// one that an agent did not live to take back is known.
+const laptopMark = "1009"
+
+type laptopSwitch struct {
+	mu    sync.Mutex
+	users int
+	was   []byte // what it is set back to
+}
+
+// laptopLimit is how long laptop mode is on for a syncfs that takes its time, on a
+// disk that hangs for one: it is the whole guest's.
+const laptopLimit = time.Second
+
+// syncfs calls syncfs(2) in laptop mode. Errors are not told: what comes of it is
+// looked at.
+func (l *laptopSwitch) syncfs(dir *os.File) {
+	fd, err := unix.FcntlInt(dir.Fd(), unix.F_DUPFD_CLOEXEC, 0) // it may outlive the call
+	if err != nil {
+		return
+	}
+	l.on()
+	defer l.off()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer unix.Close(fd)
+		_ = unix.Syncfs(fd)
+	}()
+	limit := time.NewTimer(laptopLimit)
+	defer limit.Stop()
+	select {
+	case <-done:
+	case <-limit.C:
+	}
+}
+
+// EndLaptopMode takes back what an agent did not live to take back. It goes before
+// any growth.
+func EndLaptopMode() {
+	if is, err := os.ReadFile(laptopMode); err == nil && string(bytes.TrimSpace(is)) == laptopMark {
+		_ = os.WriteFile(laptopMode, []byte("0"), 0)
+	}
+}
+
+func (l *laptopSwitch) on() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.users++; l.users > 1 {
+		return
+	}
+	l.was, _ = os.ReadFile(laptopMode)
+	if l.was = bytes.TrimSpace(l.was); len(l.was) == 0 || string(l.was) == laptopMark {
+		l.was = []byte("0")
+	}
+	_ = os.WriteFile(laptopMode, []byte(laptopMark), 0)
+}
+
+func (l *laptopSwitch) off() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.users--; l.users == 0 {
+		_ = os.WriteFile(laptopMode, l.was, 0)
+	}
+}

@@ -1,0 +1,49 @@
+package filesystem
+
+import (
+	"encoding/binary"
+	"errors"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestHeadersOfRealMkfsHaveTheirGroupsLength(t *testing.T) {
+	for size, last := range map[int64]uint32{304 << 20: 76 << 20 / 4096, 340 << 20: 0} {
+		image := open(t, makeXFS(t, size, "-d", "agsize=76m"))
+		group := uint64(size-1) / (76 << 20)
+		headers := make([]byte, 3*512)
+		if _, err := image.ReadAt(headers, int64(group)*76<<20); err != nil {
+			t.Fatal(err)
+		}
+		if last == 0 {
+			last = uint32(size%(76<<20)) / 4096
+		}
+		for i, magic := range xfsHeaders[1:] {
+			if got, err := xfsHeaderLength(headers[(i+1)*512:], magic, group); got != last || err != nil {
+				t.Errorf("%s of group %d\nwant %d blocks\ngot  %d, error %v", magic, group, last, got, err)
+			}
+			if _, err := xfsHeaderLength(headers[(i+1)*512:], magic, group+1); err == nil {
+				t.Errorf("%s of group %d was taken for another one's", magic, group)
+			}
+		}
+	}
+}
+
+func TestNothingPastTheDisksEndIsRead(t *testing.T) {
+	image := open(t, makeXFS(t, 304<<20))
+	err := readPastCache(Mounted{Disk: image}, make([]byte, 512), 304<<20)
+	if err == nil || errors.Is(err, unix.EINVAL) {
+		t.Errorf("want it said\ngot  %v", err)
+	}
+}
+
+func FuzzXFSHeader(f *testing.F) {
+	header := binary.BigEndian.AppendUint32([]byte("XAGF\x00\x00\x00\x01"), 3)
+	f.Add(binary.BigEndian.AppendUint32(header, 19456), uint64(3))
+	f.Fuzz(func(t *testing.T, header []byte, group uint64) {
+		if blocks, err := xfsHeaderLength(header, "XAGF", group); err == nil && (string(header[:4]) != "XAGF" || blocks != binary.BigEndian.Uint32(header[12:16])) {
+			t.Errorf("%x: %d blocks", header, blocks)
+		}
+	})
+}
