@@ -24,7 +24,7 @@ import (
 // unless it is mounted afresh first (EndOnDisk).
 var ext4 = Type{
 	Name: "ext4", Geometry: ext4Geometry, Goal: func(_ Geometry, blocks, _ uint64) uint64 { return blocks }, CanGrow: ext4CanGrow, Grow: ext4Grow,
-	RecordedErrors: ext4RecordedErrors, EndOnDisk: ext4EndOnDisk, BeforeMount: func() {}, Settle: func(Mounted) error { return nil }, MountRefused: ext4MountRefused,
+	RecordedErrors: ext4RecordedErrors, EndOnDisk: ext4EndOnDisk, BeforeMount: func() {}, Settle: func(context.Context, Mounted) error { return nil }, MountRefused: ext4MountRefused,
 }
 
 const (

@@ -57,8 +57,9 @@ type Type struct {
 	Grow func(ctx context.Context, m Mounted, blocks uint64) error
 
 	// Settle has the superblock written, where the one on the disk is older than a
-	// growth by Grow, or by somebody else, and returns when it is on the disk.
-	Settle func(m Mounted) error
+	// growth by Grow, or by somebody else, and returns when it is on the disk. A
+	// later call goes on where ctx has ended it.
+	Settle func(ctx context.Context, m Mounted) error
 
 	// BeforeMount sets the kernel's settings for this type, before each mount.
 	BeforeMount func()

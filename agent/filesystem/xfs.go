@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/refusal"
 )
 
 // xfs grows by XFS_IOC_FSGROWFSDATA (fs/xfs/libxfs/xfs_fs.h). Two things in
@@ -23,19 +25,24 @@ import (
 // Until the primary superblock is on the disk with its new size, which the kernel
 // leaves for half a minute, a power cut leaves a log whose recovery meets groups
 // beyond the filesystem's end: 6.1 refuses to mount it once, and every kernel each
-// time where two growths are in the log, or where a directory that leads into the
-// new groups was written before. So the agent has that superblock written right
-// after each step, and begins the next one, and answers, when it is there
-// (xfsSettle). But a superblock that is ahead of a group's headers is no better
-// where the group was the last one and shorter: so a step that adds groups
-// begins where one ends, and when that one's headers are on the disk
+// time where two growths are in the log, or where a directory that was logged before
+// the growth was written with a name in the new groups. So the agent has that
+// superblock written right after each step, and begins the next one, and answers,
+// when it is there (xfsSettle).
+//
+// A superblock that has later groups makes what the log has of a short last group
+// invalid, since Linux 6.5. So a short last group is first grown to its full length
+// alone, and groups are added only when its headers on the disk have that length
 // (xfsAwaitWhole).
+//
+// All of this needs the log sequence numbers of version 5: what is newer on the disk,
+// recovery leaves alone. An xfs of version 4 is refused.
 //
 // A growth that is cut off before lies in the log. Where 6.1 recovers it, the
 // kernel keeps the old length of the group that was the last one, and fails the
 // next growth, unless the filesystem is mounted afresh first (EndOnDisk).
 var xfs = Type{
-	Name: "xfs", Geometry: xfsGeometry, Goal: xfsGoal, CanGrow: func(Mounted, uint64) error { return nil }, Grow: xfsGrow,
+	Name: "xfs", Geometry: xfsGeometry, Goal: xfsGoal, CanGrow: xfsCanGrow, Grow: xfsGrow,
 	BeforeMount: xfsHurry, Settle: xfsSettle,
 	RecordedErrors: func(*os.File) (uint64, string, error) { return 0, "", nil },
 	EndOnDisk:      xfsEndOnDisk,
@@ -59,13 +66,15 @@ const (
 )
 
 // xfsGeom is struct xfs_fsop_geom, 256 bytes: blocksize at 0, agblocks at 8,
-// sectsize at 20, imaxpct at 28, datablocks at 32.
+// sectsize at 20, imaxpct at 28, datablocks at 32,
+// flags at 92.
 type xfsGeom [256]byte
 
 func (g *xfsGeom) blockSize() uint32   { return binary.NativeEndian.Uint32(g[0:]) }
 func (g *xfsGeom) groupBlocks() uint32 { return binary.NativeEndian.Uint32(g[8:]) }
 func (g *xfsGeom) sectorSize() uint32  { return binary.NativeEndian.Uint32(g[20:]) }
 func (g *xfsGeom) imaxpct() uint32     { return binary.NativeEndian.Uint32(g[28:]) }
+func (g *xfsGeom) flags() uint32       { return binary.NativeEndian.Uint32(g[92:]) }
 func (g *xfsGeom) dataBlocks() uint64  { return binary.NativeEndian.Uint64(g[32:]) }
 
 // usable returns how many of so many blocks the kernel uses: it makes no last
@@ -77,6 +86,20 @@ func (g *xfsGeom) usable(blocks uint64) uint64 {
 		return blocks - rest
 	}
 	return blocks
+}
+
+// xfsVersion5 is XFS_FSOP_GEOM_FLAGS_V5SB.
+const xfsVersion5 = 1 << 15
+
+func xfsCanGrow(m Mounted, blocks uint64) error {
+	g, err := readXFSGeom(m)
+	if err != nil {
+		return err
+	}
+	if blocks > g.dataBlocks() && g.flags()&xfsVersion5 == 0 {
+		return refusal.New(refusal.FailedPrecondition, "xfs on %s is of version 4, which a power cut after a growth may cost: copy it to one that mkfs.xfs makes today", m.Disk.Name())
+	}
+	return nil
 }
 
 func readXFSGeom(m Mounted) (*xfsGeom, error) {
@@ -115,7 +138,7 @@ func xfsGoal(g Geometry, blocks, device uint64) uint64 {
 // have changed, and at the device, which may have grown while its end was asked
 // for.
 func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
-	if err := xfsSettle(m); err != nil { // somebody else's growth, or one that was cut off
+	if err := xfsSettle(ctx, m); err != nil { // somebody else's growth, or one that was cut off
 		return err
 	}
 	for idle := 0; idle < xfsIdleSteps; {
@@ -135,11 +158,11 @@ func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
 			return nil
 		}
 		if g.endsWithGroup() {
-			if err := xfsAwaitWhole(ctx, m, g); err != nil {
+			if err := xfsAwaitWhole(ctx, m, g, g.groups()-1, g.groups()); err != nil {
 				return err
 			}
 		}
-		after, err := xfsGrowTo(m, g, next)
+		after, err := xfsGrowTo(ctx, m, g, next)
 		if err != nil {
 			return fmt.Errorf("grow xfs on %s to %d blocks: %w", m.Disk.Name(), next, err)
 		}
@@ -157,6 +180,9 @@ func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
 	return nil // the caller finds how far it is
 }
 
+// groups is how many there are, a short last one among them.
+func (g *xfsGeom) groups() uint64 { return ceil(g.dataBlocks(), uint64(g.groupBlocks())) }
+
 // endsWithGroup reports whether the last group has its full length.
 func (g *xfsGeom) endsWithGroup() bool { return g.dataBlocks()%uint64(g.groupBlocks()) == 0 }
 
@@ -164,7 +190,7 @@ func (g *xfsGeom) endsWithGroup() bool { return g.dataBlocks()%uint64(g.groupBlo
 // of the last group where that is short, else at a later one's, or at the device's.
 func (g *xfsGeom) step(blocks, device uint64) uint64 {
 	size := uint64(g.groupBlocks())
-	groups := ceil(g.dataBlocks(), size)
+	groups := g.groups()
 	next := groups * size
 	if g.endsWithGroup() {
 		next += max(xfsFewestGroups, groups) * size
@@ -177,7 +203,7 @@ func (g *xfsGeom) step(blocks, device uint64) uint64 {
 
 // xfsGrowTo makes one call, and returns what came of it, settled: a call can fail
 // behind its growth.
-func xfsGrowTo(m Mounted, g *xfsGeom, blocks uint64) (*xfsGeom, error) {
+func xfsGrowTo(ctx context.Context, m Mounted, g *xfsGeom, blocks uint64) (*xfsGeom, error) {
 	grow := struct { // struct xfs_growfs_data
 		newBlocks uint64
 		imaxpct   uint32
@@ -192,5 +218,5 @@ func xfsGrowTo(m Mounted, g *xfsGeom, blocks uint64) (*xfsGeom, error) {
 	if errors.Is(growErr, unix.EINVAL) && after.dataBlocks() >= blocks {
 		growErr = nil
 	}
-	return after, errors.Join(growErr, xfsSettle(m))
+	return after, errors.Join(growErr, xfsSettle(ctx, m))
 }

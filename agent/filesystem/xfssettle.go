@@ -1,6 +1,7 @@
 package filesystem
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"unsafe"
@@ -13,39 +14,45 @@ const (
 	fsLabelSize   = 256        // FSLABEL_MAX
 )
 
-// errNotWritten is where the label was set and the superblock on the disk is still
-// the old one.
+// errNotWritten is returned when the label was set and the disk still has the old
+// superblock.
 var errNotWritten = errors.New("the superblock on the disk is not written")
 
 // xfsSettle has the kernel write the superblock, if the one on the disk is older than
 // the growth, and the disk keep it.
 //
-// What writes it is to set the label that is set already: that makes the log durable,
-// writes the primary superblock, and then the other groups', and no other metadata
-// (xfs_sync_sb_buf in xfs_ioc_setlabel, fs/xfs/xfs_ioctl.c, since Linux 4.18). Every
-// other way, the kernel's own after half a minute among them, writes out all that is
-// logged, in any order: a directory that names an inode in a new group may be there
-// before the superblock that has the group, and after a cut between the two no kernel
-// mounts the disk. FIFREEZE stops every writer too, for as long as anybody's write
-// call takes.
+// Setting the current label again forces the log, then writes the primary superblock,
+// then the other groups', and no other metadata (xfs_sync_sb_buf in xfs_ioc_setlabel,
+// fs/xfs/xfs_ioctl.c, since Linux 4.18). Every other way, the kernel's own among them,
+// writes out all that is logged, in any order: a directory that was in the log before
+// the growth may be there with the name of an inode in a new group, and the superblock
+// that has the group may not, and after a cut between the two no kernel mounts the
+// disk. FIFREEZE stops every writer too, for as long as anybody's write call takes.
 //
-// It goes on when the caller's time is over: the kernel has grown it by then.
-func xfsSettle(m Mounted) error {
+// A growth of the agent's own is settled also when ctx has ended: the kernel has made
+// it by then. One of somebody else's may have to be waited for (xfsAwaitWhole).
+func xfsSettle(ctx context.Context, m Mounted) error {
 	g, err := readXFSGeom(m)
 	if err != nil {
 		return err
 	}
 	super, err := xfsSuperOnDisk(m)
-	if err == nil && super.blocks < g.dataBlocks() {
+	if err != nil {
+		return err
+	}
+	if super.blocks < g.dataBlocks() {
+		if err := xfsAwaitWhole(ctx, m, g, super.groups-1, g.groups()-1); err != nil {
+			return err
+		}
 		if err := xfsWriteSuper(m); err != nil {
 			return err
 		}
-		if super, err = xfsSuperOnDisk(m); err == nil && super.blocks < g.dataBlocks() {
-			err = fmt.Errorf("xfs on %s: %w", m.Disk.Name(), errNotWritten)
+		if super, err = xfsSuperOnDisk(m); err != nil {
+			return err
 		}
-	}
-	if err != nil {
-		return err
+		if super.blocks < g.dataBlocks() {
+			return fmt.Errorf("xfs on %s: %w", m.Disk.Name(), errNotWritten)
+		}
 	}
 	return m.Disk.Sync() // out of the disk's own cache
 }

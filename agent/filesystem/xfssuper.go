@@ -83,7 +83,7 @@ func xfsMountRefused(disk *os.File, err error) string {
 	if !errors.Is(err, unix.EUCLEAN) {
 		return ""
 	}
-	const rescue = "detach it and run on the host: directvol rescue DISK. It has a newer kernel recover it"
+	const rescue = "detach it and run on the host: directvol rescue DISK. That boots a newer kernel, which recovers the disk"
 	super, readErr := readXFSSuper(disk, 0)
 	if readErr != nil {
 		return ""

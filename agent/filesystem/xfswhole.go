@@ -26,7 +26,9 @@ const (
 
 	// wholeLook is the pause between two looks at the headers: the kernel has no
 	// event for their write. wholeLimit exceeds the worker's default interval.
+	// Each wholeKick-th time it is asked for.
 	wholeLook  = 5 * time.Millisecond
+	wholeKick  = 50
 	wholeLimit = 45 * time.Second
 )
 
@@ -35,34 +37,45 @@ const (
 // loaded yet, it only takes longer.
 func xfsHurry() { _ = os.WriteFile(xfsSyncInterval, []byte(xfsSyncLeast), 0) }
 
-// xfsAwaitWhole waits until the headers of the last group, which has its full length,
-// say so on the disk. They may have been logged while it was shorter, and with
-// groups behind it recovery takes them for damaged then, since Linux 6.5 ("xfs: AGF
-// length has never been bounds checked"). What is newer on the disk it does not touch.
-func xfsAwaitWhole(ctx context.Context, m Mounted, g *xfsGeom) error {
+// xfsAwaitWhole waits until the headers of the groups from one to before another, which
+// have their full length, say so on the disk. They may have been logged while a group
+// was the last one and shorter, and with groups behind it recovery takes them for
+// damaged then, since Linux 6.5 ("xfs: AGF length has never been bounds checked"). What
+// is newer on the disk it does not touch. (A group that somebody has shrunk and grown
+// again is not told from one that is whole: nothing here shrinks.)
+//
+// Nothing is at risk while it waits. Under writers that allocate in such a group all
+// the time its header may be locked whenever the kernel comes to write it: then it
+// takes some turns of that.
+func xfsAwaitWhole(ctx context.Context, m Mounted, g *xfsGeom, group, before uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, wholeLimit)
 	defer cancel()
 	looks := time.NewTicker(wholeLook)
 	defer looks.Stop()
-	for kicked := false; ; kicked = true {
-		whole, err := xfsIsWhole(m, g, g.dataBlocks()/uint64(g.groupBlocks())-1)
-		if whole || err != nil {
+	for look := 0; group < before; look++ {
+		whole, err := xfsIsWhole(m, g, group)
+		if err != nil {
 			return err
+		}
+		if whole {
+			group++
+			continue
 		}
 		var st unix.Stat_t
 		if err := unix.Fstat(int(m.Dir.Fd()), &st); err != nil {
 			return &fs.PathError{Op: "fstat", Path: m.Dir.Name(), Err: err} // it has shut down
 		}
-		if !kicked {
+		if look%wholeKick == 0 {
 			xfsHurry()
 			laptop.syncfs(m.Dir)
 		}
 		select {
 		case <-looks.C:
 		case <-ctx.Done():
-			return refusal.New(refusal.DeadlineExceeded, "xfs on %s has grown to %d blocks, where a group ends, and that group's header on the disk is still to be written: try again: %w", m.Disk.Name(), g.dataBlocks(), ctx.Err())
+			return refusal.New(refusal.DeadlineExceeded, "xfs on %s, %d blocks: the header of its group %d is still to be written, and groups behind it have to wait for that: try again: %w", m.Disk.Name(), g.dataBlocks(), group, ctx.Err())
 		}
 	}
+	return nil
 }
 
 // xfsHeaders are what a group begins with, a sector each: its superblock, and these.

@@ -81,7 +81,7 @@ func (v *Volume) resize(ctx context.Context, g *growth, size uint64, wait time.D
 		return v.grow(ctx, g, goal)
 	}
 	// It may have grown by a call that was cut off, or by somebody else's.
-	if err := g.fstype.Settle(g.Mounted); err != nil {
+	if err := g.fstype.Settle(ctx, g.Mounted); err != nil {
 		return v.growError(err)
 	}
 	return nil
@@ -204,7 +204,7 @@ func (v *Volume) growError(err error) error {
 	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return refuse(refusal.DeadlineExceeded, "the call ended first; try again, it goes on from here")
+		return refuse(refusal.DeadlineExceeded, "its time was over; try again, it goes on from here")
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EAGAIN): // ext4's answer, xfs's
 		return refuse(refusal.DeadlineExceeded, "the kernel is resizing it already; try again")
 	case errors.Is(err, unix.EIO), errors.Is(err, unix.EROFS), errors.Is(err, unix.ESHUTDOWN):

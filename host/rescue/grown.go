@@ -210,7 +210,7 @@ func (r *rescue) mountGrown(ctx context.Context, refused error) error {
 		if err = r.tries(ctx); err == nil {
 			return r.reached(g)
 		}
-		if !isUnclean(err) || !leadsBeyond(r.said) || !r.holds(last) {
+		if !isUnclean(err) || !mayLeadBeyond(r.said) || !r.holds(last) {
 			break
 		}
 	}
@@ -223,7 +223,7 @@ func (r *rescue) mountGrown(ctx context.Context, refused error) error {
 // prove finds out what size an xfs has grown to.
 func (r *rescue) prove(ctx context.Context) (g growth, err error) {
 	err = r.step(ctx, "look for what it has grown to", func() (string, error) {
-		if !leadsBeyond(r.said) {
+		if !mayLeadBeyond(r.said) {
 			return "", errors.New("the kernel does not say that its log leads beyond the size in it, nor that it finds metadata wrong, which is how a growth that was cut off shows")
 		}
 		size, err := r.disk.File().Seek(0, io.SeekEnd) // of a block device too
@@ -238,19 +238,19 @@ func (r *rescue) prove(ctx context.Context) (g growth, err error) {
 	return g, err
 }
 
-// leadsBeyond reports whether a kernel has said what it says of an xfs whose log, or
-// what was written out already, leads beyond the size in its superblock.
-func leadsBeyond(log []string) bool {
+// mayLeadBeyond reports whether a kernel has said what it says of an xfs whose log, or
+// what was written out already, leads beyond the size in its superblock. Of other
+// damage it says the same.
+func mayLeadBeyond(log []string) bool {
 	return slices.ContainsFunc(log, func(line string) bool {
 		return slices.ContainsFunc(beyond, func(words string) bool { return strings.Contains(line, words) })
 	})
 }
 
-// beyond are those words: of a change to a block in a new group (xfs_buf_map_verify,
-// fs/xfs/xfs_buf.c), and of a block in an old one that names an inode or a block in a
-// new one, most often a directory's (xfs_dir_ino_validate in __xfs_dir3_data_check,
-// fs/xfs/libxfs). What is damaged in some other way is called so too: a larger
-// size does not help there, and is taken back.
+// beyond are those words: of a change to a block in the new space (xfs_buf_map_verify,
+// fs/xfs/xfs_buf.c), and of a block in the old one that names an inode or a block in the
+// new, most often a directory's (xfs_dir_ino_validate in __xfs_dir3_data_check,
+// fs/xfs/libxfs).
 var beyond = []string{"out of range, EOFS", "Metadata corruption detected"}
 
 // correct writes the primary superblock with a size to begin with.

@@ -56,9 +56,9 @@ func (g growth) sector(size extent) []byte {
 // A kernel can also shrink an xfs, by less than a group, and then the old groups have
 // the larger size for a moment. No harm comes of it: as long as the log has the
 // smaller size recovery ends with that, whatever it begins with. When it no longer
-// does, nothing of it leads beyond the smaller size either. Where the kernel still says
-// so (leadsBeyond), it has found some other damage, which a larger size does not cure:
-// the mount fails once more, and the superblock is put back.
+// does, nothing of it leads beyond the smaller size either. Where the kernel's
+// words may still mean that (mayLeadBeyond), it has found some other damage, which a
+// larger size does not cure: the mount fails once more, and the superblock is put back.
 func provenGrowth(ctx context.Context, disk io.ReaderAt, diskBytes uint64) (growth, error) {
 	primary, err := readPrimary(disk)
 	if err != nil {

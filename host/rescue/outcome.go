@@ -120,7 +120,7 @@ func (r *rescue) lastResort() string {
 	if r.found.fstype == "ext4" {
 		return whole + ": e2fsck -p replays the journal and mends what is safe to mend; where it asks for more, e2fsck -y may drop what it cannot place"
 	}
-	return whole + ". The log is still there, and a still newer kernel, or one before 6.5, may recover it (--kernel, --image). Where no kernel mounts it xfs_repair is left, " +
+	return whole + ". The log is still there, and another kernel may recover it, a still newer one or, where this one names an xfs_agf or xfs_agi, one before 6.5 (--kernel, --image). Where no kernel mounts it xfs_repair is left, " +
 		"and on such a disk it wants -L: that throws the log away, and with it files that fsync had acknowledged"
 }
 

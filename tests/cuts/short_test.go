@@ -13,6 +13,12 @@ import (
 // recovery takes what the log has of its shorter time for damaged, if the superblock
 // on the disk has the later groups already.
 func TestShortGroupThatGrewInTheLogMountsOnTheNewerKernel(t *testing.T) {
+	for name, grow := range map[string]func(context.Context, *testing.T, *disk){"by the agent": growInSteps, "by somebody else": growAtOnce} {
+		t.Run(name, func(t *testing.T) { growsShort(t, grow) })
+	}
+}
+
+func growsShort(t *testing.T, grow func(context.Context, *testing.T, *disk)) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*vm.Limit(volumeLimit))
 	defer cancel()
 	image, err := vm.Scratch(ctx, t.TempDir(), "xfs", 304*miB) // four groups
@@ -20,7 +26,7 @@ func TestShortGroupThatGrewInTheLogMountsOnTheNewerKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	v := sandbox.Volume{ID: "short", Path: image, FSType: "xfs"}
-	ledger := growShort(ctx, t, v)
+	ledger := usedAndCut(ctx, t, v, grow)
 	g := newerGuest(ctx, t)
 	mounted := mountVolume(ctx, t, g, v)
 	found, err := g.Act.Verify(ctx, mounted+"/"+written, ledger, nil)
@@ -29,9 +35,34 @@ func TestShortGroupThatGrewInTheLogMountsOnTheNewerKernel(t *testing.T) {
 	}
 }
 
-// growShort grows a volume three times under a writer and pulls the plug. It returns
-// what was acknowledged.
-func growShort(ctx context.Context, t *testing.T, v sandbox.Volume) *act.Ledger {
+// growInSteps makes a last group short, longer, and one of many.
+func growInSteps(ctx context.Context, t *testing.T, d *disk) {
+	for _, goal := range []uint64{340 * miB, 360 * miB, 420 * miB} {
+		if err := d.guest.Sandbox.Resize(ctx, d.id, goal); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// growAtOnce has xfs_growfs's ioctl do the second and the third of these at once, and
+// then the agent answer for it.
+func growAtOnce(ctx context.Context, t *testing.T, d *disk) {
+	if err := d.guest.Sandbox.Resize(ctx, d.id, 340*miB); err != nil {
+		t.Fatal(err)
+	}
+	foreign := *d
+	foreign.agent, foreign.device = false, "/dev/vda" // its only disk
+	if err := foreign.grow(ctx, 420*miB); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.guest.Sandbox.Resize(ctx, d.id, 420*miB); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// usedAndCut grows a volume under a writer and pulls the plug. It returns what was
+// acknowledged.
+func usedAndCut(ctx context.Context, t *testing.T, v sandbox.Volume, grow func(context.Context, *testing.T, *disk)) *act.Ledger {
 	t.Helper()
 	g := newerGuest(ctx, t)
 	mounted := mountVolume(ctx, t, g, v)
@@ -39,11 +70,7 @@ func growShort(ctx context.Context, t *testing.T, v sandbox.Volume) *act.Ledger 
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, goal := range []uint64{340 * miB, 360 * miB, 420 * miB} {
-		if err := g.Sandbox.Resize(ctx, v.ID, goal); err != nil {
-			t.Fatal(err)
-		}
-	}
+	grow(ctx, t, &disk{way: ways["agent"], guest: g, id: v.ID, fstype: v.FSType, path: v.Path, mounted: mounted})
 	if err := writer.Await(ctx, writer.Ledger().Bytes()+4*blockBytes); err != nil {
 		t.Fatal(err)
 	}

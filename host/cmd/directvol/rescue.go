@@ -28,20 +28,21 @@ func newRescueCommand() *cobra.Command {
 boots a throw-away VM with a newer kernel, which mounts DISK once and so recovers
 its log, unmounts it, and then has xfs_repair -n or e2fsck -fn look at it.
 
-When: the mount of an xfs fails with "structure needs cleaning" (EUCLEAN), and the
-guest's kernel says "xfs_buf_map_verify: daddr … out of range, EOFS …". That is an
-xfs that was grown shortly before the power went: Linux 6.1 gives up in the recovery
-of its log, newer kernels recover it, and then nothing is lost. Newer kernels refuse
-it too where it was grown more than once in the last minute, or where a directory was
-written out that leads into the new space ("Metadata corruption detected at
-__xfs_dir3_data_check"): then rescue writes into its superblock that it has grown,
-and mounts it again. Where that succeeds nothing is lost either.
+When: the mount of an xfs that was grown shortly before the power went fails with
+"structure needs cleaning" (EUCLEAN), and the guest's kernel says one of these:
+  - "xfs_buf_map_verify: daddr … out of range, EOFS …". Linux 6.1 gives up in the
+    recovery of its log. Newer kernels recover it, unless it was grown more than once
+    in the last minute;
+  - "Metadata corruption detected at …", for example at __xfs_dir3_data_check: a
+    directory was written out that leads into the new space. No kernel mounts it.
+Where the newer kernel refuses it too, rescue writes into its superblock that it has
+grown, and mounts it again. Nothing is lost where one of these mounts succeeds.
 After any other power cut rescue does no harm: it shows whether the volume mounts
 and is whole.
 
 DISK is an image file or a block device that holds xfs or ext4. rescue writes what
-a mount writes, and where that is refused with EUCLEAN, one of these before another:
-  - of an xfs, in the case above, one sector, the superblock: only where other
+a mount writes, and where that is refused with EUCLEAN, before it tries again:
+  - of an xfs, in the cases above, one sector, the superblock: only where other
     superblocks of the disk prove that the growth is in the log. Where the mount does
     not succeed all the same it puts the old one back, unless the recovery has
     written it since, and says so;
