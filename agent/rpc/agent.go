@@ -22,6 +22,7 @@ import (
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/metrics"
 	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/sandbox"
 	"github.com/directvol/directvol/agent/storage"
 	"github.com/directvol/directvol/agent/volume"
 	"github.com/directvol/directvol/protocols/agentpb"
@@ -33,10 +34,9 @@ import (
 // long as CreateContainer mounts storages and starts no process.
 const StorageOnly = "directvol-storage-only"
 
-// releaseLimit bounds how long a call that unmounts waits for a device that
-// hangs: the answer that says so has to arrive before the caller gives up, and
-// Kata's and our own clients wait for 10 s or more.
-const releaseLimit = 8 * time.Second
+// syncLimit bounds how long DestroySandbox waits for what others have mounted, on a
+// device that hangs: its caller waits for 10 s or more.
+const syncLimit = 2 * time.Second
 
 // Agent is what the services answer from. All exported fields are to be set
 // before the first call.
@@ -45,7 +45,8 @@ type Agent struct {
 	Version    string          // of this program
 	Ready      <-chan struct{} // closed when the guest's modules are loaded, which all calls but Health's wait for; nil where they are
 	Init       bool            // it runs as PID 1
-	Storages   *storage.Table
+	Sandbox    *sandbox.Sandbox
+	Storages   *storage.Table // that the sandbox holds
 	Volumes    *volume.Table
 	ResizeWait time.Duration // how long a resize waits for its device
 	Destroyed  func()        // called when DestroySandbox has succeeded, before it answers
@@ -103,18 +104,15 @@ func (a *Agent) version(context.Context, *agentpb.CheckRequest) (*agentpb.Versio
 }
 
 func (a *Agent) createSandbox(ctx context.Context, r *agentpb.CreateSandboxRequest) (*emptypb.Empty, error) {
-	if err := a.Storages.Begin(); err != nil {
-		return nil, err
-	}
-	return nothing, a.Storages.Hold(ctx, storage.Sandbox, r.Storages)
+	return nothing, a.Sandbox.Create(ctx, r.Storages)
 }
 
 func (a *Agent) destroySandbox(ctx context.Context, _ *agentpb.DestroySandboxRequest) (*emptypb.Empty, error) {
-	ctx, cancel := context.WithTimeout(ctx, releaseLimit)
-	defer cancel()
-	if err := a.Storages.ReleaseAll(ctx); err != nil {
+	if err := a.Sandbox.Destroy(ctx); err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, syncLimit)
+	defer cancel()
 	if err := syncAll(ctx); err != nil {
 		return nil, err
 	}
@@ -155,7 +153,7 @@ func (a *Agent) createContainer(ctx context.Context, r *agentpb.CreateContainerR
 	if err := checkContainerID(r.ContainerId); err != nil {
 		return nil, err
 	}
-	if err := a.Storages.Hold(ctx, r.ContainerId, r.Storages); err != nil {
+	if err := a.Sandbox.CreateContainer(ctx, r.ContainerId, r.Storages); err != nil {
 		return nil, err
 	}
 	a.Log.WithField("container", r.ContainerId).Info("container's storages are mounted; no process is made for it")
@@ -166,13 +164,11 @@ func (a *Agent) removeContainer(ctx context.Context, r *agentpb.RemoveContainerR
 	if err := checkContainerID(r.ContainerId); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, releaseLimit)
-	defer cancel()
-	return nothing, a.Storages.Release(ctx, r.ContainerId)
+	return nothing, a.Sandbox.RemoveContainer(ctx, r.ContainerId)
 }
 
 func (a *Agent) updateEphemeralMounts(ctx context.Context, r *agentpb.UpdateEphemeralMountsRequest) (*emptypb.Empty, error) {
-	return nothing, a.Storages.Update(ctx, r.Storages)
+	return nothing, a.Sandbox.Update(ctx, r.Storages)
 }
 
 func (a *Agent) getVolumeStats(ctx context.Context, r *agentpb.VolumeStatsRequest) (*agentpb.VolumeStatsResponse, error) {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/sandbox"
 	"github.com/directvol/directvol/agent/storage"
 	"github.com/directvol/directvol/agent/volume"
 	"github.com/directvol/directvol/protocols/agentpb"
@@ -31,7 +32,8 @@ func newAgent() *Agent {
 	log.SetOutput(io.Discard)
 	entry := logrus.NewEntry(log)
 	volumes := volume.NewTable(health.NewMonitor(entry))
-	return &Agent{Log: entry, Version: "1", Volumes: volumes, Storages: storage.NewTable(entry, volumes, time.Millisecond, nil), Destroyed: func() {}}
+	storages := storage.NewTable(entry, volumes, time.Millisecond, nil)
+	return &Agent{Log: entry, Version: "1", Volumes: volumes, Sandbox: sandbox.New(entry, storages), Storages: storages, Destroyed: func() {}}
 }
 
 // A name that is misspelt would be registered, and never called.

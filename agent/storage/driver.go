@@ -25,6 +25,12 @@ type driver struct {
 	mount func(*devices, request, origin) (made bool, err error)
 	// unmount undoes mount. What is in use is refused.
 	unmount func(*mounted) error
+	// couldGo refuses what unmount would refuse, or would take out of sight before it
+	// waits for its disk. Of one within which others are mounted the kernel says
+	// nothing before these are gone. It is nil where unmount is always done at once.
+	couldGo func(ctx context.Context, t *Table, m *mounted, nested bool) error
+	// there tells whether what mount has made is there, and open to its users.
+	there func(*mounted) (bool, error)
 }
 
 // drivers are all that there are, one a file, by the names that Kata has for

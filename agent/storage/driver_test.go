@@ -28,6 +28,9 @@ func newTable() *Table {
 	return NewTable(entry, volume.NewTable(health.NewMonitor(entry)), time.Millisecond, nil)
 }
 
+// always is a caller who is still there.
+func always() bool { return true }
+
 // ownDir is a folder by the path that mountinfo would have for it.
 func ownDir(t *testing.T) string {
 	t.Helper()
@@ -40,7 +43,7 @@ func ownDir(t *testing.T) string {
 
 func TestEveryDriverIsWhole(t *testing.T) {
 	for _, d := range drivers {
-		if d.check == nil || d.find == nil || d.mount == nil || d.unmount == nil || driverOf(d.name) != d {
+		if d.check == nil || d.find == nil || d.mount == nil || d.unmount == nil || d.there == nil || driverOf(d.name) != d {
 			t.Errorf("driver %q lacks something, or has another's name", d.name)
 		}
 		if d.device && !slices.Contains(DeviceDrivers(), d.name) || !slices.Contains(Drivers(), d.name) {
@@ -82,7 +85,7 @@ func TestLocalDirectoryHasItsModeAndKeepsItsFiles(t *testing.T) {
 	table, dir := newTable(), filepath.Join(ownDir(t), "a", "local")
 	storage := &agentpb.Storage{Driver: "local", Source: "local", Fstype: "local", Options: []string{"mode=1777"}, MountPoint: dir}
 	for _, holder := range []string{"first", "second", "second"} {
-		if err := table.Hold(t.Context(), holder, []*agentpb.Storage{storage}); err != nil {
+		if err := table.Hold(t.Context(), holder, []*agentpb.Storage{storage}, always); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -108,7 +111,7 @@ func TestLocalDirectoryThatStayedEmptyGoes(t *testing.T) {
 	table, dir := newTable(), filepath.Join(ownDir(t), "local")
 	good := &agentpb.Storage{Driver: "local", MountPoint: dir}
 	bad := &agentpb.Storage{Driver: "local", MountPoint: "/proc/nothing/local"}
-	if err := table.Hold(t.Context(), "c1", []*agentpb.Storage{good, bad}); refusal.KindOf(err) != refusal.InvalidArgument {
+	if err := table.Hold(t.Context(), "c1", []*agentpb.Storage{good, bad}, always); refusal.KindOf(err) != refusal.InvalidArgument {
 		t.Fatalf("want the second one refused\ngot  %v", err)
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
@@ -119,7 +122,7 @@ func TestLocalDirectoryThatStayedEmptyGoes(t *testing.T) {
 func TestOnlyEphemeralStoragesThatAreMountedAreUpdated(t *testing.T) {
 	table, dir := newTable(), filepath.Join(ownDir(t), "local")
 	held := &agentpb.Storage{Driver: "local", MountPoint: dir}
-	if err := table.Hold(t.Context(), "c1", []*agentpb.Storage{held}); err != nil {
+	if err := table.Hold(t.Context(), "c1", []*agentpb.Storage{held}, always); err != nil {
 		t.Fatal(err)
 	}
 	for want, storage := range map[refusal.Kind]*agentpb.Storage{

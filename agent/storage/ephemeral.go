@@ -25,7 +25,7 @@ var ephemeral = &driver{
 		}
 		return checkGroupOption(r)
 	},
-	find: named, mount: mount, unmount: unmount,
+	find: named, mount: mount, unmount: unmount, there: (*mounted).stands, couldGo: couldUnmount,
 }
 
 // groupOption is fs_group as Kata's runtime writes it among the options of what
@@ -58,8 +58,7 @@ func (t *Table) Update(ctx context.Context, storages []*agentpb.Storage) error {
 		requests[i] = r
 	}
 	for _, r := range requests {
-		_, err := t.inTurn(ctx, "remount", r.mountPoint, func() (bool, error) { return false, t.remount(r) })
-		if err != nil {
+		if err := t.inTurn(ctx, "remount", r.mountPoint, func() error { return t.remount(r) }); err != nil {
 			return err
 		}
 	}

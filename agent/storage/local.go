@@ -46,6 +46,10 @@ var local = &driver{
 		}
 		return nil
 	},
+	there: func(m *mounted) (bool, error) {
+		info, err := os.Lstat(m.mountPoint)
+		return err == nil && info.IsDir(), nil
+	},
 }
 
 // localMode reads the directory's mode, the only option that there is.

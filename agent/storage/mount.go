@@ -149,7 +149,7 @@ func unmount(m *mounted) error {
 func unmountThere(m *mounted) error {
 	switch err := unix.Unmount(m.mountPoint, unix.UMOUNT_NOFOLLOW); {
 	case errors.Is(err, unix.EBUSY):
-		return refusal.New(refusal.FailedPrecondition, "volume %s is in use by a process in the guest: end it and try again: %w", m.mountPoint, err)
+		return inUse(m.mountPoint, err)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, fs.ErrNotExist):
 		// Someone else has just unmounted it, or its path leads elsewhere.
 		if there, err := m.stands(); there || err != nil {

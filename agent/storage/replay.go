@@ -12,10 +12,11 @@ import (
 
 	"github.com/directvol/directvol/agent/filesystem"
 	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/turns"
 )
 
 // devices are the block devices below storages, one mount of each at a time.
-type devices struct{ turns turns }
+type devices struct{ turns turns.Turns }
 
 // mount mounts an origin, and once more where the first mount has replayed a log
 // with a growth in it: the kernel has counted the groups before, and the next
@@ -28,7 +29,7 @@ func (d *devices) mount(r request, from origin) error {
 	if !ok {
 		return inTree()
 	}
-	done, err := d.turns.take(context.Background(), from.path)
+	done, err := d.turns.Take(context.Background(), from.path)
 	if err != nil {
 		return err
 	}

@@ -1,10 +1,7 @@
 package storage
 
 import (
-	"context"
-	"errors"
 	"strings"
-	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -51,36 +48,5 @@ func TestStorageThatMakesNoSenseIsRefusedByName(t *testing.T) {
 				t.Errorf("want kind %v and %q\ngot  %v", test.kind, test.says, err)
 			}
 		})
-	}
-}
-
-func TestTurnsAreOneAtATimeAndLeaveNothing(t *testing.T) {
-	var turns turns
-	var wait sync.WaitGroup
-	count := 0
-	for range 100 {
-		wait.Go(func() {
-			done, err := turns.take(t.Context(), "a")
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer done()
-			count++
-		})
-	}
-	wait.Wait()
-	done, err := turns.take(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	given, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := turns.take(given, "a"); !errors.Is(err, context.Canceled) {
-		t.Errorf("a turn was taken though its context had ended: %v", err)
-	}
-	done()
-	if count != 100 || len(turns.queues) != 0 {
-		t.Errorf("%d turns taken, %d queues left", count, len(turns.queues))
 	}
 }

@@ -170,8 +170,18 @@ func recordOf(m *mounted, mountID int, past health.Past) record {
 	return record{
 		Driver: m.driver.name, Source: m.source, FSType: m.fstype, Flags: m.flags, Data: m.data,
 		MountPoint: m.mountPoint, Made: m.made, Device: m.from.path, Number: m.from.number,
-		Holders: slices.Sorted(maps.Keys(m.holders)), MountID: mountID, Past: past,
+		Holders: m.heldOrNeeded(), MountID: mountID, Past: past,
 	}
+}
+
+// heldOrNeeded are a storage's holders, and those that calls under way would add:
+// where the agent ends now, the next one takes these for holders.
+func (m *mounted) heldOrNeeded() []string {
+	all := maps.Clone(m.holders)
+	for _, holder := range m.calls {
+		all[holder] = true
+	}
+	return slices.Sorted(maps.Keys(all))
 }
 
 // mounted is recordOf's inverse. A record that no agent can have written is
@@ -179,7 +189,7 @@ func recordOf(m *mounted, mountID int, past health.Past) record {
 func (r record) mounted() (*mounted, error) {
 	m := &mounted{
 		request: request{driver: driverOf(r.Driver), source: r.Source, fstype: r.FSType, flags: r.Flags, data: r.Data, mountPoint: r.MountPoint},
-		from:    origin{r.Device, r.Number}, made: r.Made, holders: map[string]bool{},
+		from:    origin{r.Device, r.Number}, made: r.Made, holders: map[string]bool{}, calls: map[*call]string{},
 	}
 	if m.driver == nil {
 		return nil, fmt.Errorf("storage %.200q: unknown driver %.40q", r.MountPoint, r.Driver)
@@ -187,7 +197,7 @@ func (r record) mounted() (*mounted, error) {
 	if !isMountPoint(r.MountPoint) {
 		return nil, fmt.Errorf("storage %.200q: no absolute path below /", r.MountPoint)
 	}
-	if len(r.Holders) == 0 || slices.Contains(r.Holders, everyone) {
+	if len(r.Holders) == 0 {
 		return nil, fmt.Errorf("storage %.200q: held by %q", r.MountPoint, r.Holders)
 	}
 	for _, holder := range r.Holders {
@@ -199,11 +209,7 @@ func (r record) mounted() (*mounted, error) {
 // isThere tells whether a storage that was written down is there still, by what
 // the kernel says.
 func (m *mounted) isThere() (bool, error) {
-	if !m.driver.volume {
-		info, err := os.Lstat(m.mountPoint)
-		return err == nil && info.IsDir(), nil
-	}
-	there, err := m.stands()
+	there, err := m.driver.there(m)
 	if there {
 		return true, nil // be it covered: that is for whoever uses it
 	}

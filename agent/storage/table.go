@@ -1,7 +1,12 @@
 // Package storage is what a Storage message means: which device it names,
 // where that is mounted, and who holds it. A storage is mounted once and held
-// by the sandbox or by containers; the last one to let go has it unmounted. A
-// call that fails leaves no mount behind that it has made.
+// by the sandbox or by containers; the last one to let go has it unmounted, and
+// its device proven free.
+//
+// A call owns what it needs until it has ended: no other call's failure takes that
+// away, and its own failure undoes exactly what it has added. Calls wait for disks
+// as long as these want, and go on when their caller's time is over: who calls, does
+// so in a goroutine of its own (agent/sandbox).
 package storage
 
 import (
@@ -10,15 +15,14 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"runtime/debug"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/turns"
 	"github.com/directvol/directvol/agent/volume"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
@@ -32,7 +36,7 @@ type Table struct {
 	volumes *volume.Table
 	hotplug time.Duration // how long a device that is being plugged in is awaited
 	state   *State
-	turns   turns
+	turns   turns.Turns // by mount point
 	devices devices
 
 	mu      sync.Mutex
@@ -42,12 +46,22 @@ type Table struct {
 }
 
 // mounted is a storage that is mounted. It is changed in its mount point's turn
-// and under Table.mu, so that either is enough to read it.
+// and under Table.mu, so that either is enough to read it. It has a holder or a
+// call, or else it is unmounted in the same turn.
 type mounted struct {
 	request
 	from    origin
 	made    bool // the mount point's directory is ours to remove
 	holders map[string]bool
+	calls   map[*call]string // that need it, and for whom: a holder once they have succeeded
+
+	flushing chan struct{} // closed when a flush that has begun has ended; nil before the first
+}
+
+// call is one Hold under way.
+type call struct {
+	holder string
+	needs  []*mounted
 }
 
 // NewTable returns a Table that holds nothing yet. hotplug is how long a
@@ -57,10 +71,15 @@ func NewTable(log *logrus.Entry, volumes *volume.Table, hotplug time.Duration, s
 	return &Table{log: log, volumes: volumes, hotplug: hotplug, state: state, mounts: map[string]*mounted{}, intents: map[string]*mounted{}}
 }
 
-// Begin takes storages again after ReleaseAll.
-func (t *Table) Begin() error { return t.end(false) }
+// Ended reports whether the sandbox is destroyed: nothing can be held then.
+func (t *Table) Ended() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.ended
+}
 
-func (t *Table) end(ended bool) error {
+// End sets what Ended says. It is written down, or stays as it was.
+func (t *Table) End(ended bool) error {
 	t.mu.Lock()
 	was := t.ended
 	t.ended = ended
@@ -69,58 +88,53 @@ func (t *Table) end(ended bool) error {
 		return nil
 	}
 	err := t.save()
-	if err != nil && was { // else it stays destroyed, written down or not
+	if err != nil {
 		t.mu.Lock()
-		t.ended = true
+		t.ended = was
 		t.mu.Unlock()
 	}
 	return err
 }
 
 // Hold mounts the storages that are not mounted yet and holds all of them for
-// holder: a container's id, or Sandbox. Repeated, it changes nothing. When one
-// storage fails, those that this call has added are let go again. Where the agent
-// is killed meanwhile, the next one has what was added so far, and holds it.
-func (t *Table) Hold(ctx context.Context, holder string, storages []*agentpb.Storage) error {
+// holder: a container's id, or Sandbox. Repeated, it changes nothing. When all are
+// there it looks at each once more and asks agreed, which is asked once: by yes
+// they are held. Where that says no, or one storage fails, all that this call has
+// added is undone before it returns.
+//
+// Where the agent is killed meanwhile, the next one has what was added so far, and
+// holds it.
+func (t *Table) Hold(ctx context.Context, holder string, storages []*agentpb.Storage, agreed func() bool) (err error) {
 	requests := make([]request, len(storages))
 	for i, s := range storages {
-		r, err := parse(s)
-		if err != nil {
+		if requests[i], err = parse(s); err != nil {
 			return err
 		}
-		requests[i] = r
 	}
-	var added []func(context.Context) error
+	if t.Ended() {
+		return errEnded
+	}
+	c := &call{holder: holder}
+	kept := false
+	defer func() {
+		if !kept { // also where a panic goes through here
+			err = errors.Join(err, t.undo(c))
+		}
+	}()
 	for _, r := range requests {
-		as := holder
-		if r.shared {
-			as = Sandbox
-		}
-		fresh, err := t.hold(ctx, as, r)
-		if err != nil {
-			return errors.Join(err, unwind(added))
-		}
-		if fresh {
-			added = append(added, func(ctx context.Context) error { return t.release(ctx, as, r.mountPoint) })
+		if err := t.need(ctx, c, r); err != nil {
+			return err
 		}
 	}
-	return nil
-}
-
-// unwindLimit is how long the undoing of a call that failed may take.
-const unwindLimit = 10 * time.Second
-
-func unwind(undo []func(context.Context) error) (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), unwindLimit)
-	defer cancel()
-	for _, f := range slices.Backward(undo) {
-		err = errors.Join(err, f(ctx))
-	}
+	err = t.keep(ctx, c, agreed)
+	kept = err == nil
 	return err
 }
 
-// hold adds a holder to one storage; false means that it held it before.
-func (t *Table) hold(ctx context.Context, holder string, r request) (fresh bool, err error) {
+var errEnded = refusal.New(refusal.FailedPrecondition, "the sandbox is destroyed: nothing can be mounted in it")
+
+// need makes one storage the call's.
+func (t *Table) need(ctx context.Context, c *call, r request) error {
 	finding, cancel := context.WithTimeout(ctx, t.hotplug)
 	defer cancel()
 	from, err := r.driver.find(finding, r)
@@ -128,96 +142,143 @@ func (t *Table) hold(ctx context.Context, holder string, r request) (fresh bool,
 		if finding.Err() != nil && refusal.KindOf(err) == refusal.Internal {
 			err = refusal.New(refusal.DeadlineExceeded, "storage %s: no device at %q after %v: is it attached there? %w", r.mountPoint, r.source, t.hotplug, err)
 		}
-		return false, err
+		return err
 	}
-	return t.inTurn(ctx, "mount", r.mountPoint, func() (bool, error) { return t.holdFound(ctx, holder, r, from) })
+	return t.inTurn(ctx, "mount", r.mountPoint, func() error { return errors.Join(t.needFound(c, r, from), ctx.Err()) })
 }
 
-// inTurn runs do in a mount point's turn, and returns what it does. do makes
-// system calls that take as long as a disk wants: when ctx ends first, the turn
-// goes on until do returns, and the caller does not wait for it.
-func (t *Table) inTurn(ctx context.Context, what, mountPoint string, do func() (bool, error)) (bool, error) {
-	late := func() (bool, error) {
-		return false, refusal.New(refusal.DeadlineExceeded, "%s %s: not done in time, its disk may not answer: %w", what, mountPoint, ctx.Err())
-	}
-	done, err := t.turns.take(ctx, mountPoint)
+// inTurn runs do in a mount point's turn. do makes system calls that take as long as
+// a disk wants.
+func (t *Table) inTurn(ctx context.Context, what, mountPoint string, do func() error) error {
+	done, err := t.turns.Take(ctx, mountPoint)
 	if err != nil {
-		return late()
+		return refusal.New(refusal.DeadlineExceeded, "%s %s: another call is at it and has not ended, its disk may not answer: %w", what, mountPoint, err)
 	}
-	type answer struct {
-		fresh bool
-		err   error
-	}
-	answers := make(chan answer, 1)
-	go func() {
-		defer done()
-		defer func() {
-			if p := recover(); p != nil { // nobody above this goroutine does
-				t.log.Errorf("%s %s: panic: %v\n%s", what, mountPoint, p, debug.Stack())
-				answers <- answer{err: refusal.New(refusal.Internal, "%s %s: the agent has a bug, its log says more", what, mountPoint)}
-			}
-		}()
-		fresh, err := do()
-		answers <- answer{fresh, err}
-	}()
-	select {
-	case a := <-answers:
-		return a.fresh, a.err
-	case <-ctx.Done():
-		return late()
-	}
+	defer done()
+	return do()
 }
 
-// holdFound is hold for what is there, in the mount point's turn.
-func (t *Table) holdFound(ctx context.Context, holder string, r request, from origin) (fresh bool, err error) {
-	m := t.at(r.mountPoint)
-	if m != nil {
+// needFound is need for what is there, in the mount point's turn.
+func (t *Table) needFound(c *call, r request, from origin) error {
+	if m := t.at(r.mountPoint); m != nil {
 		if err := m.agrees(r, from); err != nil {
-			return false, err
+			return err
 		}
-		if err := errors.Join(t.mountAgain(m), ctx.Err()); err != nil {
-			return false, err
+		if err := t.mountAgain(m); err != nil {
+			return err
 		}
-		return t.enter(m, holder)
+		return t.enter(m, c, r)
 	}
-	m = &mounted{request: r, from: from, holders: map[string]bool{holder: true}}
+	m := &mounted{request: r, from: from, holders: map[string]bool{}, calls: map[*call]string{c: c.holds(r)}}
 	if err := t.intend(m); err != nil {
-		return false, err
+		return err
 	}
 	defer t.intended(m)
 	made, err := r.driver.mount(&t.devices, r, from)
 	if err != nil {
-		return false, err
+		return err
 	}
 	t.mu.Lock()
 	m.made = made
+	t.mounts[r.mountPoint] = m
+	c.needs = append(c.needs, m)
 	t.mu.Unlock()
 	t.log.WithFields(logrus.Fields{"mountpoint": r.mountPoint, "device": from.path, "driver": r.driver.name, "fstype": r.fstype}).Info("storage mounted")
-	if err = ctx.Err(); err == nil && r.driver.volume {
+	if r.driver.volume {
 		_, err = t.volumes.Lookup(r.mountPoint)
 	}
-	if err == nil {
-		fresh, err = t.enter(m, holder)
+	return err
+}
+
+// holds is whom a call would hold a storage for.
+func (c *call) holds(r request) string {
+	if r.shared {
+		return Sandbox
 	}
-	if err != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), unwindLimit)
-		defer cancel()
-		return false, errors.Join(err, t.unmount(ctx, m))
+	return c.holder
+}
+
+// enter makes a storage that is mounted the call's too.
+func (t *Table) enter(m *mounted, c *call, r request) error {
+	t.mu.Lock()
+	if _, again := m.calls[c]; again { // two of its storages are one
+		t.mu.Unlock()
+		return nil
 	}
-	return fresh, nil
+	m.calls[c] = c.holds(r)
+	c.needs = append(c.needs, m)
+	t.mu.Unlock()
+	return t.save()
+}
+
+// keep has a call hold what it needs, if all of it is still there. It stands
+// written down already.
+func (t *Table) keep(ctx context.Context, c *call, agreed func() bool) error {
+	for _, m := range c.needs {
+		err := t.inTurn(ctx, "look at", m.mountPoint, func() error { return m.mustStand() })
+		if err != nil {
+			return err
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ended {
+		return errEnded
+	}
+	if !agreed() {
+		return refusal.New(refusal.DeadlineExceeded, "the call has ended before its storages were held")
+	}
+	for _, m := range c.needs {
+		m.holders[m.calls[c]] = true
+		delete(m.calls, c)
+	}
+	return nil
+}
+
+// mustStand refuses a storage that is not, or no longer, what it is to be.
+func (m *mounted) mustStand() error {
+	there, err := m.driver.there(m)
+	if err == nil && !there {
+		err = refusal.New(refusal.FailedPrecondition, "storage %s: somebody in the guest has unmounted it meanwhile: call again", m.mountPoint)
+	}
+	return err
+}
+
+// undo ends a call that has failed. What nobody else needs it unmounts; what cannot
+// be unmounted is held as if the call had succeeded, so that it has an owner.
+func (t *Table) undo(c *call) (err error) {
+	for _, m := range slices.Backward(c.needs) {
+		err = errors.Join(err, t.inTurn(context.Background(), "unmount", m.mountPoint, func() error { return t.drop(c, m) }))
+	}
+	return err
+}
+
+// drop takes a storage from a call, in the mount point's turn.
+func (t *Table) drop(c *call, m *mounted) (err error) {
+	last := len(m.calls) == 1 && len(m.holders) == 0
+	if last {
+		err = t.unmount(context.Background(), m)
+	}
+	t.mu.Lock()
+	if last && err == nil {
+		delete(t.mounts, m.mountPoint)
+	} else if last {
+		m.holders[m.calls[c]] = true
+	}
+	delete(m.calls, c)
+	t.mu.Unlock()
+	t.saveOrLog()
+	return err
 }
 
 // mountAgain mounts a storage that someone else has unmounted.
 func (t *Table) mountAgain(m *mounted) error {
-	if !m.driver.volume {
-		return nil
-	}
-	if there, err := m.stands(); there || err != nil {
+	if there, err := m.driver.there(m); there || err != nil {
 		return err
 	}
 	t.volumes.Forget(m.mountPoint) // what was known of the mount that is gone
 	made, err := m.driver.mount(&t.devices, m.request, m.from)
-	if err == nil {
+	if err == nil && m.driver.volume {
 		_, err = t.volumes.Lookup(m.mountPoint)
 	}
 	if err != nil {
@@ -226,7 +287,7 @@ func (t *Table) mountAgain(m *mounted) error {
 	t.mu.Lock()
 	m.made = m.made || made
 	t.mu.Unlock()
-	t.log.WithField("mountpoint", m.mountPoint).Warn("storage mounted again: someone had unmounted it")
+	t.log.WithField("mountpoint", m.mountPoint).Warn("storage mounted again: it was not there")
 	return nil
 }
 
@@ -234,8 +295,8 @@ func (t *Table) mountAgain(m *mounted) error {
 // will be one that was made for it.
 func (t *Table) intend(m *mounted) error {
 	_, err := os.Lstat(m.mountPoint)
-	m.made = errors.Is(err, fs.ErrNotExist)
 	t.mu.Lock()
+	m.made = errors.Is(err, fs.ErrNotExist)
 	t.intents[m.mountPoint] = m
 	t.mu.Unlock()
 	if err = t.save(); err != nil {
@@ -269,31 +330,6 @@ func (m *mounted) agrees(r request, from origin) error {
 	return nil
 }
 
-// enter adds a holder to a storage that is mounted. A new one is written down
-// already.
-func (t *Table) enter(m *mounted, holder string) (fresh bool, err error) {
-	t.mu.Lock()
-	if t.ended {
-		t.mu.Unlock()
-		return false, refusal.New(refusal.FailedPrecondition, "storage %s: the sandbox is destroyed", m.mountPoint)
-	}
-	first := t.mounts[m.mountPoint] == nil
-	fresh = first || !m.holders[holder]
-	m.holders[holder] = true
-	t.mounts[m.mountPoint] = m
-	t.mu.Unlock()
-	if first || !fresh {
-		return fresh, nil
-	}
-	if err := t.save(); err != nil {
-		t.mu.Lock()
-		delete(m.holders, holder)
-		t.mu.Unlock()
-		return false, err
-	}
-	return true, nil
-}
-
 // Release lets go of everything that holder holds, the last mounted first, and
 // unmounts what nobody holds any more. What is still in use stays held, and is
 // named in the error; Release may be repeated.
@@ -304,28 +340,6 @@ func (t *Table) Release(ctx context.Context, holder string) error {
 	}
 	return errors.Join(errs...)
 }
-
-// ReleaseAll lets go of every storage, whoever holds it, and takes none until
-// Begin. A storage that hangs does not keep others from being unmounted.
-func (t *Table) ReleaseAll(ctx context.Context) error {
-	if err := t.end(true); err != nil {
-		t.log.Error(err) // what is left to unmount is no less so
-	}
-	all := t.heldBy(func(*mounted) bool { return true })
-	errs := make([]error, len(all))
-	var wait sync.WaitGroup
-	for i, mountPoint := range all {
-		if slices.ContainsFunc(all[:i], func(before string) bool { return strings.HasPrefix(before, mountPoint+"/") }) {
-			wait.Wait() // for those that are mounted within it
-		}
-		wait.Go(func() { errs[i] = t.release(ctx, everyone, mountPoint) })
-	}
-	wait.Wait()
-	return errors.Join(errs...)
-}
-
-// everyone stands for all holders, in release. It is no container's id.
-const everyone = "*"
 
 // heldBy returns the mount points of storages, nested ones first.
 func (t *Table) heldBy(matches func(*mounted) bool) []string {
@@ -342,17 +356,17 @@ func (t *Table) heldBy(matches func(*mounted) bool) []string {
 	return found
 }
 
-// release has a holder, or everyone, let go of a storage.
+// release has a holder let go of a storage.
 func (t *Table) release(ctx context.Context, holder, mountPoint string) error {
-	_, err := t.inTurn(ctx, "unmount", mountPoint, func() (bool, error) {
+	return t.inTurn(ctx, "unmount", mountPoint, func() error {
 		m := t.at(mountPoint)
-		if m == nil || holder != everyone && !m.holders[holder] {
-			return false, nil
+		if m == nil || !m.holders[holder] {
+			return nil
 		}
-		last := holder == everyone || len(m.holders) == 1
+		last := len(m.holders) == 1 && len(m.calls) == 0
 		if last {
 			if err := t.unmount(ctx, m); err != nil {
-				return false, err
+				return err
 			}
 		}
 		t.mu.Lock()
@@ -361,9 +375,8 @@ func (t *Table) release(ctx context.Context, holder, mountPoint string) error {
 		}
 		t.mu.Unlock()
 		t.saveOrLog()
-		return false, nil
+		return nil
 	})
-	return err
 }
 
 // saveOrLog is save where nothing hangs on it: an agent after this one finds what
@@ -372,15 +385,6 @@ func (t *Table) saveOrLog() {
 	if err := t.save(); err != nil {
 		t.log.Error(err)
 	}
-}
-
-// unmount unmounts a storage, and removes the mount point that was made for it.
-func (t *Table) unmount(ctx context.Context, m *mounted) error {
-	if err := t.volumes.Unmount(ctx, m.mountPoint, func() error { return m.driver.unmount(m) }); err != nil {
-		return err
-	}
-	t.log.WithFields(logrus.Fields{"mountpoint": m.mountPoint, "device": m.from.path}).Info("storage unmounted")
-	return nil
 }
 
 // Mount is a storage that is mounted.

@@ -9,13 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/deadline"
 	"github.com/directvol/directvol/agent/filesystem"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/refusal"
 )
-
-// answerMargin is kept of a call's deadline, so that the answer arrives.
-const answerMargin = 200 * time.Millisecond
 
 // Resize grows the filesystem to size, which is the disk's bytes as the host
 // has it; 0 means to the device's end. A filesystem that ends within a block of
@@ -72,11 +70,8 @@ func (v *Volume) resize(ctx context.Context, g *growth, size uint64, wait time.D
 	if err != nil {
 		return err
 	}
-	if deadline, ok := ctx.Deadline(); ok {
-		early, cancel := context.WithDeadline(ctx, deadline.Add(-answerMargin))
-		defer cancel()
-		ctx = early
-	}
+	ctx, cancel := deadline.Early(ctx)
+	defer cancel()
 	if goal > g.before.Blocks {
 		return v.grow(ctx, g, goal)
 	}
@@ -222,11 +217,9 @@ func (v *Volume) awaitSize(ctx context.Context, disk *os.File, size uint64, wait
 	if has, err := blockdev.SizeOf(disk); err != nil || has >= size {
 		return err
 	}
-	until := time.Now().Add(wait)
-	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-answerMargin).Before(until) {
-		until = deadline.Add(-answerMargin)
-	}
-	waiting, cancel := context.WithDeadline(ctx, until)
+	early, cancel := deadline.Early(ctx)
+	defer cancel()
+	waiting, cancel := context.WithTimeout(early, wait)
 	defer cancel()
 	has, err := v.Device.AwaitSize(waiting, size)
 	if err != nil && waiting.Err() != nil {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/deadline"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/refusal"
 )
@@ -86,15 +87,27 @@ func (t *Table) Recall(path string, pastMount int, past health.Past) (*Volume, e
 	return v, nil
 }
 
-// Unmount has unmount run for the volume at path, while neither a probe nor a
-// growth is in it, and forgets it. Where one does not end before ctx, or unmount
-// fails, the volume goes on as before.
+// Unmount has unmount run as Quiet does, and forgets the volume where it succeeds.
 func (t *Table) Unmount(ctx context.Context, path string, unmount func() error) error {
+	return t.quiet(ctx, path, func() (gone bool, err error) {
+		err = unmount()
+		return err == nil, err
+	})
+}
+
+// Quiet has do run while neither a probe nor a growth is in the volume at path.
+// Where one does not end before ctx do does not run.
+func (t *Table) Quiet(ctx context.Context, path string, do func() error) error {
+	return t.quiet(ctx, path, func() (bool, error) { return false, do() })
+}
+
+func (t *Table) quiet(ctx context.Context, path string, do func() (gone bool, err error)) error {
 	t.mu.Lock()
 	v := t.volumes[path]
 	t.mu.Unlock()
 	if v == nil {
-		return unmount()
+		_, err := do()
+		return err
 	}
 	if err := v.lock(ctx); err != nil {
 		return err
@@ -102,17 +115,16 @@ func (t *Table) Unmount(ctx context.Context, path string, unmount func() error) 
 	defer v.unlock()
 	if v.watch != nil {
 		if err := v.watch.Pause(ctx); err != nil {
-			return refusal.New(refusal.DeadlineExceeded, "unmount %s: a probe of it hangs, the disk below %s does not answer: %w", path, v.Device.Path, err)
+			return refusal.New(refusal.DeadlineExceeded, "volume %s: a probe of it hangs, the disk below %s does not answer: %w", path, v.Device.Path, err)
 		}
 	}
-	if err := unmount(); err != nil {
-		if v.watch != nil {
-			v.watch.Resume()
-		}
-		return err
+	gone, err := do()
+	if gone {
+		t.Forget(path)
+	} else if v.watch != nil {
+		v.watch.Resume()
 	}
-	t.Forget(path)
-	return nil
+	return err
 }
 
 // Past returns what the watch of the volume at path remembers, and of which
@@ -194,11 +206,8 @@ func (t *Table) discover(path string, mountID, pastMount int, past health.Past) 
 // lock waits for the volume's lock until shortly before ctx ends: who waits is to
 // learn for what.
 func (v *Volume) lock(ctx context.Context) error {
-	if deadline, ok := ctx.Deadline(); ok {
-		early, cancel := context.WithDeadline(ctx, deadline.Add(-answerMargin))
-		defer cancel()
-		ctx = early
-	}
+	ctx, cancel := deadline.Early(ctx)
+	defer cancel()
 	select {
 	case v.growing <- struct{}{}: // also where there is no time to wait
 		return nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/rpc"
+	"github.com/directvol/directvol/agent/sandbox"
 	"github.com/directvol/directvol/agent/storage"
 	"github.com/directvol/directvol/agent/transport"
 	"github.com/directvol/directvol/agent/volume"
@@ -20,7 +21,7 @@ import (
 func serveFaultyAgent() error {
 	log := logrus.NewEntry(logrus.New())
 	storages := storage.NewTable(log, volume.NewTable(health.NewMonitor(log)), 3*time.Second, nil)
-	agent := &rpc.Agent{Log: log, Version: "faulty", Storages: storages, Destroyed: func() {}}
+	agent := &rpc.Agent{Log: log, Version: "faulty", Sandbox: sandbox.New(log, storages), Storages: storages, Destroyed: func() {}}
 	listener, err := transport.Listen(address.Address{Scheme: address.VSock, Port: act.FaultyAgentPort}, agent.Quick, log)
 	if err != nil {
 		return err

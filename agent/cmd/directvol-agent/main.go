@@ -20,6 +20,7 @@ import (
 	"github.com/directvol/directvol/agent/guestinit"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/rpc"
+	"github.com/directvol/directvol/agent/sandbox"
 	"github.com/directvol/directvol/agent/storage"
 	"github.com/directvol/directvol/agent/transport"
 	"github.com/directvol/directvol/agent/volume"
@@ -137,10 +138,11 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	defer state.Close()
 	over := make(chan (<-chan struct{}), 1)
 	loaded := make(chan struct{})
+	storages := storage.NewTable(log, volumes, set.hotplug, state)
 	agent := &rpc.Agent{
 		Ready: loaded,
 		Log:   log, Version: version, Init: asInit, ResizeWait: set.resizeWait, Volumes: volumes,
-		Storages: storage.NewTable(log, volumes, set.hotplug, state),
+		Sandbox: sandbox.New(log, storages), Storages: storages,
 	}
 	listener, err := transport.Listen(set.listen, agent.Quick, log)
 	if err != nil {
@@ -151,11 +153,11 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	kept.toVsock(set.logPort, log)
 	openDebugConsole(ctx, set, asInit, log)
 	// Not before it listens: there can be two agents by mistake, and one state.
-	if err := agent.Storages.Recover(); err != nil {
+	if err := storages.Recover(); err != nil {
 		log.Error(err)
 	}
 	go followHealth(life, monitor, log)
-	go agent.Storages.Follow(life, monitor.Remembers())
+	go storages.Follow(life, monitor.Remembers())
 	agent.Destroyed = func() {
 		if asInit && set.powerOff {
 			select {

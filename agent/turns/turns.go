@@ -1,25 +1,26 @@
-package storage
+// Package turns lets calls that concern one thing go one at a time.
+package turns
 
 import (
 	"context"
 	"sync"
 )
 
-// turns lets the calls that concern one mount point go one at a time, and those
-// of others pass: a mount can take as long as its device wants.
-type turns struct {
+// Turns lets the calls that concern one key go one at a time, and those of others
+// pass: a call can take as long as a disk wants. The zero value is ready.
+type Turns struct {
 	mu     sync.Mutex
 	queues map[string]*queue
 }
 
 type queue struct {
 	turn  chan struct{} // holds a token while somebody's turn lasts
-	users int           // in turn or waiting; turns.mu guards it
+	users int           // in turn or waiting; Turns.mu guards it
 }
 
-// take waits for the turn at key until ctx ends; the caller ends it by calling
+// Take waits for the turn at key until ctx ends; the caller ends it by calling
 // done.
-func (t *turns) take(ctx context.Context, key string) (done func(), err error) {
+func (t *Turns) Take(ctx context.Context, key string) (done func(), err error) {
 	q := t.join(key)
 	select {
 	case q.turn <- struct{}{}:
@@ -30,7 +31,7 @@ func (t *turns) take(ctx context.Context, key string) (done func(), err error) {
 	}
 }
 
-func (t *turns) join(key string) *queue {
+func (t *Turns) join(key string) *queue {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.queues == nil {
@@ -45,7 +46,7 @@ func (t *turns) join(key string) *queue {
 	return q
 }
 
-func (t *turns) leave(key string, q *queue) {
+func (t *Turns) leave(key string, q *queue) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if q.users--; q.users == 0 {

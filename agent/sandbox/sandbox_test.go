@@ -1,0 +1,116 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+// table is Storages by functions; a nil one does nothing.
+type table struct {
+	hold    func(ctx context.Context, agreed func() bool) error
+	release func() error
+}
+
+func (t table) Hold(ctx context.Context, _ string, _ []*agentpb.Storage, agreed func() bool) error {
+	return t.hold(ctx, agreed)
+}
+
+func (t table) Release(context.Context, string) error {
+	if t.release == nil {
+		return nil
+	}
+	return t.release()
+}
+
+func (table) ReleaseAll(_ context.Context, agreed func() bool) error {
+	if !agreed() {
+		return errors.New("not agreed")
+	}
+	return nil
+}
+func (table) Update(context.Context, []*agentpb.Storage) error { return nil }
+func (table) Ended() bool                                      { return false }
+func (table) End(bool) error                                   { return nil }
+
+func of(t table) *Sandbox {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return New(logrus.NewEntry(log), t)
+}
+
+func TestRemoveEndsACreateThatWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := of(table{hold: func(ctx context.Context, _ func() bool) error { <-ctx.Done(); return ctx.Err() }})
+		created := make(chan error, 1)
+		go func() { created <- s.CreateContainer(t.Context(), "c", nil) }()
+		synctest.Wait()
+		began := time.Now()
+		if err := s.RemoveContainer(t.Context(), "c"); err != nil || time.Since(began) > 0 {
+			t.Errorf("remove\nwant OK at once\ngot  %v after %v", err, time.Since(began))
+		}
+		if err := <-created; refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), "it was removed while") {
+			t.Errorf("create\nwant it told that it was removed\ngot  %v", err)
+		}
+	})
+}
+
+func TestCallBehindOneThatHangsIsToldInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answers := make(chan struct{})
+		s := of(table{hold: func(context.Context, func() bool) error { <-answers; return errors.New("it answers") }})
+		for range 5 { // the first one hangs, the others wait for it
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			began := time.Now()
+			err := s.CreateContainer(ctx, "c", nil)
+			if refusal.KindOf(err) != refusal.DeadlineExceeded || ctx.Err() != nil || !strings.Contains(err.Error(), "a disk may not answer") {
+				t.Errorf("want it told why before its second is over\ngot  %v after %v", err, time.Since(began))
+			}
+			cancel()
+		}
+		if err := s.Destroy(t.Context()); refusal.KindOf(err) != refusal.DeadlineExceeded {
+			t.Errorf("destroy beside it: %v", err)
+		}
+		if err := s.RemoveContainer(t.Context(), "other"); err != nil {
+			t.Errorf("another container: %v", err)
+		}
+		close(answers)
+	})
+}
+
+func TestCallWhoseCallerHasGoneHoldsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := make(chan bool, 1)
+		s := of(table{hold: func(_ context.Context, agreed func() bool) error {
+			time.Sleep(time.Minute)
+			asked <- agreed()
+			return errors.New("not agreed")
+		}})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := s.CreateContainer(ctx, "c", nil); refusal.KindOf(err) != refusal.DeadlineExceeded {
+			t.Errorf("got %v", err)
+		}
+		if <-asked {
+			t.Error("it was agreed to hold for who had been told that it failed")
+		}
+	})
+}
+
+func TestPanicEndsItsCallAlone(t *testing.T) {
+	s := of(table{hold: func(context.Context, func() bool) error { panic("a bug") }})
+	for range 2 { // its turn is free again
+		if err := s.CreateContainer(t.Context(), "c", nil); err == nil || !strings.Contains(err.Error(), "the agent has a bug") {
+			t.Errorf("want it told\ngot  %v", err)
+		}
+	}
+}

@@ -1,0 +1,57 @@
+package storage
+
+import (
+	"context"
+	"maps"
+	"slices"
+)
+
+// FakeKernel stands for the kernel, of storages with the driver FakeDriver: to have a
+// disk hang, or a mount fail, at a chosen moment.
+type FakeKernel interface {
+	Find(ctx context.Context, source string) error
+	Mount(source, mountPoint string) error
+	Unmount(mountPoint string) error
+	CouldUnmount(ctx context.Context, mountPoint string) error
+	Mounted(source, mountPoint string) bool
+}
+
+// FakeDriver is a value of Storage.driver while a fake kernel is set.
+const FakeDriver = "fake"
+
+// SetFakeKernel has the driver FakeDriver go to a kernel, from now on.
+func SetFakeKernel(k FakeKernel) (undo func()) {
+	drivers = append(drivers, &driver{
+		name:  FakeDriver,
+		check: func(request) error { return nil },
+		find: func(ctx context.Context, r request) (origin, error) {
+			return origin{path: r.source}, k.Find(ctx, r.source)
+		},
+		mount:   func(_ *devices, r request, from origin) (bool, error) { return false, k.Mount(from.path, r.mountPoint) },
+		unmount: func(m *mounted) error { return k.Unmount(m.mountPoint) },
+		couldGo: func(ctx context.Context, _ *Table, m *mounted, _ bool) error {
+			return k.CouldUnmount(ctx, m.mountPoint)
+		},
+		there: func(m *mounted) (bool, error) { return k.Mounted(m.from.path, m.mountPoint), nil },
+	})
+	return func() { drivers = drivers[:len(drivers)-1] }
+}
+
+// Owners are the holders of the storage at a mount point, with those for whom calls
+// under way need it.
+func (t *Table) Owners(mountPoint string) []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m := t.mounts[mountPoint]
+	if m == nil {
+		return nil
+	}
+	return m.heldOrNeeded()
+}
+
+// MountPoints are those of all storages in the table.
+func (t *Table) MountPoints() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Sorted(maps.Keys(t.mounts))
+}

@@ -1,0 +1,481 @@
+package storage_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"pgregory.net/rapid"
+
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/sandbox"
+	"github.com/directvol/directvol/agent/storage"
+	"github.com/directvol/directvol/agent/volume"
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+// kernel is a fake one, with disks that come late, hang, fail and are busy.
+type kernel struct {
+	mu      sync.Mutex
+	changed chan struct{} // closed, and replaced, with each change
+	plugged map[string]bool
+	hung    map[string]bool   // by device: mount and unmount wait
+	faulty  map[string]bool   // by device: mount fails
+	busy    map[string]bool   // by device: unmount fails
+	mounted map[string]string // devices by mount point
+}
+
+func newKernel() *kernel {
+	return &kernel{changed: make(chan struct{}), plugged: map[string]bool{}, hung: map[string]bool{}, faulty: map[string]bool{}, busy: map[string]bool{}, mounted: map[string]string{}}
+}
+
+func (k *kernel) change(do func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	do()
+	close(k.changed)
+	k.changed = make(chan struct{})
+}
+
+// await waits until is says yes, under k.mu, and has do run before anybody else.
+func (k *kernel) await(ctx context.Context, is func() bool, do func() error) error {
+	for {
+		k.mu.Lock()
+		if is() {
+			defer k.mu.Unlock()
+			return do()
+		}
+		changed := k.changed
+		k.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (k *kernel) Find(ctx context.Context, source string) error {
+	return k.await(ctx, func() bool { return k.plugged[source] }, func() error { return nil })
+}
+
+func (k *kernel) Mount(source, mountPoint string) error {
+	return k.await(context.Background(), func() bool { return !k.hung[source] }, func() error {
+		if k.faulty[source] {
+			return errors.New("input/output error")
+		}
+		if was, ok := k.mounted[mountPoint]; ok {
+			return fmt.Errorf("%s is mounted there", was)
+		}
+		k.mounted[mountPoint] = source
+		return nil
+	})
+}
+
+func (k *kernel) CouldUnmount(ctx context.Context, mountPoint string) error {
+	k.mu.Lock()
+	device := k.mounted[mountPoint]
+	k.mu.Unlock()
+	return k.await(ctx, func() bool { return !k.hung[device] }, func() error {
+		if device != "" && k.busy[device] {
+			return refusal.New(refusal.FailedPrecondition, "device or resource busy")
+		}
+		return nil
+	})
+}
+
+func (k *kernel) Unmount(mountPoint string) error {
+	k.mu.Lock()
+	device := k.mounted[mountPoint]
+	k.mu.Unlock()
+	return k.await(context.Background(), func() bool { return !k.hung[device] }, func() error {
+		if device != "" && k.busy[device] {
+			return refusal.New(refusal.FailedPrecondition, "device or resource busy")
+		}
+		delete(k.mounted, mountPoint)
+		return nil
+	})
+}
+
+func (k *kernel) Mounted(source, mountPoint string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.mounted[mountPoint] == source
+}
+
+func (k *kernel) isFaulty(device string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.faulty[device]
+}
+
+// place is where a device is mounted.
+func place(device string) string { return "/run/model/" + device }
+
+var (
+	devices    = []string{"a", "b", "c", "s"}
+	containers = []string{"c1", "c2", "c3"}
+	limits     = []time.Duration{250 * time.Millisecond, time.Second, 5 * time.Second, 20 * time.Second}
+)
+
+// shared is the device whose storage is the sandbox's, whoever asks for it.
+const shared = "s"
+
+func ownerOf(container, device string) string {
+	if device == shared {
+		return storage.Sandbox
+	}
+	return container
+}
+
+// call is one that was made.
+type call struct {
+	verb, container string
+	devices         []string
+	deadline        time.Time
+	cancel          context.CancelFunc
+	gaveUp          bool
+	began           int  // of a create what takenFrom was, of a remove what asked was
+	alone           bool // of a remove: no create of the container was under way
+
+	answered bool
+	err      error
+	at       time.Time // of the answer
+}
+
+// model is what is known of a sandbox from outside: what it has answered.
+type model struct {
+	t       *rapid.T
+	kernel  *kernel
+	table   *storage.Table
+	sandbox *sandbox.Sandbox
+
+	destroys atomic.Int32 // under way, answered or not
+
+	mu       sync.Mutex
+	inFlight []*call
+	promised map[string]map[string]bool // devices by owner: OK was answered, and nothing since takes it back
+	mayHold  map[string]map[string]bool // devices by owner: OK was answered once, and no remove or destroy with OK since
+	wasBusy  map[string]bool            // devices: what could not be undone is held
+	late     []string                   // answers behind their caller's deadline
+	removed  map[string]bool            // containers: removed with OK, and not asked for since
+	asked    map[string]int             // how often a container was asked for
+	taken    map[string]int             // how often removes of a container, or destroys, began and ended
+}
+
+// destroying counts the destroys under way.
+type destroying struct {
+	*storage.Table
+	count *atomic.Int32
+}
+
+func (d destroying) ReleaseAll(ctx context.Context, agreed func() bool) error {
+	d.count.Add(1)
+	defer d.count.Add(-1)
+	return d.Table.ReleaseAll(ctx, agreed)
+}
+
+const hotplug = 2 * time.Second
+
+func newModel(t *rapid.T) (*model, func()) {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	entry := logrus.NewEntry(log)
+	m := &model{t: t, kernel: newKernel(), promised: map[string]map[string]bool{}, mayHold: map[string]map[string]bool{}, wasBusy: map[string]bool{}, removed: map[string]bool{}, asked: map[string]int{}, taken: map[string]int{}}
+	m.table = storage.NewTable(entry, volume.NewTable(health.NewMonitor(entry)), hotplug, nil)
+	m.sandbox = sandbox.New(entry, destroying{m.table, &m.destroys})
+	return m, storage.SetFakeKernel(m.kernel)
+}
+
+// begin makes a call, in a goroutine of its own.
+func (m *model) begin(c *call, limit time.Duration, do func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	c.cancel, c.deadline = cancel, time.Now().Add(limit)
+	m.inFlight = append(m.inFlight, c)
+	go func() {
+		defer cancel()
+		err := do(ctx)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		c.answered, c.err, c.at = true, err, time.Now()
+		m.learn(c)
+	}()
+	synctest.Wait()
+}
+
+// flying reports whether there is such a call without an answer.
+func (m *model) flying(is func(*call) bool) bool {
+	return slices.ContainsFunc(m.inFlight, func(c *call) bool { return !c.answered && is(c) })
+}
+
+// learn takes an answer in. m.mu is held.
+func (m *model) learn(c *call) {
+	if !c.at.Before(c.deadline) && !c.gaveUp {
+		m.late = append(m.late, c.verb+" "+c.container)
+	}
+	switch c.verb {
+	case "create":
+		for _, device := range c.devices {
+			if c.err == nil {
+				add(m.mayHold, ownerOf(c.container, device), device)
+			}
+		}
+		if c.err != nil || c.began != m.takenFrom(c.container) {
+			return // nothing is promised by it, or something took it away; and nothing else is taken back
+		}
+		for _, device := range c.devices {
+			add(m.promised, ownerOf(c.container, device), device)
+		}
+	case "remove":
+		m.taken[c.container]++
+		delete(m.promised, c.container)
+		m.removed[c.container] = c.err == nil && c.alone && c.began == m.asked[c.container]
+		if m.removed[c.container] {
+			delete(m.mayHold, c.container)
+		}
+	case "destroy":
+		m.taken[everybody]++
+		if c.err == nil {
+			clear(m.promised)
+		}
+		for _, promised := range m.promised { // what cannot be mounted again is lost to a destroy that fails late
+			maps.DeleteFunc(promised, func(device string, _ bool) bool { return m.kernel.isFaulty(device) })
+		}
+	}
+}
+
+const everybody = "*"
+
+func (m *model) takenFrom(container string) int { return m.taken[container] + m.taken[everybody] }
+
+func add(to map[string]map[string]bool, owner, device string) {
+	if to[owner] == nil {
+		to[owner] = map[string]bool{}
+	}
+	to[owner][device] = true
+}
+
+func (m *model) create(t *rapid.T) {
+	c := &call{verb: "create", container: rapid.SampledFrom(containers).Draw(t, "container"),
+		devices: rapid.SliceOfNDistinct(rapid.SampledFrom(devices), 1, 3, rapid.ID[string]).Draw(t, "devices")}
+	var storages []*agentpb.Storage
+	for _, device := range c.devices {
+		storages = append(storages, &agentpb.Storage{Driver: storage.FakeDriver, Source: device, MountPoint: place(device), Shared: device == shared})
+	}
+	m.removed[c.container] = false
+	m.asked[c.container]++
+	c.began = m.takenFrom(c.container)
+	m.begin(c, rapid.SampledFrom(limits).Draw(t, "limit"), func(ctx context.Context) error {
+		return m.sandbox.CreateContainer(ctx, c.container, storages)
+	})
+}
+
+func (m *model) remove(t *rapid.T) {
+	c := &call{verb: "remove", container: rapid.SampledFrom(containers).Draw(t, "container")}
+	m.taken[c.container]++
+	c.began, c.alone = m.asked[c.container], !m.flying(func(o *call) bool { return o.verb == "create" && o.container == c.container })
+	delete(m.promised, c.container)
+	m.begin(c, rapid.SampledFrom(limits).Draw(t, "limit"), func(ctx context.Context) error { return m.sandbox.RemoveContainer(ctx, c.container) })
+}
+
+func (m *model) destroy(t *rapid.T) {
+	m.taken[everybody]++
+	m.begin(&call{verb: "destroy"}, rapid.SampledFrom(limits).Draw(t, "limit"), m.sandbox.Destroy)
+}
+
+func (m *model) createSandbox(t *rapid.T) {
+	m.begin(&call{verb: "create sandbox"}, rapid.SampledFrom(limits).Draw(t, "limit"), func(ctx context.Context) error { return m.sandbox.Create(ctx, nil) })
+}
+
+// giveUp has a caller hang up.
+func (m *model) giveUp(t *rapid.T) {
+	var waiting []*call
+	for _, c := range m.inFlight {
+		if !c.answered {
+			waiting = append(waiting, c)
+		}
+	}
+	if len(waiting) == 0 {
+		t.Skip("nobody waits")
+	}
+	c := rapid.SampledFrom(waiting).Draw(t, "call")
+	c.gaveUp = true
+	c.cancel()
+	synctest.Wait()
+	if !c.answered {
+		m.t.Errorf("%+v: its caller hung up, and it goes on", c)
+	}
+}
+
+// flip changes something about a disk.
+func (m *model) flip(which func(*kernel) map[string]bool) func(*rapid.T) {
+	return func(t *rapid.T) {
+		device := rapid.SampledFrom(devices).Draw(t, "device")
+		m.kernel.change(func() { which(m.kernel)[device] = !which(m.kernel)[device] })
+		m.wasBusy[device] = m.wasBusy[device] || m.kernel.busy[device]
+		synctest.Wait()
+	}
+}
+
+// foreignUnmount is by somebody else in the guest, who holds no promise of ours.
+func (m *model) foreignUnmount(t *rapid.T) {
+	device := rapid.SampledFrom(devices).Draw(t, "device")
+	m.kernel.change(func() {
+		if !m.kernel.hung[device] && !m.kernel.busy[device] {
+			delete(m.kernel.mounted, place(device))
+			for _, promised := range m.promised {
+				delete(promised, device)
+			}
+		}
+	})
+	synctest.Wait()
+}
+
+func (m *model) wait(t *rapid.T) {
+	time.Sleep(rapid.SampledFrom([]time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second}).Draw(t, "time"))
+	synctest.Wait()
+}
+
+// holds is what must be so whenever nothing moves.
+func (m *model) holds(t *rapid.T) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.inFlight {
+		if late := time.Since(c.deadline); !c.answered && late >= 0 {
+			t.Errorf("%s %s: no answer by its deadline", c.verb, c.container)
+		}
+	}
+	for _, call := range m.late {
+		t.Errorf("%s: answered when its caller's time was over", call)
+	}
+	m.inFlight = slices.DeleteFunc(m.inFlight, func(c *call) bool { return c.answered })
+	for mountPoint := range m.kernel.mounted {
+		if len(m.table.Owners(mountPoint)) == 0 {
+			t.Errorf("%s is mounted, and nobody holds it", mountPoint)
+		}
+	}
+	for _, mountPoint := range m.table.MountPoints() {
+		for _, owner := range m.table.Owners(mountPoint) {
+			if m.removed[owner] && owner != storage.Sandbox {
+				t.Errorf("%s is %s's, which was removed with OK", mountPoint, owner)
+			}
+		}
+	}
+	m.holdsNoMore(t)
+	if m.destroys.Load() > 0 {
+		return // it takes away, and gives back where it fails: when the last disk answers
+	}
+	for owner, promised := range m.promised {
+		for device := range promised {
+			if m.kernel.mounted[place(device)] != device {
+				t.Errorf("%s was promised to %q, and is not mounted", device, owner)
+			}
+			if !slices.Contains(m.table.Owners(place(device)), owner) {
+				t.Errorf("%s was promised to %q, and is held by %q", device, owner, m.table.Owners(place(device)))
+			}
+		}
+	}
+}
+
+// holdsNoMore looks, when no disk hangs and no call is under way, for what was never
+// answered with OK.
+func (m *model) holdsNoMore(t *rapid.T) {
+	for _, hung := range m.kernel.hung {
+		if hung {
+			return
+		}
+	}
+	if len(m.inFlight) > 0 {
+		return
+	}
+	for _, device := range devices {
+		for _, owner := range m.table.Owners(place(device)) {
+			if !m.wasBusy[device] && !m.mayHold[owner][device] {
+				t.Errorf("%s is held by %q, whom no call has told so", device, owner)
+			}
+		}
+	}
+}
+
+// letGo has every disk answer again, and every call end.
+func (m *model) letGo() {
+	m.kernel.change(func() {
+		clear(m.kernel.hung)
+		clear(m.kernel.busy)
+		clear(m.kernel.faulty)
+	})
+	time.Sleep(time.Minute)
+	synctest.Wait()
+}
+
+// end takes all away.
+func (m *model) end(t *rapid.T) {
+	m.letGo()
+	m.holds(t)
+	for _, container := range containers {
+		m.last(t, "remove "+container, func(ctx context.Context) error { return m.sandbox.RemoveContainer(ctx, container) })
+	}
+	m.last(t, "destroy", m.sandbox.Destroy)
+	if left := slices.Collect(maps.Keys(m.kernel.mounted)); len(left) != 0 {
+		t.Errorf("after everything has gone these are mounted: %v", left)
+	}
+}
+
+func (m *model) last(t *rapid.T, what string, do func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := do(ctx); err != nil {
+		t.Errorf("%s, at the end: %v", what, err)
+	}
+}
+
+// modelChecks, with as many steps each as rapid makes by default, are 100,000 steps.
+const modelChecks = "3400"
+
+// Calls of several callers, with deadlines, given up, repeated and beside each other,
+// while disks come late, hang, fail and are busy: see package sandbox's table.
+func TestCallsHoldWhatTheyPromise(t *testing.T) {
+	checks := flag.Lookup("rapid.checks")
+	if checks.Value.String() == checks.DefValue {
+		if err := flag.Set("rapid.checks", modelChecks); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = flag.Set("rapid.checks", checks.DefValue) })
+	}
+	steps := 0
+	rapid.Check(t, func(t *rapid.T) {
+		rapid.SyncTest(t, func(t *rapid.T) {
+			m, undo := newModel(t)
+			defer undo()
+			defer m.letGo() // rapid leaves a sequence that it cannot use by a panic
+			for _, device := range devices[:2] {
+				m.kernel.plugged[device] = true
+			}
+			step := func(do func(*rapid.T)) func(*rapid.T) {
+				return func(t *rapid.T) { steps++; do(t) }
+			}
+			t.Repeat(map[string]func(*rapid.T){
+				"":       m.holds,
+				"create": step(m.create), "create too": step(m.create), "create also": step(m.create), "remove": step(m.remove), "destroy": step(m.destroy),
+				"create sandbox": step(m.createSandbox), "give up": m.giveUp, "wait": step(m.wait), "unmount behind its back": step(m.foreignUnmount),
+				"plug": step(m.flip(func(k *kernel) map[string]bool { return k.plugged })),
+				"hang": step(m.flip(func(k *kernel) map[string]bool { return k.hung })),
+				"busy": step(m.flip(func(k *kernel) map[string]bool { return k.busy })),
+				"fail": step(m.flip(func(k *kernel) map[string]bool { return k.faulty })),
+			})
+			m.end(t)
+		})
+	})
+	t.Logf("%d steps", steps)
+}
