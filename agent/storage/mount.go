@@ -140,9 +140,6 @@ func unmount(m *mounted) error {
 	if err == nil && there {
 		err = unmountThere(m)
 	}
-	if err == nil && m.made {
-		os.Remove(m.mountPoint) // refused where it is not empty, which is right
-	}
 	return err
 }
 

@@ -153,6 +153,11 @@ func (t *Table) unmount(ctx context.Context, m *mounted) error {
 	if err != nil {
 		return err
 	}
+	if m.driver.volume && m.made {
+		// Not before: with a directory the kernel also takes away what is mounted on it
+		// in other namespaces (detach_mounts in vfs_rmdir), from under its users.
+		os.Remove(m.mountPoint) // refused where it is not empty, which is right
+	}
 	t.log.WithFields(logrus.Fields{"mountpoint": m.mountPoint, "device": m.from.path}).Info("storage unmounted")
 	return nil
 }
@@ -220,16 +225,21 @@ func (t *Table) proveFree(m *mounted) error {
 	return nil // what cannot be opened is gone
 }
 
-// isElsewhere reports whether another storage in the table has the same device.
+// isElsewhere reports whether another storage in the table has the same device, and is
+// mounted.
 func (t *Table) isElsewhere(m *mounted) bool {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	var others []*mounted
 	for _, other := range t.mounts {
 		if other != m && other.from == m.from {
-			return true
+			others = append(others, other)
 		}
 	}
-	return false
+	t.mu.Unlock()
+	return slices.ContainsFunc(others, func(other *mounted) bool {
+		there, _ := other.driver.there(other)
+		return there
+	})
 }
 
 // isDevice reports whether an origin's node is still that device's.

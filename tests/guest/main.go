@@ -38,8 +38,10 @@ func main() {
 		err = bareEcho()
 	case len(os.Args) == 2 && os.Args[1] == act.FaultyAgent:
 		err = serveFaultyAgent()
+	case len(os.Args) == 3 && os.Args[1] == act.OtherNamespace:
+		err = keepMounts(os.Args[2])
 	default:
-		err = fmt.Errorf("usage: %s serve, bare-echo or faulty-agent, or be the first process of a test guest", os.Args[0])
+		err = fmt.Errorf("usage: %s serve, bare-echo, faulty-agent or other-namespace FILE, or be the first process of a test guest", os.Args[0])
 	}
 	fmt.Fprintln(os.Stderr, "test-guest:", err)
 	os.Exit(1)

@@ -39,6 +39,10 @@ const Agent = "/init"
 // makes the agent panic, and what it does then has to be seen.
 const FaultyAgent = "faulty-agent"
 
+// OtherNamespace is test-guest's argument, before a file's name, to keep all mounts in a mount namespace of its own, for an OpExec: until it is killed. When it has them it
+// makes the file.
+const OtherNamespace = "other-namespace"
+
 // BareEcho is test-guest's argument to be that process, for an OpExec with the environment GODEBUG=asyncpreemptoff=1, without which Go's runtime signals its threads a hundred
 // times a second. It serves BareEchoes connections at once; more of them wait.
 const (

@@ -1,0 +1,124 @@
+package volumes
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// Where one volume is in use DestroySandbox fails, and nothing has changed: not even
+// the mounts' ids.
+func TestDestroyThatFailsChangesNothing(t *testing.T) {
+	g := guest(t)
+	idle, busy := mounted(t, g, "xfs"), mounted(t, g, "ext4")
+	writer, err := busy.StartWriter(within(t, jobLimit), 0)
+	must(t, err)
+	must(t, writer.Await(within(t, jobLimit), miB))
+	before := mounts(t, g)
+	for range 2 {
+		refused(t, g.Agent().DestroySandbox(limited(t)), codes.FailedPrecondition, busy.GuestPath, "in use")
+		if got := mounts(t, g); got != before {
+			t.Fatalf("mounts\nwant %s\ngot  %s", before, got)
+		}
+	}
+	_, other := attached(t, g, "ext4")
+	must(t, container(t, g, "afterwards", other))
+	remove(t, g, "afterwards")
+	must(t, writer.Stop(limited(t)))
+	isHealthy(t, idle)
+	freshlyVerified(t, busy, writer.Ledger().Bytes())
+}
+
+// A volume that another mount namespace has is not released, whose disk the host
+// would pull: it is said who has it, and the same call succeeds when they have ended.
+func TestVolumeThatAnotherNamespaceHasIsNotReleased(t *testing.T) {
+	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+		_, storage := attached(t, g, fstype)
+		must(t, container(t, g, "released", storage))
+		end := keepMounts(t, g)
+		for range 2 {
+			refused(t, g.Agent().RemoveContainer(limited(t), "released"), codes.FailedPrecondition, storage.MountPoint, "still in use in the guest", "test-guest")
+		}
+		// It is the container's still, and can be its again.
+		must(t, container(t, g, "released", storage))
+		if !isMounted(t, g, storage.MountPoint) {
+			t.Error("it is not mounted though its container was made again")
+		}
+		end()
+		until(t, func() bool { return g.Agent().RemoveContainer(limited(t), "released") == nil }) // the namespace's end goes on behind its last process
+	})
+}
+
+// keepMounts has a process keep all mounts in another namespace, until end.
+func keepMounts(t *testing.T, g *vm.Guest) (end func()) {
+	t.Helper()
+	ready := fmt.Sprintf("/run/kept-%d", volumes.Add(1))
+	ctx, cancel := context.WithCancel(within(t, jobLimit))
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = g.Act.Exec(ctx, act.Command{Argv: []string{"/test-guest", act.OtherNamespace, ready}}) // it is killed
+	}()
+	until(t, func() bool {
+		_, err := g.Act.ReadFile(limited(t), ready)
+		return err == nil
+	})
+	return func() { cancel(); <-ended }
+}
+
+// until waits until it is so: for what nothing tells of.
+func until(t *testing.T, is func() bool) {
+	t.Helper()
+	ctx := limited(t)
+	again := time.NewTicker(20 * time.Millisecond)
+	defer again.Stop()
+	for !is() {
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			t.Fatal("it does not come to be so")
+		}
+	}
+}
+
+// A container whose second storage does not come unmounts no first one that another
+// container has come to share meanwhile.
+func TestContainerThatFailsTakesNothingFromAnother(t *testing.T) {
+	g := guest(t)
+	_, shared := attached(t, g, "xfs")
+	shared.Shared = true
+	missing := &agentpb.Storage{Driver: "blk", Source: "02/1f", Fstype: "ext4", MountPoint: "/run/test/missing"}
+	fails := make(chan error, 1)
+	go func() { fails <- container(t, g, "fails", shared, missing) }()
+	until(t, func() bool { return isMounted(t, g, shared.MountPoint) })
+	must(t, container(t, g, "stays", shared))
+	refused(t, <-fails, codes.DeadlineExceeded, missing.MountPoint)
+	if !isMounted(t, g, shared.MountPoint) {
+		t.Error("it was unmounted from under the container that was told OK")
+	}
+	// A shared one is the sandbox's from the first OK on; here that ends with the disk.
+	remove(t, g, "stays")
+	must(t, g.Act.Unmount(limited(t), shared.MountPoint, 0))
+}
+
+// A container that is removed while its disk is awaited is ended, and at once.
+func TestRemoveEndsACreateThatAwaitsItsDisk(t *testing.T) {
+	g := guest(t)
+	_, first := attached(t, g, "ext4")
+	missing := &agentpb.Storage{Driver: "blk", Source: "02/1f", Fstype: "ext4", MountPoint: "/run/test/missing"}
+	created := make(chan error, 1)
+	go func() { created <- container(t, g, "ended", first, missing) }()
+	until(t, func() bool { return isMounted(t, g, first.MountPoint) })
+	must(t, g.Agent().RemoveContainer(limited(t), "ended"))
+	if isMounted(t, g, first.MountPoint) {
+		t.Error("it is still mounted though its container was removed")
+	}
+	refused(t, <-created, codes.FailedPrecondition, "it was removed while")
+}
