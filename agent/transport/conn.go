@@ -16,10 +16,10 @@ import (
 )
 
 // Quick answers a call at once, or says that it will not: then the call goes up
-// to the server as it is. It must not block; where it does all the same, the
-// connection goes on without it after a while. The request lies in a buffer that
-// is the connection's, and is Quick's until it returns. The response is the
-// payload of a successful answer.
+// to the server as it is. It must not block; where it does all the same, the call
+// goes up after a while, before anything behind it, and what Quick answers then
+// goes nowhere. The request lies in a buffer that is the connection's, and is Quick's
+// until it returns. The response is the payload of a successful answer.
 type Quick func(request *frame.Request) (response []byte, ok bool)
 
 const (
@@ -55,9 +55,8 @@ type conn struct {
 	owed          *owed
 	owes          int // to the peer; owed.mu guards it
 
-	going sync.Mutex    // up, one frame at a time: a call that hung comes up late
 	up    chan []byte   // to the server
-	ended chan struct{} // closed when nothing more is read; a call that hung may still go up
+	ended chan struct{} // closed when nothing more is read
 	rest  []byte        // of the last of up, which the server has not taken yet
 	over  chan struct{}
 	once  sync.Once
@@ -180,9 +179,15 @@ type loop struct {
 	start, end int    // of what was read and not used
 	answer     []byte // scratch
 	quick      int    // calls that were answered in place
+	asked      []byte // the call that is being answered in place
+	hung       []byte // the call that the loop before this one is at, which goes up first
 }
 
 func (l *loop) run() {
+	if l.hung != nil {
+		l.conn.owed.took(l.conn)
+		l.deliver(l.hung)
+	}
 	for {
 		taken, err := l.frame()
 		if taken {
@@ -225,9 +230,12 @@ func (l *loop) inPlace(whole []byte, id uint32, request *frame.Request) (taken b
 	c := l.conn
 	c.watch()
 	l.start += len(whole)
+	l.asked = whole
 	odd := c.sequence.Add(1)
 	response, ok := c.quick(request)
-	taken = !c.sequence.CompareAndSwap(odd, odd+1)
+	if !c.sequence.CompareAndSwap(odd, odd+1) {
+		return true, nil // the server has the call by now
+	}
 	if ok {
 		l.answer = frame.AppendResponse(l.answer[:0], id, response)
 		err := c.send(l.answer)
@@ -237,14 +245,7 @@ func (l *loop) inPlace(whole []byte, id uint32, request *frame.Request) (taken b
 		if l.quick++; l.quick%yieldEvery == 0 {
 			runtime.Gosched()
 		}
-		return taken, err
-	}
-	if taken {
-		c.owed.took(c)
-		c.going.Lock()
-		defer c.going.Unlock()
-		l.deliver(append([]byte(nil), whole...))
-		return true, nil
+		return false, err
 	}
 	l.start -= len(whole)
 	return false, l.passRequest(uint64(len(whole)))
@@ -293,8 +294,6 @@ func (c *conn) receive(p []byte) (int, error) {
 // passAll hands the server a frame of a length that the peer claims, piece by
 // piece as it comes.
 func (l *loop) passAll(length uint64) error {
-	l.conn.going.Lock()
-	defer l.conn.going.Unlock()
 	for length > 0 {
 		if l.start == l.end {
 			if err := l.fill(1); err != nil {

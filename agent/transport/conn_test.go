@@ -1,7 +1,9 @@
 package transport
 
 import (
+	"bytes"
 	"io"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -9,26 +11,57 @@ import (
 	"github.com/directvol/directvol/protocols/frame"
 )
 
-// A filesystem may answer after its caller has gone, and with an error.
-func TestHungQuickCallIsDeclinedAfterItsPeerLeft(t *testing.T) {
+// hungPair is a connection whose quick calls hang until release, and then decline.
+func hungPair(t *testing.T) (c *conn, peer int, release chan struct{}, closed chan struct{}) {
+	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	release, closed := make(chan struct{}), make(chan struct{})
+	release, closed = make(chan struct{}), make(chan struct{})
 	decline := func(*frame.Request) ([]byte, bool) {
 		<-release
 		return nil, false
 	}
-	c := newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, decline, &owed{}, func() { close(closed) })
-	if _, err := unix.Write(pair[1], frame.Header{StreamID: 1, Type: frame.TypeRequest}.Append(nil)); err != nil {
+	return newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, decline, &owed{}, func() { close(closed) }), pair[1], release, closed
+}
+
+func asked(id uint32) []byte { return frame.Header{StreamID: id, Type: frame.TypeRequest}.Append(nil) }
+
+// A filesystem may answer after its caller has gone, and with an error.
+func TestHungQuickCallIsTheServersThoughItsPeerLeft(t *testing.T) {
+	c, peer, release, closed := hungPair(t)
+	if _, err := unix.Write(peer, asked(1)); err != nil {
 		t.Fatal(err)
 	}
-	unix.Close(pair[1])
-	if up, err := io.ReadAll(c); err != nil || len(up) > 0 { // to the end, which another goroutine has read
-		t.Errorf("want nothing to go up\ngot  %x, error %v", up, err)
+	unix.Close(peer)
+	if up, err := io.ReadAll(c); err != nil || !bytes.Equal(up, asked(1)) { // to the end, which another goroutine has read
+		t.Errorf("want the call to go up\ngot  %x, error %v", up, err)
 	}
 	close(release)
+	c.Close()
+	<-closed
+}
+
+// ttrpc's server refuses a call whose id is lower than that of one before it.
+func TestCallsThatHangGoUpInTheirOrderAndOnce(t *testing.T) {
+	c, peer, release, closed := hungPair(t)
+	var want []byte
+	for id := uint32(1); id < 10; id += 2 { // each hangs, and is taken over from
+		want = append(want, asked(id)...)
+	}
+	large := append(frame.Header{Length: quickBytes, StreamID: 11, Type: frame.TypeRequest}.Append(nil), make([]byte, quickBytes)...)
+	want = append(want, large...) // this one no quick call takes
+	go unix.Write(peer, want)
+	up := make([]byte, len(want))
+	if _, err := io.ReadFull(c, up); err != nil || !bytes.Equal(up, want) {
+		t.Errorf("up\nwant %x\ngot  %x, error %v", slices.Clip(want[:60]), up[:60], err)
+	}
+	close(release)
+	unix.Close(peer)
+	if more, err := io.ReadAll(c); err != nil || len(more) > 0 {
+		t.Errorf("when the calls have declined\nwant nothing more to go up\ngot  %x, error %v", more, err)
+	}
 	c.Close()
 	<-closed
 }

@@ -1,6 +1,9 @@
 package transport
 
-import "time"
+import (
+	"bytes"
+	"time"
+)
 
 const (
 	// watchInterval is how often a connection's quick calls are looked at: one
@@ -49,15 +52,16 @@ func (c *conn) watchLoop() {
 	}
 }
 
-// takeOver has a new goroutine read on, unless the call has ended just now. The
-// old one answers when it can.
+// takeOver has a new goroutine read on, unless the call has ended just now. First it
+// gives the call to the server: the ids of calls must not go down (ttrpc refuses one
+// that does), so it cannot wait for the old one to decline it.
 func (c *conn) takeOver(odd uint64) {
 	old := c.loop
 	if !c.sequence.CompareAndSwap(odd, odd+1) {
 		return
 	}
 	// The call still reads its request from the old buffer.
-	l := &loop{conn: c, buffer: make([]byte, bufferBytes)}
+	l := &loop{conn: c, buffer: make([]byte, bufferBytes), hung: bytes.Clone(old.asked)}
 	l.end = copy(l.buffer, old.buffer[old.start:old.end])
 	c.start(l)
 }
