@@ -114,6 +114,13 @@ func (k *kernel) Mounted(source, mountPoint string) bool {
 	return k.mounted[mountPoint] == source
 }
 
+// now returns what is mounted, and whether any disk hangs.
+func (k *kernel) now() (mounted map[string]string, hangs bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return maps.Clone(k.mounted), slices.Contains(slices.Collect(maps.Values(k.hung)), true)
+}
+
 func (k *kernel) isFaulty(device string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -323,7 +330,7 @@ func (m *model) flip(which func(*kernel) map[string]bool) func(*rapid.T) {
 	return func(t *rapid.T) {
 		device := rapid.SampledFrom(devices).Draw(t, "device")
 		m.kernel.change(func() { which(m.kernel)[device] = !which(m.kernel)[device] })
-		m.wasBusy[device] = m.wasBusy[device] || m.kernel.busy[device]
+		m.kernel.change(func() { m.wasBusy[device] = m.wasBusy[device] || m.kernel.busy[device] })
 		synctest.Wait()
 	}
 }
@@ -360,7 +367,8 @@ func (m *model) holds(t *rapid.T) {
 		t.Errorf("%s: answered when its caller's time was over", call)
 	}
 	m.inFlight = slices.DeleteFunc(m.inFlight, func(c *call) bool { return c.answered })
-	for mountPoint := range m.kernel.mounted {
+	isMounted, hangs := m.kernel.now()
+	for mountPoint := range isMounted {
 		if len(m.table.Owners(mountPoint)) == 0 {
 			t.Errorf("%s is mounted, and nobody holds it", mountPoint)
 		}
@@ -372,13 +380,15 @@ func (m *model) holds(t *rapid.T) {
 			}
 		}
 	}
-	m.holdsNoMore(t)
+	if !hangs && len(m.inFlight) == 0 {
+		m.holdsNoMore(t)
+	}
 	if m.destroys.Load() > 0 {
 		return // it takes away, and gives back where it fails: when the last disk answers
 	}
 	for owner, promised := range m.promised {
 		for device := range promised {
-			if m.kernel.mounted[place(device)] != device {
+			if isMounted[place(device)] != device {
 				t.Errorf("%s was promised to %q, and is not mounted", device, owner)
 			}
 			if !slices.Contains(m.table.Owners(place(device)), owner) {
@@ -391,14 +401,6 @@ func (m *model) holds(t *rapid.T) {
 // holdsNoMore looks, when no disk hangs and no call is under way, for what was never
 // answered with OK.
 func (m *model) holdsNoMore(t *rapid.T) {
-	for _, hung := range m.kernel.hung {
-		if hung {
-			return
-		}
-	}
-	if len(m.inFlight) > 0 {
-		return
-	}
 	for _, device := range devices {
 		for _, owner := range m.table.Owners(place(device)) {
 			if !m.wasBusy[device] && !m.mayHold[owner][device] {
@@ -427,7 +429,7 @@ func (m *model) end(t *rapid.T) {
 		m.last(t, "remove "+container, func(ctx context.Context) error { return m.sandbox.RemoveContainer(ctx, container) })
 	}
 	m.last(t, "destroy", m.sandbox.Destroy)
-	if left := slices.Collect(maps.Keys(m.kernel.mounted)); len(left) != 0 {
+	if left, _ := m.kernel.now(); len(left) != 0 {
 		t.Errorf("after everything has gone these are mounted: %v", left)
 	}
 }

@@ -46,8 +46,9 @@ type Table struct {
 }
 
 // mounted is a storage that is mounted. It is changed in its mount point's turn
-// and under Table.mu, so that either is enough to read it. It has a holder or a
-// call, or else it is unmounted in the same turn.
+// and under Table.mu, so that either is enough to read it: but for its owners, which
+// Table.mu alone guards. It gets new ones and loses its last one in its turn only, and
+// is unmounted in the same one.
 type mounted struct {
 	request
 	from    origin
@@ -255,7 +256,9 @@ func (t *Table) undo(c *call) (err error) {
 
 // drop takes a storage from a call, in the mount point's turn.
 func (t *Table) drop(c *call, m *mounted) (err error) {
+	t.mu.Lock()
 	last := len(m.calls) == 1 && len(m.holders) == 0
+	t.mu.Unlock()
 	if last {
 		err = t.unmount(context.Background(), m)
 	}
@@ -360,10 +363,15 @@ func (t *Table) heldBy(matches func(*mounted) bool) []string {
 func (t *Table) release(ctx context.Context, holder, mountPoint string) error {
 	return t.inTurn(ctx, "unmount", mountPoint, func() error {
 		m := t.at(mountPoint)
-		if m == nil || !m.holders[holder] {
+		if m == nil {
 			return nil
 		}
-		last := len(m.holders) == 1 && len(m.calls) == 0
+		t.mu.Lock()
+		holds, last := m.holders[holder], len(m.holders) == 1 && len(m.calls) == 0
+		t.mu.Unlock()
+		if !holds {
+			return nil
+		}
 		if last {
 			if err := t.unmount(ctx, m); err != nil {
 				return err
