@@ -6,6 +6,7 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -79,9 +80,22 @@ func Start(name string, argv []string, attr *os.ProcAttr) (*os.Process, <-chan u
 	return process, ended, nil
 }
 
-// PowerOff writes everything back and ends the VM. It returns only with an
-// error.
+// syncLimit is how long the end waits for a disk that does not take what is written.
+const syncLimit = 5 * time.Second
+
+// PowerOff writes everything back, which a disk that hangs keeps it from for a while
+// only, and ends the VM. It returns only with an error.
 func PowerOff() error {
-	unix.Sync()
+	written := make(chan struct{})
+	go func() {
+		unix.Sync()
+		close(written)
+	}()
+	limit := time.NewTimer(syncLimit)
+	defer limit.Stop()
+	select {
+	case <-written:
+	case <-limit.C:
+	}
 	return os.NewSyscallError("reboot(POWER_OFF)", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
 }

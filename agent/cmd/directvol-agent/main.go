@@ -43,6 +43,8 @@ const (
 	// hangUpLimit the host to hang up when it has them.
 	answerLimit = time.Second
 	hangUpLimit = 5 * time.Second
+	// processLimit is how long each process has to end, when the guest does.
+	processLimit = 2 * time.Second
 )
 
 func main() {
@@ -74,7 +76,7 @@ func main() {
 			entry.Error(err)
 		}
 	}
-	destroyed, err := serve(entry, kept, set, asInit, modules)
+	how, err := serve(entry, kept, set, asInit, modules)
 	if err != nil {
 		// Whatever the level: an end without a reason is of no use to anybody.
 		entry.Logger.SetLevel(max(set.level, logrus.ErrorLevel))
@@ -82,7 +84,7 @@ func main() {
 		kept.toConsole() // nobody may have read it over vsock
 	}
 	kept.flush()
-	if asInit && set.powerOff && (destroyed || err != nil) {
+	if asInit && (how == signalled || set.powerOff && (how == destroyed || err != nil)) {
 		// Also where it cannot serve: the end of PID 1 would be a panic, which
 		// tells the host less.
 		err = guestinit.PowerOff()
@@ -121,10 +123,23 @@ func configure(log *logrus.Entry, asInit bool) settings {
 	return set
 }
 
-// serve answers until the sandbox is destroyed and the VM is to end, or until
-// SIGTERM, and returns whether the sandbox was destroyed.
-func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules func() error) (destroyed bool, err error) {
-	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, os.Interrupt)
+// ending is why the agent ends.
+type ending int
+
+const (
+	failed    ending = iota // with an error
+	destroyed               // the sandbox is, and the VM is to end
+	signalled               // it is told to end
+)
+
+// signals tell the agent to end, and where it is PID 1 the VM: Ctrl-Alt-Del comes as
+// SIGINT (kernel/reboot.c), a power supply that fails as SIGPWR.
+var signals = []os.Signal{unix.SIGTERM, os.Interrupt, unix.SIGPWR}
+
+// serve answers until the sandbox is destroyed and the VM is to end, or until a
+// signal.
+func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules func() error) (ending, error) {
+	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	defer stop()
 	// Health is watched, and remembered, until the last call has ended.
 	life, end := context.WithCancel(context.Background())
@@ -133,7 +148,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	volumes := volume.NewTable(monitor)
 	state, err := newState(set, asInit)
 	if err != nil {
-		return false, err
+		return failed, err
 	}
 	defer state.Close()
 	over := make(chan (<-chan struct{}), 1)
@@ -146,7 +161,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	}
 	listener, err := transport.Listen(set.listen, agent.Quick, log)
 	if err != nil {
-		return false, err
+		return failed, err
 	}
 	defer listener.Close()
 	// After the agent's own listener, whose port nothing else is to have.
@@ -168,7 +183,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	}
 	server, err := ttrpc.NewServer()
 	if err != nil {
-		return false, err
+		return failed, err
 	}
 	agent.Register(server)
 	served := make(chan error, 1)
@@ -181,13 +196,21 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	log.WithField("address", listener.Addr()).Info("directvol-agent answers")
 	select {
 	case err := <-served:
-		return false, fmt.Errorf("serve: %w", err)
+		return failed, fmt.Errorf("serve: %w", err)
 	case <-ctx.Done():
-		return false, shutDown(server, agent, listener)
+		return signalled, shutDown(server, agent, listener)
 	case hungUp := <-over:
 		answered(listener)
 		awaitHangUp(hungUp, log)
-		return true, nil
+		return destroyed, nil
+	}
+}
+
+// endGuest ends every process, and unmounts every volume.
+func endGuest(guest *sandbox.Sandbox, log *logrus.Entry) {
+	guestinit.EndAll(processLimit)
+	if err := guest.Destroy(context.Background()); err != nil {
+		log.Errorf("the guest ends, and what it has written may not be on its disks: %v", err)
 	}
 }
 
@@ -238,7 +261,8 @@ func linger(hungUp <-chan struct{}) {
 	}
 }
 
-// shutDown lets the calls in flight answer, and closes the connections.
+// shutDown lets the calls in flight answer, and closes the connections. Where it is
+// the guest's end too, it ends that.
 func shutDown(server *ttrpc.Server, agent *rpc.Agent, listener *transport.Listener) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 	defer cancel()
@@ -248,8 +272,12 @@ func shutDown(server *ttrpc.Server, agent *rpc.Agent, listener *transport.Listen
 	linger(listener.HungUp())
 	ctx, cancel = context.WithTimeout(context.Background(), answerLimit)
 	defer cancel()
-	if err := server.Shutdown(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
-		return err
+	err := server.Shutdown(ctx)
+	if agent.Init {
+		endGuest(agent.Sandbox, agent.Log)
 	}
-	return nil
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil
+	}
+	return err
 }
