@@ -74,6 +74,9 @@ func (a *Agent) Drain(ctx context.Context) {
 
 // ready waits for Ready until ctx ends.
 func (a *Agent) ready(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return refusal.New(refusal.DeadlineExceeded, "its time was over when it arrived: call again with more: %w", err)
+	}
 	if a.Ready == nil {
 		return nil
 	}

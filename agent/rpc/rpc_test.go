@@ -93,13 +93,12 @@ func TestEveryKindOfRefusalHasItsCode(t *testing.T) {
 
 // An error that comes of the caller's own impatience is not the agent's failure.
 func TestFailureOfACallThatIsOverIsItsDeadline(t *testing.T) {
-	over, cancel := context.WithCancel(t.Context())
-	cancel()
 	for want, err := range map[codes.Code]error{
 		codes.DeadlineExceeded: errors.New("cut short"),
 		codes.NotFound:         refusal.New(refusal.NotFound, "not there, in time or not"),
 	} {
-		if got := answer(over, func() error { return err }); status.Code(got) != want {
+		ending, end := context.WithCancel(t.Context())
+		if got := answer(ending, func() error { end(); return err }); status.Code(got) != want {
 			t.Errorf("want %v\ngot  %v", want, got)
 		}
 	}
@@ -129,10 +128,23 @@ func TestCallWaitsForTheGuestToBeReady(t *testing.T) {
 	ready := make(chan struct{})
 	a.Ready = ready
 	call := method(a, "Test", func(context.Context, *emptypb.Empty) (*emptypb.Empty, error) { return nothing, nil })
-	over, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := call(over, func(any) error { return nil }); status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "modules") {
-		t.Errorf("before\nwant DeadlineExceeded, and what it waits for\ngot  %v", err)
+	soon, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	<-soon.Done()
+	for range 100 { // it is the deadline that is told, though there are modules to wait for
+		if _, err := call(soon, func(any) error { return nil }); status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "over when it arrived") {
+			t.Fatalf("of a call whose time was over\nwant DeadlineExceeded, and that said\ngot  %v", err)
+		}
+	}
+	waits, giveUp := context.WithCancel(t.Context())
+	waited := make(chan error)
+	go func() {
+		_, err := call(waits, func(any) error { return nil })
+		waited <- err
+	}()
+	giveUp()
+	if err := <-waited; status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("before\nwant DeadlineExceeded\ngot  %v", err)
 	}
 	answered := make(chan error)
 	go func() {
