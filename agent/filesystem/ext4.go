@@ -24,7 +24,7 @@ import (
 // unless it is mounted afresh first (EndOnDisk).
 var ext4 = Type{
 	Name: "ext4", Geometry: ext4Geometry, Goal: func(_ Geometry, blocks, _ uint64) uint64 { return blocks }, CanGrow: ext4CanGrow, Grow: ext4Grow,
-	RecordedErrors: ext4RecordedErrors, EndOnDisk: ext4EndOnDisk, BeforeMount: func() {}, Settle: func(context.Context, Mounted) error { return nil }, MountRefused: ext4MountRefused,
+	RecordedErrors: ext4RecordedErrors, EndOnDisk: ext4EndOnDisk, Options: ext4Options, BeforeMount: func() {}, Settle: func(context.Context, Mounted) error { return nil }, MountRefused: ext4MountRefused,
 }
 
 const (
@@ -49,6 +49,7 @@ type ext4Super struct {
 	wide           bool // 64bit: more than 2^32 blocks
 	sparseSuper2   bool // the kernel grows none that has it
 	errors         bool // the state has EXT4_ERROR_FS
+	panics         bool // s_errors: an error ends the machine
 	errorCount     uint32
 }
 
@@ -57,6 +58,7 @@ const (
 	ext4SuperSize   = 1024
 	ext4Magic       = 0xef53
 	ext4ErrorFS     = 0x2
+	ext4ErrorsPanic = 3
 	ext4Feature64   = 0x80  // INCOMPAT_64BIT
 	ext4SparseV2    = 0x200 // COMPAT_SPARSE_SUPER2
 )
@@ -85,6 +87,7 @@ func parseExt4Super(b []byte) (ext4Super, error) {
 		wide:           u32(0x60)&ext4Feature64 != 0,
 		sparseSuper2:   u32(0x5c)&ext4SparseV2 != 0,
 		errors:         u16(0x3a)&ext4ErrorFS != 0,
+		panics:         u16(0x3c) == ext4ErrorsPanic,
 		errorCount:     uint32(u32(0x194)),
 	}
 	descriptor := uint64(32)
@@ -164,12 +167,24 @@ func ext4EndOnDisk(disk *os.File) (uint64, error) {
 	return s.blocks, err
 }
 
-func ext4MountRefused(_ *os.File, err error) string {
-	if !errors.Is(err, unix.EUCLEAN) {
+// ext4Options keep a volume from ending the VM, as its superblock may ask for (tune2fs
+// -e panic).
+func ext4Options(disk *os.File) string {
+	if s, err := readExt4Super(disk); err != nil || !s.panics {
 		return ""
 	}
-	// The kernel checks the group descriptors before it replays the journal.
-	return "if it was cut off while it grew, detach it and run on the host: directvol rescue DISK, or e2fsck -p DISK. Both replay the journal first"
+	return "errors=remount-ro"
+}
+
+func ext4MountRefused(_ *os.File, err error) string {
+	switch {
+	case errors.Is(err, unix.EUCLEAN):
+		// The kernel checks the group descriptors before it replays the journal.
+		return "if it was cut off while it grew, detach it and run on the host: directvol rescue DISK, or e2fsck -p DISK. Both replay the journal first"
+	case errors.Is(err, unix.EBADMSG):
+		return "its metadata is damaged: detach it and run on the host: e2fsck -p DISK"
+	}
+	return ""
 }
 
 func ext4Grow(ctx context.Context, m Mounted, blocks uint64) error {

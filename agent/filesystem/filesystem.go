@@ -64,6 +64,10 @@ type Type struct {
 	// BeforeMount sets the kernel's settings for this type, before each mount.
 	BeforeMount func()
 
+	// Options are mount options that what is on a disk needs, whoever mounts it and how:
+	// "" where it needs none.
+	Options func(disk *os.File) string
+
 	// EndOnDisk is where the superblock on a disk that is not mounted has the
 	// filesystem end, in blocks. A growth in the log is not in it yet: storage
 	// mounts a second time where it differs from Geometry after the first mount.
@@ -98,6 +102,16 @@ func Names() []string {
 		names[i] = t.Name
 	}
 	return names
+}
+
+// Identify returns the name of the type that a disk holds, "" for none of them.
+func Identify(disk *os.File) string {
+	for _, t := range types {
+		if _, err := t.EndOnDisk(disk); err == nil {
+			return t.Name
+		}
+	}
+	return ""
 }
 
 // deviceBlocks is how many blocks of a size the device below has room for.

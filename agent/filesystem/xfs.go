@@ -43,7 +43,7 @@ import (
 // next growth, unless the filesystem is mounted afresh first (EndOnDisk).
 var xfs = Type{
 	Name: "xfs", Geometry: xfsGeometry, Goal: xfsGoal, CanGrow: xfsCanGrow, Grow: xfsGrow,
-	BeforeMount: xfsHurry, Settle: xfsSettle,
+	BeforeMount: xfsHurry, Settle: xfsSettle, Options: func(*os.File) string { return "" },
 	RecordedErrors: func(*os.File) (uint64, string, error) { return 0, "", nil },
 	EndOnDisk:      xfsEndOnDisk,
 	MountRefused:   xfsMountRefused,

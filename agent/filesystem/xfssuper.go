@@ -80,6 +80,9 @@ func (s xfsSuper) grownTo(disk *os.File) (blocks uint64) {
 // the log. (Since "xfs: update the file system geometry after recoverying
 // superblock buffers", 2024, the kernel goes by the superblock in the log.)
 func xfsMountRefused(disk *os.File, err error) string {
+	if errors.Is(err, unix.EBADMSG) || errors.Is(err, unix.EIO) {
+		return "its metadata is damaged, or cannot be read: detach it and run on the host: xfs_repair -n DISK, which changes nothing and says what is wrong"
+	}
 	if !errors.Is(err, unix.EUCLEAN) {
 		return ""
 	}

@@ -33,7 +33,7 @@ var ephemeral = &driver{
 const groupOption = "fsgid="
 
 func checkGroupOption(r request) error {
-	if slices.ContainsFunc(strings.Split(r.data, ","), func(o string) bool { return strings.HasPrefix(o, groupOption) }) {
+	if hasOption(r.data, groupOption) {
 		return refusal.New(refusal.Unimplemented, "option %s… is not built yet", groupOption)
 	}
 	return nil

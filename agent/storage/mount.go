@@ -3,6 +3,7 @@ package storage
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -57,7 +58,17 @@ func wayOut(r request, from origin, err error) string {
 		return fallback
 	}
 	defer disk.Close()
-	return cmp.Or(fstype.MountRefused(disk, err), fallback)
+	holds := ""
+	if errors.Is(err, unix.EINVAL) {
+		switch found := filesystem.Identify(disk); found {
+		case r.fstype: // an option, perhaps
+		case "":
+			holds = fmt.Sprintf("the disk holds none of %v; %s", filesystem.Names(), fallback)
+		default:
+			holds = "the disk holds " + found
+		}
+	}
+	return cmp.Or(fstype.MountRefused(disk, err), holds, fallback)
 }
 
 // topmost returns what is mounted at a path, nil where nothing is.
@@ -76,7 +87,7 @@ func occupied(r request, from origin, source, fstype string) error {
 
 // mountKind is what an error of mount(2) means to who asked for the mount.
 func mountKind(err error) refusal.Kind {
-	for _, errno := range []unix.Errno{unix.EACCES, unix.EROFS, unix.EBUSY, unix.ENODEV, unix.EUCLEAN, unix.ENXIO} {
+	for _, errno := range []unix.Errno{unix.EACCES, unix.EROFS, unix.EBUSY, unix.ENODEV, unix.EUCLEAN, unix.EBADMSG, unix.EIO, unix.ENXIO} {
 		if errors.Is(err, errno) {
 			return refusal.FailedPrecondition // the disk's or the kernel's state
 		}

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -41,4 +42,14 @@ func mountOptions(options []string) (flags uintptr, data string) {
 		}
 	}
 	return flags, strings.Join(rest, ",")
+}
+
+// hasOption reports whether mount data has an option that begins so.
+func hasOption(data, begins string) bool {
+	return slices.ContainsFunc(strings.Split(data, ","), func(option string) bool { return strings.HasPrefix(option, begins) })
+}
+
+// join adds options to mount data.
+func join(data, options string) string {
+	return strings.Trim(data+","+options, ",")
 }

@@ -35,6 +35,7 @@ func (d *devices) mount(r request, from origin) error {
 	}
 	defer done()
 	fstype.BeforeMount()
+	r.data = join(r.data, neededOptions(fstype, r, from))
 	before, known := endOnDisk(fstype, from)
 	if !known || strings.Contains(r.data, `"`) { // mount(2) alone knows what a quote is for
 		return inTree()
@@ -67,6 +68,21 @@ func (d *devices) mount(r request, from origin) error {
 	}
 	disk.Close()
 	return inTree()
+}
+
+// neededOptions are those that a disk needs and that were not asked for.
+func neededOptions(fstype filesystem.Type, r request, from origin) string {
+	disk, err := os.Open(from.path)
+	if err != nil {
+		return "" // mount(2) says what is wrong
+	}
+	defer disk.Close()
+	options := fstype.Options(disk)
+	key, _, _ := strings.Cut(options, "=")
+	if options == "" || hasOption(r.data, key+"=") {
+		return ""
+	}
+	return options
 }
 
 // claim opens a block device that is mounted nowhere.

@@ -3,6 +3,7 @@ package volumes
 import (
 	"context"
 	"errors"
+	"os/exec"
 	"path"
 	"strings"
 	"testing"
@@ -145,6 +146,28 @@ func remembers(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	if got := extent(t, g, v); got != before {
 		t.Errorf("it changed\nwant %+v\ngot  %+v", before, got)
 	}
+}
+
+// A volume never ends its VM, whatever its superblock asks for.
+func TestExt4WhoseErrorsPanicIsMountedReadOnlyInstead(t *testing.T) {
+	g := guest(t)
+	v := newVolume(t, g, "ext4")
+	if out, err := exec.CommandContext(limited(t), "tune2fs", "-e", "panic", v.Path).CombinedOutput(); err != nil {
+		t.Fatalf("tune2fs: %v\n%s", err, out)
+	}
+	v.Options = []string{"errors=panic"}
+	refused(t, v.Mount(limited(t)), codes.InvalidArgument, "errors=panic", "errors=remount-ro")
+	must(t, v.Detach(limited(t)))
+	v.Options = nil
+	must(t, v.Mount(limited(t)))
+	writer := written(t, v, 0)
+	must(t, v.BreakWrites(limited(t)))
+	fails(t, writer)
+	turnsAbnormal(t, v, "records errors")
+	must(t, v.Heal(limited(t)))
+	remount(t, v)
+	repair(t, v)
+	isHealthy(t, v)
 }
 
 func TestErrorThatExt4RecordsIsAConditionUntilE2fsck(t *testing.T) {
