@@ -29,6 +29,9 @@ func (t *Table) ReleaseAll(ctx context.Context, agreed func() bool) error {
 		return t.inTurn(ctx, "unmount", m.mountPoint, func() error { return t.unmount(ctx, m) })
 	})
 	if err == nil {
+		err = t.unmountStrangers()
+	}
+	if err == nil {
 		err = t.endEmpty(agreed)
 	}
 	if err == nil {

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/moby/sys/mountinfo"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
@@ -72,7 +73,8 @@ func (s *State) Close() error {
 	return s.lock.Close()
 }
 
-// stateVersion changes when an older agent would misread the file.
+// stateVersion counts what was added to the file. Any version is read as far as its
+// fields are known, and keeps the others.
 const stateVersion = 1
 
 // stateBytes is more than any sandbox's storages need.
@@ -85,6 +87,8 @@ type snapshot struct {
 	Destroyed bool     `json:"sandbox_destroyed,omitempty"`
 	Heard     uint64   `json:"kernel_log,omitempty"` // the last record whose meaning is in Past
 	Storages  []record `json:"storages"`
+
+	more rest
 }
 
 // record is a storage, and what it takes to find it in mountinfo.
@@ -101,11 +105,13 @@ type record struct {
 	Holders    []string    `json:"holders"`
 	MountID    int         `json:"mount_id,omitempty"` // of the mount that Past is about
 	Past       health.Past `json:"past,omitzero"`
+
+	more rest
 }
 
 // write replaces the file, whole or not at all.
 func (s *State) write(now snapshot) error {
-	now.Version, now.Boot = stateVersion, s.boot
+	now.Version, now.Boot = max(now.Version, stateVersion), s.boot
 	text, err := json.Marshal(now)
 	if err != nil {
 		return err
@@ -153,8 +159,8 @@ func (s *State) parse(text []byte) (snapshot, error) {
 	if err := json.Unmarshal(text, &was); err != nil {
 		return snapshot{}, err
 	}
-	if was.Version != stateVersion {
-		return snapshot{}, fmt.Errorf("version %d, this agent has %d", was.Version, stateVersion)
+	if was.Version < 1 {
+		return snapshot{}, fmt.Errorf("version %d: want 1 or more", was.Version)
 	}
 	if was.Boot == "" {
 		return snapshot{}, errors.New("no boot_id")
@@ -170,7 +176,7 @@ func recordOf(m *mounted, mountID int, past health.Past) record {
 	return record{
 		Driver: m.driver.name, Source: m.source, FSType: m.fstype, Flags: m.flags, Data: m.data,
 		MountPoint: m.mountPoint, Made: m.made, Device: m.from.path, Number: m.from.number,
-		Holders: m.heldOrNeeded(), MountID: mountID, Past: past,
+		Holders: m.heldOrNeeded(), MountID: mountID, Past: past, more: m.more,
 	}
 }
 
@@ -189,7 +195,7 @@ func (m *mounted) heldOrNeeded() []string {
 func (r record) mounted() (*mounted, error) {
 	m := &mounted{
 		request: request{driver: driverOf(r.Driver), source: r.Source, fstype: r.FSType, flags: r.Flags, data: r.Data, mountPoint: r.MountPoint},
-		from:    origin{r.Device, r.Number}, made: r.Made, holders: map[string]bool{}, calls: map[*call]string{},
+		from:    origin{r.Device, r.Number}, made: r.Made, holders: map[string]bool{}, calls: map[*call]string{}, more: r.more,
 	}
 	if m.driver == nil {
 		return nil, fmt.Errorf("storage %.200q: unknown driver %.40q", r.MountPoint, r.Driver)
@@ -217,8 +223,9 @@ func (m *mounted) isThere() (bool, error) {
 }
 
 // Recover takes over what the agent before this one has left: what its state
-// names and mountinfo has. It goes before any call. A state that makes no sense is kept beside itself for people
-// to read, and what it held is unknown until it is asked for again.
+// names and mountinfo has. It goes before any call. A state that makes no sense is
+// kept beside itself for people to read, and mountinfo is the truth then: what it held
+// is a stranger's until it is asked for again.
 func (t *Table) Recover() error {
 	if t.state == nil {
 		return nil
@@ -226,17 +233,24 @@ func (t *Table) Recover() error {
 	was, err := t.state.read()
 	var errs []error
 	if err != nil {
-		errs = append(errs, err)
+		mounts, listErr := mountinfo.GetMounts(nil)
+		errs = append(errs, err, listErr)
+		t.strangers = strangersOf(mounts)
 	}
+	t.past = snapshot{Version: was.Version, more: was.more}
 	filesystem.EndLaptopMode()
 	for _, r := range was.Storages {
 		if err := t.recover(r); err != nil {
 			errs = append(errs, err)
+			if isMountPoint(r.MountPoint) {
+				t.strangers = append(t.strangers, stranger{r.MountPoint, r.Holders, r})
+			}
 		}
 	}
+	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 	if len(errs) > 0 {
 		aside := t.state.path + ".bad"
-		errs = append([]error{fmt.Errorf("state %s, kept as %s: what follows is unknown until it is asked for again", t.state.path, aside)}, errs...)
+		errs = append([]error{fmt.Errorf("state %s, kept as %s: what follows is not known, and no container that may have it is removed before it is asked for again", t.state.path, aside)}, errs...)
 		errs = append(errs, os.RemoveAll(aside), os.Link(t.state.path, aside))
 	}
 	t.volumes.Monitor().HearFrom(was.Heard)
@@ -307,7 +321,11 @@ func (t *Table) snapshot() snapshot {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	// Heard first: what is heard meanwhile is heard twice then, and not never.
-	now := snapshot{Destroyed: t.ended, Heard: t.volumes.Monitor().Heard(), Storages: []record{}}
+	now := t.past
+	now.Destroyed, now.Heard, now.Storages = t.ended, t.volumes.Monitor().Heard(), []record{}
+	for _, s := range t.strangers {
+		now.Storages = append(now.Storages, s.record)
+	}
 	all := maps.Clone(t.intents)
 	maps.Copy(all, t.mounts)
 	for _, mountPoint := range slices.Sorted(maps.Keys(all)) {

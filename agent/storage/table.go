@@ -39,10 +39,12 @@ type Table struct {
 	turns   turns.Turns // by mount point
 	devices devices
 
-	mu      sync.Mutex
-	ended   bool                // the sandbox is destroyed
-	mounts  map[string]*mounted // by mount point
-	intents map[string]*mounted // that are being mounted, for the state
+	mu        sync.Mutex
+	past      snapshot // of the state that was read: what is written back as it was
+	strangers []stranger
+	ended     bool                // the sandbox is destroyed
+	mounts    map[string]*mounted // by mount point
+	intents   map[string]*mounted // that are being mounted, for the state
 }
 
 // mounted is a storage that is mounted. It is changed in its mount point's turn
@@ -55,6 +57,8 @@ type mounted struct {
 	made    bool // the mount point's directory is ours to remove
 	holders map[string]bool
 	calls   map[*call]string // that need it, and for whom: a holder once they have succeeded
+
+	more rest // of its record
 
 	flushing chan struct{} // closed when a flush that has begun has ended; nil before the first
 }
@@ -341,7 +345,7 @@ func (t *Table) Release(ctx context.Context, holder string) error {
 	for _, mountPoint := range t.heldBy(func(m *mounted) bool { return m.holders[holder] }) {
 		errs = append(errs, t.release(ctx, holder, mountPoint))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, t.refuseStrangers(holder))...)
 }
 
 // heldBy returns the mount points of storages, nested ones first.

@@ -1,0 +1,89 @@
+package storage
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/volume"
+)
+
+// stranger is a mount that this agent has not made and cannot tell whose it is: of
+// another version's state, or of one that cannot be read. While it is there no
+// container that may have it is removed with OK, which would have the host pull its
+// disk. A storage that is asked for at its mount point takes it over.
+type stranger struct {
+	mountPoint string
+	holders    []string // who may have it: everybody where there is nobody
+	record     record   // as it was read, for the agent after this one
+}
+
+// storageRoot is where the hosts that we know have storages mounted.
+const storageRoot = "/run/kata-containers/"
+
+// strangersOf are the mounts below storageRoot, for a state that cannot be read.
+func strangersOf(all []*mountinfo.Info) (found []stranger) {
+	for _, m := range all {
+		if strings.HasPrefix(m.Mountpoint, storageRoot) && m.Major != 0 { // of those without a disk nothing is lost
+			found = append(found, stranger{mountPoint: m.Mountpoint, record: record{MountPoint: m.Mountpoint, Device: m.Source, FSType: m.FSType}})
+		}
+	}
+	return found
+}
+
+// mayHold reports whether a holder may have the mount.
+func (s stranger) mayHold(holder string) bool {
+	return len(s.holders) == 0 || slices.Contains(s.holders, holder)
+}
+
+// remaining returns the strangers that are still mounted, and forgets the others.
+func (t *Table) remaining() ([]stranger, error) {
+	t.mu.Lock()
+	known := slices.Clone(t.strangers)
+	t.mu.Unlock()
+	var errs []error
+	gone := map[string]bool{}
+	for _, s := range known {
+		mounts, err := volume.MountsAt(s.mountPoint)
+		errs = append(errs, err)
+		gone[s.mountPoint] = err == nil && len(mounts) == 0
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.strangers = slices.DeleteFunc(t.strangers, func(s stranger) bool { return gone[s.mountPoint] || t.mounts[s.mountPoint] != nil })
+	return slices.Clone(t.strangers), errors.Join(errs...)
+}
+
+// refuseStrangers is the answer to a holder who may have a mount that this agent does
+// not know.
+func (t *Table) refuseStrangers(holder string) error {
+	left, err := t.remaining()
+	if err != nil {
+		return err
+	}
+	for _, s := range left {
+		if s.mayHold(holder) {
+			return refusal.New(refusal.FailedPrecondition, "storage %s is mounted, and was written down by another agent, or not: whose it is cannot be known: ask for it again, or destroy the sandbox", s.mountPoint)
+		}
+	}
+	return nil
+}
+
+// unmountStrangers is for the sandbox's end: all that is mounted in it goes.
+func (t *Table) unmountStrangers() error {
+	left, err := t.remaining()
+	errs := []error{err}
+	for _, s := range slices.Backward(left) {
+		if err := unix.Unmount(s.mountPoint, unix.UMOUNT_NOFOLLOW); errors.Is(err, unix.EBUSY) {
+			errs = append(errs, inUse(s.mountPoint, err))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return t.refuseStrangers(Sandbox)
+}

@@ -1,0 +1,103 @@
+package storage
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// recovered is what an agent has after it has read a state of this boot.
+func recovered(t *testing.T, state, text string) (*Table, error) {
+	t.Helper()
+	table := stateful(t, state)
+	if err := os.WriteFile(state, []byte(strings.ReplaceAll(text, "BOOT", table.state.boot)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return table, table.Recover()
+}
+
+// Of an older agent, which wrote less, and of a later one, which wrote more.
+func TestStateOfAnotherVersionIsReadAndKept(t *testing.T) {
+	for name, version := range map[string]string{
+		"older": `{"version":1,"boot_id":"BOOT","storages":[{"driver":"local","source":"local","mount_point":"PLACE","device":"local","holders":["c1"]}]}`,
+		"later": `{"version":7,"boot_id":"BOOT","mood":{"is":"good"},"storages":[{"driver":"local","source":"local","mount_point":"PLACE","device":"local","holders":["c1"],"colour":["red"]}]}`,
+	} {
+		dir := ownDir(t)
+		place, state := filepath.Join(dir, "volume"), filepath.Join(dir, "state.json")
+		if err := os.Mkdir(place, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		table, err := recovered(t, state, strings.ReplaceAll(version, "PLACE", place))
+		if err != nil || len(table.Mounted()) != 1 {
+			t.Fatalf("%s\nwant its storage\ngot  %v, error %v", name, table.Mounted(), err)
+		}
+		text, err := os.ReadFile(state)
+		var got, want map[string]any
+		was := strings.ReplaceAll(strings.ReplaceAll(version, "PLACE", place), "BOOT", table.state.boot)
+		if err != nil || json.Unmarshal(text, &got) != nil || json.Unmarshal([]byte(was), &want) != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s, written again\nwant %v\ngot  %v, error %v", name, want, got, err)
+		}
+		if err := table.Release(t.Context(), "c1"); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// What cannot be taken over is nobody's to be told gone while it is mounted.
+func TestMountThatIsNotUnderstoodKeepsItsContainer(t *testing.T) {
+	ownMounts(t)
+	for name, c := range map[string]struct{ holders, free string }{"of its holder": {`["c1"]`, "c2"}, "of anybody": {`[]`, ""}} {
+		dir := ownDir(t)
+		place, state := filepath.Join(dir, "volume"), filepath.Join(dir, "state.json")
+		if err := os.Mkdir(place, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount("tmpfs", place, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		table, err := recovered(t, state, fmt.Sprintf(`{"version":2,"boot_id":"BOOT","storages":[{"driver":"later","mount_point":%q,"holders":%s}]}`, place, c.holders))
+		if err == nil {
+			t.Errorf("%s: it was taken over", name)
+		}
+		for range 2 { // also after a restart
+			if err := table.Release(t.Context(), "c1"); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), place) {
+				t.Errorf("%s: want it refused and named\ngot  %v", name, err)
+			}
+			if c.free != "" {
+				if err := table.Release(t.Context(), c.free); err != nil {
+					t.Errorf("%s: another container: %v", name, err)
+				}
+			}
+			if err := table.state.Close(); err != nil {
+				t.Fatal(err)
+			}
+			table = stateful(t, state)
+			_ = table.Recover() // which says the same again
+		}
+		if err := table.ReleaseAll(t.Context(), always); err != nil {
+			t.Errorf("%s, at the sandbox's end: %v", name, err)
+		}
+		if err := table.Release(t.Context(), "c1"); err != nil {
+			t.Errorf("%s, when it is gone: %v", name, err)
+		}
+	}
+}
+
+func TestMountsOfAStateThatCannotBeReadAreThoseOfStorages(t *testing.T) {
+	const place = storageRoot + "sandbox/storage/MDIvMDE="
+	found := strangersOf([]*mountinfo.Info{
+		{Mountpoint: "/", Major: 254}, {Mountpoint: "/boot", Major: 254}, {Mountpoint: storageRoot + "shared", Major: 0}, {Mountpoint: place, Major: 254, Source: "/dev/vda", FSType: "xfs"},
+	})
+	if len(found) != 1 || found[0].mountPoint != place || !found[0].mayHold("anybody") {
+		t.Errorf("want %s, anybody's\ngot  %+v", place, found)
+	}
+}
