@@ -51,6 +51,10 @@ type Agent struct {
 	ResizeWait time.Duration // how long a resize waits for its device
 	Destroyed  func()        // called when DestroySandbox has succeeded, before it answers
 
+	syncing struct {
+		sync.Mutex
+		done chan struct{} // of the one that goes on
+	}
 	calls  sync.RWMutex // each call under way holds it for reading
 	counts metrics.Calls
 }
@@ -108,32 +112,45 @@ func (a *Agent) createSandbox(ctx context.Context, r *agentpb.CreateSandboxReque
 }
 
 func (a *Agent) destroySandbox(ctx context.Context, _ *agentpb.DestroySandboxRequest) (*emptypb.Empty, error) {
-	if err := a.Sandbox.Destroy(ctx); err != nil {
+	if err := a.syncAll(ctx); err != nil { // first: a destroy that fails changes nothing
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, syncLimit)
-	defer cancel()
-	if err := syncAll(ctx); err != nil {
+	if err := a.Sandbox.Destroy(ctx); err != nil {
 		return nil, err
 	}
 	a.Destroyed()
 	return nothing, nil
 }
 
-// syncAll writes back what others have mounted. It does not wait longer than ctx
-// lasts for a device that hangs.
-func syncAll(ctx context.Context) error {
-	done := make(chan struct{})
-	go func() {
-		unix.Sync()
-		close(done)
-	}()
+// syncAll writes back what others have mounted too. A device that hangs it does not
+// wait for long, and with one thread, however often it is called.
+func (a *Agent) syncAll(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, syncLimit)
+	defer cancel()
 	select {
-	case <-done:
+	case <-a.synced():
 		return nil
 	case <-ctx.Done():
 		return refusal.New(refusal.DeadlineExceeded, "sync: a disk in the guest does not answer: %w", ctx.Err())
 	}
+}
+
+// synced returns what is closed when a sync that goes on, or one that begins, has ended.
+func (a *Agent) synced() <-chan struct{} {
+	a.syncing.Lock()
+	defer a.syncing.Unlock()
+	if a.syncing.done == nil {
+		done := make(chan struct{})
+		a.syncing.done = done
+		go func() {
+			unix.Sync()
+			a.syncing.Lock()
+			defer a.syncing.Unlock()
+			close(done)
+			a.syncing.done = nil
+		}()
+	}
+	return a.syncing.done
 }
 
 // containerID is what Kata takes for one.

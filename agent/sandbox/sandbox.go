@@ -3,18 +3,22 @@
 // did is done, or undone, the next call of the same container waits. So there is no
 // moment at which a call finds what another one is about to take away.
 //
-//	call               beside a create      beside a remove     beside a destroy
+//	call               beside a create of   beside a remove of  beside a destroy
+//	                   the same             the same
 //	create container   waits for it         waits for it        waits for it
 //	remove container   ends it, waits       waits for it        waits for it
 //	create sandbox     waits (sandbox's)    waits for none      waits for it
-//	destroy            ends it, waits       waits for it        waits for it
+//	destroy            ends any, waits      waits for any       waits for it
 //
-// Each waits until its own caller's time is over, and then says for what.
+// Each waits until its own caller's time is over, and then says for what. A destroy
+// does not wait beside a call that was given up and goes on, as on a disk that hangs:
+// it would keep every other container waiting too.
 package sandbox
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -47,18 +51,28 @@ type Sandbox struct {
 	gate     gate
 
 	mu      sync.Mutex
-	creates map[string]context.CancelCauseFunc // under way, by container
+	creates map[*create]bool // under way, or waiting for their turn
+}
+
+// create is one that can be ended.
+type create struct {
+	id     string
+	giveUp context.CancelCauseFunc
 }
 
 // New returns a sandbox whose containers hold storages.
 func New(log *logrus.Entry, storages Storages) *Sandbox {
-	return &Sandbox{log: log, storages: storages, gate: newGate(), creates: map[string]context.CancelCauseFunc{}}
+	return &Sandbox{log: log, storages: storages, gate: newGate(), creates: map[*create]bool{}}
 }
 
 // Create makes the sandbox, again after Destroy, and holds its own storages. Where it
-// fails the sandbox is as it was.
+// fails the sandbox is as it was: after a Destroy no other call is made meanwhile.
 func (s *Sandbox) Create(ctx context.Context, storages []*agentpb.Storage) error {
-	return s.create(ctx, "the sandbox", storage.Sandbox, func(ctx context.Context, agreed func() bool) error {
+	turn := s.inTurn(storage.Sandbox)
+	if s.storages.Ended() {
+		turn = s.alone
+	}
+	return s.create(ctx, "the sandbox", storage.Sandbox, turn, func(ctx context.Context, agreed func() bool) error {
 		ended := s.storages.Ended()
 		if err := s.storages.End(false); err != nil {
 			return err
@@ -73,7 +87,7 @@ func (s *Sandbox) Create(ctx context.Context, storages []*agentpb.Storage) error
 
 // CreateContainer holds a container's storages. Repeated, it changes nothing.
 func (s *Sandbox) CreateContainer(ctx context.Context, id string, storages []*agentpb.Storage) error {
-	return s.create(ctx, "container "+id, id, func(ctx context.Context, agreed func() bool) error {
+	return s.create(ctx, "container "+id, id, s.inTurn(id), func(ctx context.Context, agreed func() bool) error {
 		return s.storages.Hold(ctx, id, storages, agreed)
 	})
 }
@@ -91,13 +105,12 @@ var (
 
 // create has do run in the turn of a thing, until its caller's time is over or the
 // thing is removed: do asks agreed before it holds anything for good.
-func (s *Sandbox) create(ctx context.Context, what, id string, do func(ctx context.Context, agreed func() bool) error) error {
+func (s *Sandbox) create(ctx context.Context, what, id string, turn turn, do func(ctx context.Context, agreed func() bool) error) error {
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
+	defer s.begin(&create{id, giveUp})()
 	var decided atomic.Bool // by do, that it succeeds, or by the caller, who has gone
-	return s.call(ctx, what, s.inTurn(id), &decided, func(ctx context.Context) error {
-		s.begin(id, giveUp)
-		defer s.end(id)
+	return s.call(ctx, what, turn, &decided, func(ctx context.Context) error {
 		err := do(ctx, decides(ctx, &decided))
 		if cause := context.Cause(ctx); errors.Is(cause, errRemoved) || errors.Is(cause, errDestroyed) {
 			if err != nil {
@@ -119,7 +132,7 @@ func decides(ctx context.Context, decided *atomic.Bool) func() bool {
 func (s *Sandbox) RemoveContainer(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, releaseLimit)
 	defer cancel()
-	s.interrupt(id, errRemoved)
+	s.interrupt(errRemoved, func(c *create) bool { return c.id == id })
 	return s.call(ctx, "container "+id, s.inTurn(id), nil, func(ctx context.Context) error {
 		return s.storages.Release(ctx, id)
 	})
@@ -130,15 +143,9 @@ func (s *Sandbox) RemoveContainer(ctx context.Context, id string) error {
 func (s *Sandbox) Destroy(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, releaseLimit)
 	defer cancel()
-	s.interruptAll(errDestroyed)
-	alone := func(ctx context.Context) (func(), error) {
-		if err := s.gate.close(ctx); err != nil {
-			return nil, err
-		}
-		return s.gate.open, nil
-	}
+	s.interrupt(errDestroyed, func(*create) bool { return true })
 	var decided atomic.Bool
-	return s.call(ctx, "the sandbox", alone, &decided, func(ctx context.Context) error {
+	return s.call(ctx, "the sandbox", s.alone, &decided, func(ctx context.Context) error {
 		return s.storages.ReleaseAll(ctx, decides(ctx, &decided))
 	})
 }
@@ -150,35 +157,52 @@ func (s *Sandbox) Update(ctx context.Context, storages []*agentpb.Storage) error
 	})
 }
 
+// turn waits until a call may be made, which done ends. Its error says for what.
+type turn func(context.Context) (done func(), err error)
+
 // inTurn waits for a thing's turn, and for the end of a Destroy.
-func (s *Sandbox) inTurn(id string) func(context.Context) (func(), error) {
+func (s *Sandbox) inTurn(id string) turn {
 	return func(ctx context.Context) (func(), error) {
 		leave, err := s.gate.enter(ctx)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("the sandbox is being destroyed, a disk may not answer: %w", err)
 		}
 		done, err := s.turns.Take(ctx, id)
 		if err != nil {
 			leave()
-			return nil, err
+			return nil, fmt.Errorf("another call of it goes on, a disk may not answer: %w", context.Cause(ctx))
 		}
 		return func() { done(); leave() }, nil
 	}
 }
 
+// alone waits until no call is under way.
+func (s *Sandbox) alone(ctx context.Context) (func(), error) {
+	if err := s.gate.close(ctx); err != nil {
+		return nil, fmt.Errorf("calls of its containers go on, a disk may not answer: %w", err)
+	}
+	return s.gate.open, nil
+}
+
 // call has do run when its turn has come, which ends with do. Its caller is answered
 // before his time is over, though do may go on: not where do has decided that it
 // succeeds.
-func (s *Sandbox) call(ctx context.Context, what string, turn func(context.Context) (done func(), err error), decided *atomic.Bool, do func(context.Context) error) error {
+func (s *Sandbox) call(ctx context.Context, what string, turn turn, decided *atomic.Bool, do func(context.Context) error) error {
 	ctx, cancel := deadline.Early(ctx)
 	defer cancel()
 	done, err := turn(ctx)
 	if err != nil {
-		return s.late(ctx, "%s: another call of it goes on, a disk may not answer: %w", what, context.Cause(ctx))
+		return s.late(ctx, "%s: %w", what, err)
 	}
 	answer := make(chan error, 1)
+	var givenUp atomic.Bool
 	go func() {
-		defer done()
+		defer func() {
+			done()
+			if !givenUp.CompareAndSwap(false, true) {
+				s.gate.goesOn(-1)
+			}
+		}()
 		answer <- s.safely(what, func() error { return do(ctx) })
 	}()
 	select {
@@ -193,7 +217,11 @@ func (s *Sandbox) call(ctx context.Context, what string, turn func(context.Conte
 	case err := <-answer:
 		return err
 	default:
-		return s.late(ctx, "%s: not done in time, a disk may not answer: call again: %w", what, context.Cause(ctx))
+		s.gate.goesOn(+1)
+		if !givenUp.CompareAndSwap(false, true) { // it has just ended
+			s.gate.goesOn(-1)
+		}
+		return s.late(ctx, "%s: not done in time, a disk may not answer: %w", what, context.Cause(ctx))
 	}
 }
 
@@ -216,30 +244,25 @@ func (s *Sandbox) safely(what string, do func() error) (err error) {
 	return do()
 }
 
-func (s *Sandbox) begin(id string, giveUp context.CancelCauseFunc) {
+// begin has a create be found by interrupt, until end.
+func (s *Sandbox) begin(c *create) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.creates[id] = giveUp
-}
-
-func (s *Sandbox) end(id string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.creates, id)
-}
-
-func (s *Sandbox) interrupt(id string, cause error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if giveUp := s.creates[id]; giveUp != nil {
-		giveUp(cause)
+	s.creates[c] = true
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.creates, c)
 	}
 }
 
-func (s *Sandbox) interruptAll(cause error) {
+// interrupt ends creates, those that wait for their turn among them.
+func (s *Sandbox) interrupt(cause error, which func(*create) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, giveUp := range s.creates {
-		giveUp(cause)
+	for c := range s.creates {
+		if which(c) {
+			c.giveUp(cause)
+		}
 	}
 }

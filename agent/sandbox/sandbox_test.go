@@ -15,6 +15,45 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
+// A retry waits for its turn when the container is removed.
+func TestRemoveEndsEveryCreateThatWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := of(table{hold: func(ctx context.Context, _ func() bool) error { <-ctx.Done(); return ctx.Err() }})
+		created := make(chan error, 3)
+		for range 3 {
+			go func() { created <- s.CreateContainer(t.Context(), "c", nil) }()
+		}
+		synctest.Wait()
+		began := time.Now()
+		if err := s.RemoveContainer(t.Context(), "c"); err != nil || time.Since(began) > 0 {
+			t.Errorf("remove\nwant OK at once\ngot  %v after %v", err, time.Since(began))
+		}
+		for range 3 {
+			if err := <-created; refusal.KindOf(err) != refusal.FailedPrecondition {
+				t.Errorf("create: %v", err)
+			}
+		}
+	})
+}
+
+func TestShortCallIsMadeWhereNothingIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := of(table{hold: func(_ context.Context, agreed func() bool) error {
+			if !agreed() {
+				return errors.New("not agreed")
+			}
+			return nil
+		}})
+		for range 100 {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+			if err := s.CreateContainer(ctx, "c", nil); err != nil {
+				t.Fatal(err)
+			}
+			cancel()
+		}
+	})
+}
+
 // table is Storages by functions; a nil one does nothing.
 type table struct {
 	hold    func(ctx context.Context, agreed func() bool) error
@@ -77,8 +116,9 @@ func TestCallBehindOneThatHangsIsToldInTime(t *testing.T) {
 			}
 			cancel()
 		}
-		if err := s.Destroy(t.Context()); refusal.KindOf(err) != refusal.DeadlineExceeded {
-			t.Errorf("destroy beside it: %v", err)
+		began := time.Now()
+		if err := s.Destroy(t.Context()); refusal.KindOf(err) != refusal.DeadlineExceeded || time.Since(began) > 2*time.Second {
+			t.Errorf("destroy beside it\nwant it refused, and soon: others wait for it\ngot  %v after %v", err, time.Since(began))
 		}
 		if err := s.RemoveContainer(t.Context(), "other"); err != nil {
 			t.Errorf("another container: %v", err)

@@ -121,6 +121,16 @@ func (k *kernel) now() (mounted map[string]string, hangs bool) {
 	return maps.Clone(k.mounted), slices.Contains(slices.Collect(maps.Values(k.hung)), true)
 }
 
+// isFine reports whether nothing is wrong with devices, nor with what hangs elsewhere
+// and may hold up a container.
+func (k *kernel) isFine(devices []string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return !slices.Contains(slices.Collect(maps.Values(k.hung)), true) && !slices.ContainsFunc(devices, func(device string) bool {
+		return !k.plugged[device] || k.faulty[device]
+	})
+}
+
 func (k *kernel) isFaulty(device string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -154,7 +164,8 @@ type call struct {
 	cancel          context.CancelFunc
 	gaveUp          bool
 	began           int  // of a create what takenFrom was, of a remove what asked was
-	alone           bool // of a remove: no create of the container was under way
+	alone           bool // of a remove: no create of the container was under way; of others: no call was
+	expects         life // of a create: none where it may fail or not
 
 	answered bool
 	err      error
@@ -175,11 +186,23 @@ type model struct {
 	promised map[string]map[string]bool // devices by owner: OK was answered, and nothing since takes it back
 	mayHold  map[string]map[string]bool // devices by owner: OK was answered once, and no remove or destroy with OK since
 	wasBusy  map[string]bool            // devices: what could not be undone is held
-	late     []string                   // answers behind their caller's deadline
+	late     []string                   // answers that were not to be, or behind their caller's deadline
 	removed  map[string]bool            // containers: removed with OK, and not asked for since
 	asked    map[string]int             // how often a container was asked for
+	newest   *call                      // that was made
+	life     life                       // of the sandbox
+	lives    int                        // how often that was asked to change
 	taken    map[string]int             // how often removes of a container, or destroys, began and ended
 }
+
+// life is what is known of a sandbox.
+type life int
+
+const (
+	unknown life = iota
+	runs
+	ended
+)
 
 // destroying counts the destroys under way.
 type destroying struct {
@@ -200,6 +223,7 @@ func newModel(t *rapid.T) (*model, func()) {
 	log.SetOutput(io.Discard)
 	entry := logrus.NewEntry(log)
 	m := &model{t: t, kernel: newKernel(), promised: map[string]map[string]bool{}, mayHold: map[string]map[string]bool{}, wasBusy: map[string]bool{}, removed: map[string]bool{}, asked: map[string]int{}, taken: map[string]int{}}
+	m.life = runs
 	m.table = storage.NewTable(entry, volume.NewTable(health.NewMonitor(entry)), hotplug, nil)
 	m.sandbox = sandbox.New(entry, destroying{m.table, &m.destroys})
 	return m, storage.SetFakeKernel(m.kernel)
@@ -208,6 +232,7 @@ func newModel(t *rapid.T) (*model, func()) {
 // begin makes a call, in a goroutine of its own.
 func (m *model) begin(c *call, limit time.Duration, do func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	m.newest = c
 	c.cancel, c.deadline = cancel, time.Now().Add(limit)
 	m.inFlight = append(m.inFlight, c)
 	go func() {
@@ -233,6 +258,9 @@ func (m *model) learn(c *call) {
 	}
 	switch c.verb {
 	case "create":
+		if c.err != nil && c.expects == runs || c.err == nil && c.expects == ended {
+			m.late = append(m.late, fmt.Sprintf("create %s %v: %v, in a sandbox that is %d: it", c.container, c.devices, c.err, c.expects))
+		}
 		for _, device := range c.devices {
 			if c.err == nil {
 				add(m.mayHold, ownerOf(c.container, device), device)
@@ -251,8 +279,16 @@ func (m *model) learn(c *call) {
 		if m.removed[c.container] {
 			delete(m.mayHold, c.container)
 		}
+	case "create sandbox":
+		m.lived(c, runs, runs)
 	case "destroy":
 		m.taken[everybody]++
+		if m.lived(c, ended, c.expects); c.err == nil && c.alone && c == m.newest {
+			if left, _ := m.kernel.now(); len(left) > 0 {
+				m.late = append(m.late, fmt.Sprintf("destroy, with %v still mounted,", left))
+			}
+			clear(m.mayHold)
+		}
 		if c.err == nil {
 			clear(m.promised)
 		}
@@ -265,6 +301,26 @@ func (m *model) learn(c *call) {
 const everybody = "*"
 
 func (m *model) takenFrom(container string) int { return m.taken[container] + m.taken[everybody] }
+
+// lived takes in what the only call that could change it has made of a sandbox.
+func (m *model) lived(c *call, ok, failed life) {
+	switch {
+	case !c.alone || c.began != m.lives:
+		m.life = unknown
+	case c.err == nil:
+		m.life = ok
+	default:
+		m.life = failed
+	}
+}
+
+// asksForLife notes that a call may change what a sandbox is.
+func (m *model) asksForLife(c *call) *call {
+	m.lives++
+	c.began, c.expects, c.alone = m.lives, m.life, !m.flying(func(*call) bool { return true }) && m.destroys.Load() == 0
+	m.life = unknown
+	return c
+}
 
 func add(to map[string]map[string]bool, owner, device string) {
 	if to[owner] == nil {
@@ -283,7 +339,11 @@ func (m *model) create(t *rapid.T) {
 	m.removed[c.container] = false
 	m.asked[c.container]++
 	c.began = m.takenFrom(c.container)
-	m.begin(c, rapid.SampledFrom(limits).Draw(t, "limit"), func(ctx context.Context) error {
+	limit := rapid.SampledFrom(limits).Draw(t, "limit")
+	if !m.flying(func(*call) bool { return true }) && m.destroys.Load() == 0 && (m.life == ended || m.kernel.isFine(c.devices)) {
+		c.expects = m.life
+	}
+	m.begin(c, limit, func(ctx context.Context) error {
 		return m.sandbox.CreateContainer(ctx, c.container, storages)
 	})
 }
@@ -298,11 +358,11 @@ func (m *model) remove(t *rapid.T) {
 
 func (m *model) destroy(t *rapid.T) {
 	m.taken[everybody]++
-	m.begin(&call{verb: "destroy"}, rapid.SampledFrom(limits).Draw(t, "limit"), m.sandbox.Destroy)
+	m.begin(m.asksForLife(&call{verb: "destroy"}), rapid.SampledFrom(limits).Draw(t, "limit"), m.sandbox.Destroy)
 }
 
 func (m *model) createSandbox(t *rapid.T) {
-	m.begin(&call{verb: "create sandbox"}, rapid.SampledFrom(limits).Draw(t, "limit"), func(ctx context.Context) error { return m.sandbox.Create(ctx, nil) })
+	m.begin(m.asksForLife(&call{verb: "create sandbox"}), rapid.SampledFrom(limits).Draw(t, "limit"), func(ctx context.Context) error { return m.sandbox.Create(ctx, nil) })
 }
 
 // giveUp has a caller hang up.
@@ -364,7 +424,7 @@ func (m *model) holds(t *rapid.T) {
 		}
 	}
 	for _, call := range m.late {
-		t.Errorf("%s: answered when its caller's time was over", call)
+		t.Errorf("%s was not to be answered so, or then", call)
 	}
 	m.inFlight = slices.DeleteFunc(m.inFlight, func(c *call) bool { return c.answered })
 	isMounted, hangs := m.kernel.now()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -16,80 +17,40 @@ import (
 	"github.com/directvol/directvol/agent/refusal"
 )
 
-// ReleaseAll lets go of every storage, whoever holds it, and takes none until
-// End(false). Where one cannot go, or agreed, asked once at the end, says no, all
-// stay, and those that are gone by then are mounted again. No other call may be under
-// way.
-func (t *Table) ReleaseAll(ctx context.Context, agreed func() bool) error {
-	all := t.nestedFirst()
-	if err := each(all, func(m *mounted) error { return t.couldGo(ctx, m, all) }); err != nil {
-		return err
-	}
-	err := each(all, func(m *mounted) error {
-		return t.inTurn(ctx, "unmount", m.mountPoint, func() error { return t.unmount(ctx, m) })
-	})
-	if err == nil {
-		err = t.unmountStrangers()
-	}
-	if err == nil {
-		err = t.endEmpty(agreed)
-	}
-	if err == nil {
-		return nil
-	}
-	for _, m := range slices.Backward(all) {
-		err = errors.Join(err, t.inTurn(context.Background(), "mount", m.mountPoint, func() error { return t.mountAgain(m) }))
-	}
-	return err
-}
-
-// endEmpty writes down that the sandbox is destroyed and nothing is held, or leaves
-// what is held as it was.
-func (t *Table) endEmpty(agreed func() bool) error {
-	t.mu.Lock()
-	were := t.mounts
-	t.mounts = map[string]*mounted{}
-	t.mu.Unlock()
-	err := t.End(true)
-	if err == nil && agreed() {
-		return nil
-	}
-	t.mu.Lock()
-	t.mounts = were
-	t.mu.Unlock()
-	if err == nil {
-		err = errors.Join(refusal.New(refusal.DeadlineExceeded, "the call has ended before everything was unmounted"), t.End(false))
-	}
-	return err
-}
-
-// nestedFirst returns all storages, those first that are mounted within others.
-func (t *Table) nestedFirst() []*mounted {
-	var all []*mounted
-	for _, mountPoint := range t.heldBy(func(*mounted) bool { return true }) {
-		all = append(all, t.at(mountPoint))
-	}
-	return all
-}
-
-// each does something with each of storages, with all at once but those within
-// which others are mounted: a disk that hangs keeps nobody else.
-func each(all []*mounted, do func(*mounted) error) error {
+// each does something with each of storages, nested ones first, and with all at once
+// but those within which others are mounted. A panic in it is an error.
+func (t *Table) each(all []*mounted, do func(*mounted) error) error {
 	errs := make([]error, len(all))
 	var wait sync.WaitGroup
 	for i, m := range all {
 		if m.hasNested(all[:i]) {
 			wait.Wait()
 		}
-		wait.Go(func() { errs[i] = do(m) })
+		wait.Go(func() { errs[i] = t.safely(m, do) })
 	}
 	wait.Wait()
 	return errors.Join(errs...)
 }
 
+// safely turns a panic into an error: nobody above a goroutine does.
+func (t *Table) safely(m *mounted, do func(*mounted) error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			t.log.Errorf("storage %s: panic: %v\n%s", m.mountPoint, p, debug.Stack())
+			err = refusal.New(refusal.Internal, "storage %s: the agent has a bug, its log says more", m.mountPoint)
+		}
+	}()
+	return do(m)
+}
+
 // hasNested reports whether one of others is mounted within m.
 func (m *mounted) hasNested(others []*mounted) bool {
 	return slices.ContainsFunc(others, func(o *mounted) bool { return strings.HasPrefix(o.mountPoint, m.mountPoint+"/") })
+}
+
+// nestedFirst orders storages so that those mounted within others come first.
+func nestedFirst(all []*mounted) []*mounted {
+	return slices.SortedFunc(slices.Values(all), func(a, b *mounted) int { return strings.Compare(b.mountPoint, a.mountPoint) })
 }
 
 func (t *Table) couldGo(ctx context.Context, m *mounted, all []*mounted) error {
@@ -165,10 +126,10 @@ func (t *Table) unmount(ctx context.Context, m *mounted) error {
 	return nil
 }
 
-// flush waits until the disk has what was written so far: umount(2) takes the mount
-// out of the tree first and writes then, and on a disk that hangs the volume would be
-// out of sight, and written to. However often it is called, one thread at most waits
-// for a disk.
+// flush waits until the disk has what was written so far, and answers: umount(2) takes
+// the mount out of the tree first and writes then, and on a disk that hangs the volume
+// would be out of sight, and written to. However often it is called, one thread of it
+// waits for a disk.
 func (m *mounted) flush(ctx context.Context) error {
 	if !m.driver.volume || m.fstype == "tmpfs" { // which has no disk
 		return nil
@@ -182,6 +143,9 @@ func (m *mounted) flush(ctx context.Context) error {
 		go func() {
 			defer close(done)
 			syncFS(m.mountPoint)
+			if m.driver.device {
+				askDisk(m.from.path)
+			}
 		}()
 	}
 	select {
@@ -211,21 +175,49 @@ func syncFS(mountPoint string) {
 	_ = unix.Syncfs(int(dir.Fd()))
 }
 
+// askDisk has the disk itself answer: a filesystem that has nothing to write asks it
+// nothing. What fails is for the unmount to say.
+func askDisk(path string) {
+	disk, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT, 0)
+	if err != nil {
+		return
+	}
+	defer disk.Close()
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE) // aligned
+	if err != nil {
+		return
+	}
+	defer unix.Munmap(page)
+	_, _ = disk.ReadAt(page, 0)
+	_ = disk.Sync()
+}
+
 // proveFree refuses a device that is still in use when it is mounted no more: in
 // another mount namespace, or below another device. A storage of the same device
 // elsewhere in the table is no such use.
 func (t *Table) proveFree(m *mounted) error {
-	if !m.driver.device || t.isElsewhere(m) {
+	if !m.driver.device {
+		return nil
+	}
+	done, err := t.devices.turns.Take(context.Background(), m.from.path) // or two proofs, or a mount, meet each other's claim
+	if err != nil {
+		return err
+	}
+	defer done()
+	if t.isElsewhere(m) {
 		return nil
 	}
 	disk, err := claim(m.from.path)
-	if errors.Is(err, unix.EBUSY) && isDevice(m.from) {
+	switch {
+	case err == nil:
+		return disk.Close()
+	case !isDevice(m.from), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
+		return nil // it is gone, or another one has its name
+	case errors.Is(err, unix.EBUSY):
 		return refusal.New(refusal.FailedPrecondition, "volume %s is unmounted, but its device %s is still in use in the guest%s: end that and try again: %w", m.mountPoint, m.from.path, users(m.from.number), err)
+	default:
+		return fmt.Errorf("volume %s is unmounted, but whether its device is free is not known: %w", m.mountPoint, err)
 	}
-	if err == nil {
-		disk.Close()
-	}
-	return nil // what cannot be opened is gone
 }
 
 // isElsewhere reports whether another storage in the table has the same device, and is
@@ -280,8 +272,8 @@ func mountedBy(number uint64) (processes []string) {
 		if err != nil || seen[namespace] {
 			continue // no process, or known
 		}
-		seen[namespace] = true
 		mounts, err := os.ReadFile("/proc/" + pid + "/mountinfo")
+		seen[namespace] = err == nil
 		if err != nil || !strings.Contains(string(mounts), device) {
 			continue
 		}

@@ -270,6 +270,13 @@ func (t *Table) recover(r record) error {
 		return err
 	}
 	entry := t.log.WithFields(logrus.Fields{"mountpoint": m.mountPoint, "device": m.from.path, "holders": r.Holders})
+	if !there && t.proveFree(m) != nil {
+		entry.Warn("storage is unmounted, and its device is still in use: its holders keep it")
+		t.mu.Lock()
+		t.mounts[m.mountPoint] = m
+		t.mu.Unlock()
+		return nil
+	}
 	if !there {
 		if m.made {
 			os.Remove(m.mountPoint)

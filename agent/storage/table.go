@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -251,11 +250,10 @@ func (m *mounted) mustStand() error {
 
 // undo ends a call that has failed. What nobody else needs it unmounts; what cannot
 // be unmounted is held as if the call had succeeded, so that it has an owner.
-func (t *Table) undo(c *call) (err error) {
-	for _, m := range slices.Backward(c.needs) {
-		err = errors.Join(err, t.inTurn(context.Background(), "unmount", m.mountPoint, func() error { return t.drop(c, m) }))
-	}
-	return err
+func (t *Table) undo(c *call) error {
+	return t.each(nestedFirst(c.needs), func(m *mounted) error {
+		return t.inTurn(context.Background(), "unmount", m.mountPoint, func() error { return t.drop(c, m) })
+	})
 }
 
 // drop takes a storage from a call, in the mount point's turn.
@@ -341,26 +339,23 @@ func (m *mounted) agrees(r request, from origin) error {
 // unmounts what nobody holds any more. What is still in use stays held, and is
 // named in the error; Release may be repeated.
 func (t *Table) Release(ctx context.Context, holder string) error {
-	var errs []error
-	for _, mountPoint := range t.heldBy(func(m *mounted) bool { return m.holders[holder] }) {
-		errs = append(errs, t.release(ctx, holder, mountPoint))
-	}
-	return errors.Join(append(errs, t.refuseStrangers(holder))...)
+	err := t.each(t.heldBy(func(m *mounted) bool { return m.holders[holder] }), func(m *mounted) error {
+		return t.release(ctx, holder, m.mountPoint)
+	})
+	return errors.Join(err, t.refuseStrangers(holder))
 }
 
-// heldBy returns the mount points of storages, nested ones first.
-func (t *Table) heldBy(matches func(*mounted) bool) []string {
+// heldBy returns storages, nested ones first.
+func (t *Table) heldBy(matches func(*mounted) bool) []*mounted {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var found []string
-	for mountPoint, m := range t.mounts {
+	var found []*mounted
+	for _, m := range t.mounts {
 		if matches(m) {
-			found = append(found, mountPoint)
+			found = append(found, m)
 		}
 	}
-	slices.Sort(found)
-	slices.Reverse(found)
-	return found
+	return nestedFirst(found)
 }
 
 // release has a holder let go of a storage.
@@ -386,8 +381,17 @@ func (t *Table) release(ctx context.Context, holder, mountPoint string) error {
 			delete(t.mounts, mountPoint)
 		}
 		t.mu.Unlock()
-		t.saveOrLog()
-		return nil
+		if last {
+			t.saveOrLog()
+			return nil
+		}
+		err := t.save() // or the next agent would have the holder again, whom nobody removes any more
+		if err != nil {
+			t.mu.Lock()
+			m.holders[holder] = true
+			t.mu.Unlock()
+		}
+		return err
 	})
 }
 

@@ -118,12 +118,16 @@ func (t *Table) quiet(ctx context.Context, path string, do func() (gone bool, er
 			return refusal.New(refusal.DeadlineExceeded, "volume %s: a probe of it hangs, the disk below %s does not answer: %w", path, v.Device.Path, err)
 		}
 	}
-	gone, err := do()
-	if gone {
-		t.Forget(path)
-	} else if v.watch != nil {
-		v.watch.Resume()
-	}
+	var gone bool
+	defer func() { // also where do panics
+		if gone {
+			t.Forget(path)
+		} else if v.watch != nil {
+			v.watch.Resume()
+		}
+	}()
+	var err error
+	gone, err = do()
 	return err
 }
 
@@ -148,11 +152,12 @@ func (t *Table) Forget(path string) {
 	}
 }
 
-// forget ends what the table does with a volume. t.mu is held.
+// forget ends what the table does with a volume. t.mu is held, so nothing is waited
+// for: an unmount may have paused the watch for as long as its probe hangs.
 func (t *Table) forget(v *Volume) {
 	delete(t.volumes, v.Mountpoint)
 	if v.watch != nil {
-		v.watch.End()
+		go v.watch.End()
 	}
 }
 

@@ -36,6 +36,33 @@ func TestDestroyThatFailsChangesNothing(t *testing.T) {
 	freshlyVerified(t, busy, writer.Ledger().Bytes())
 }
 
+// Where it fails late, when some are unmounted already, these are back with all that
+// was in them.
+func TestDestroyThatFailsLateGivesAllBack(t *testing.T) {
+	g := guest(t)
+	v := mounted(t, g, "xfs")
+	memory := &agentpb.Storage{Driver: "ephemeral", Source: "tmpfs", Fstype: "tmpfs", MountPoint: "/run/test/memory", Options: []string{"size=1m"}}
+	must(t, container(t, g, "memory", memory))
+	for _, path := range []string{memory.MountPoint, v.GuestPath} {
+		must(t, g.Act.WriteFile(limited(t), path+"/file", []byte(path)))
+	}
+	end := keepMounts(t, g)
+	refused(t, g.Agent().DestroySandbox(limited(t)), codes.FailedPrecondition, v.GuestPath, "still in use in the guest")
+	for _, path := range []string{memory.MountPoint, v.GuestPath} {
+		if got, err := g.Act.ReadFile(limited(t), path+"/file"); err != nil || string(got) != path {
+			t.Errorf("%s/file\nwant it there\ngot  %q, error %v", path, got, err)
+		}
+	}
+	if total := statFS(t, g, memory.MountPoint); total.Blocks*uint64(total.BlockSize) != miB {
+		t.Errorf("the tmpfs\nwant its size, %d\ngot  %d", miB, total.Blocks*uint64(total.BlockSize))
+	}
+	end()
+	remove(t, g, "memory")
+	isHealthy(t, v)
+	until(t, func() bool { return v.Unmount(limited(t)) == nil })
+	must(t, v.Mount(limited(t)))
+}
+
 // A volume that another mount namespace has is not released, whose disk the host
 // would pull: it is said who has it, and the same call succeeds when they have ended.
 func TestVolumeThatAnotherNamespaceHasIsNotReleased(t *testing.T) {
