@@ -3,7 +3,9 @@ package volume
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,14 +25,14 @@ import (
 // at most and until shortly before ctx's deadline; then the refusal is
 // DeadlineExceeded. Nothing ever shrinks.
 func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) error {
-	return v.reach(ctx, size, func(g *growth) error { return v.resize(ctx, g, size, wait) })
+	return v.reach(ctx, size, func(ctx context.Context, g *growth) error { return v.resize(ctx, g, size, wait) })
 }
 
 // CheckResize refuses what Resize to size would refuse once the disk has grown
 // to it, and changes nothing: for the caller who is about to grow the disk,
 // which it does for good.
 func (v *Volume) CheckResize(ctx context.Context, size uint64) error {
-	return v.reach(ctx, size, func(g *growth) error {
+	return v.reach(ctx, size, func(_ context.Context, g *growth) error {
 		if size != 0 {
 			return nil
 		}
@@ -39,12 +41,52 @@ func (v *Volume) CheckResize(ctx context.Context, size uint64) error {
 }
 
 // reach runs do with the volume locked and open, if the filesystem could ever have
-// the size.
-func (v *Volume) reach(ctx context.Context, size uint64, do func(*growth) error) error {
+// the size. Its caller is answered in time, whatever the disk does.
+func (v *Volume) reach(ctx context.Context, size uint64, do func(context.Context, *growth) error) error {
+	return v.inTime(ctx, func(ctx context.Context) error { return v.reachOpen(ctx, size, do) })
+}
+
+// lastWords is how long a call that was told to end has to say why.
+const lastWords = 100 * time.Millisecond
+
+// inTime runs do with the volume locked, which it is until do has ended: on a disk that
+// hangs one thread does, however often it is asked. A panic in it is the caller's, who
+// is there in all but the last moment.
+func (v *Volume) inTime(ctx context.Context, do func(context.Context) error) error {
 	if err := v.lock(ctx); err != nil {
 		return err
 	}
-	defer v.unlock()
+	early, cancel := deadline.Early(ctx)
+	answer, panicked := make(chan error, 1), make(chan string, 1)
+	go func() {
+		defer v.unlock()
+		defer cancel()
+		defer func() {
+			if p := recover(); p != nil {
+				panicked <- fmt.Sprintf("%v\n%s", p, debug.Stack())
+			}
+		}()
+		answer <- do(early)
+	}()
+	late := make(chan struct{})
+	defer context.AfterFunc(early, func() {
+		wait := lastWords
+		if at, ok := ctx.Deadline(); ok {
+			wait = min(wait, time.Until(at)/2)
+		}
+		time.AfterFunc(wait, func() { close(late) })
+	})()
+	select {
+	case err := <-answer:
+		return err
+	case p := <-panicked:
+		panic(p)
+	case <-late:
+		return refusal.New(refusal.DeadlineExceeded, "volume %s: not done in time, the disk below %s may not answer; try again, it goes on from there: %w", v.Mountpoint, v.Device.Path, context.Cause(early))
+	}
+}
+
+func (v *Volume) reachOpen(ctx context.Context, size uint64, do func(context.Context, *growth) error) error {
 	g, err := v.open(ctx)
 	if err != nil {
 		return err
@@ -53,7 +95,7 @@ func (v *Volume) reach(ctx context.Context, size uint64, do func(*growth) error)
 	if err := v.canReach(g, size); err != nil {
 		return err
 	}
-	return do(g)
+	return do(ctx, g)
 }
 
 // resize is Resize, locked and open.
@@ -70,8 +112,6 @@ func (v *Volume) resize(ctx context.Context, g *growth, size uint64, wait time.D
 	if err != nil {
 		return err
 	}
-	ctx, cancel := deadline.Early(ctx)
-	defer cancel()
 	if goal > g.before.Blocks {
 		return v.grow(ctx, g, goal)
 	}
@@ -217,9 +257,7 @@ func (v *Volume) awaitSize(ctx context.Context, disk *os.File, size uint64, wait
 	if has, err := blockdev.SizeOf(disk); err != nil || has >= size {
 		return err
 	}
-	early, cancel := deadline.Early(ctx)
-	defer cancel()
-	waiting, cancel := context.WithTimeout(early, wait)
+	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	has, err := v.Device.AwaitSize(waiting, size)
 	if err != nil && waiting.Err() != nil {

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -69,6 +71,31 @@ func TestWhatTheKernelRefusesHasAKindToActOn(t *testing.T) {
 			t.Errorf("%v\nwant kind %v, and the cause kept\ngot  %v", errno, want, err)
 		}
 	}
+}
+
+// Whoever asks while a disk hangs is answered before his time is over, and waits for no
+// thread of his own.
+func TestCallOnADiskThatHangsIsAnsweredInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &Volume{Mountpoint: "/volume", growing: make(chan struct{}, 1)}
+		answers, began := make(chan struct{}), 0
+		for range 5 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			err := v.inTime(ctx, func(context.Context) error { began++; <-answers; return nil })
+			if refusal.KindOf(err) != refusal.DeadlineExceeded || ctx.Err() != nil {
+				t.Errorf("want a DeadlineExceeded before the deadline\ngot  %v, %v", err, ctx.Err())
+			}
+			cancel()
+		}
+		close(answers)
+		synctest.Wait()
+		if began != 1 {
+			t.Errorf("threads that wait for the disk\nwant 1\ngot  %d", began)
+		}
+		if err := v.inTime(t.Context(), func(context.Context) error { return nil }); err != nil {
+			t.Errorf("when it answers again: %v", err)
+		}
+	})
 }
 
 func TestResizeThatWaitsForAnotherGivesUpWithItsCaller(t *testing.T) {
