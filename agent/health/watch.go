@@ -27,6 +27,7 @@ type Watch struct {
 	control sync.Mutex // of starting and ending the goroutine
 	cancel  context.CancelFunc
 	done    chan struct{}
+	ended   bool
 
 	mu         sync.Mutex
 	conditions []Condition
@@ -104,11 +105,14 @@ func (w *Watch) Pause(ctx context.Context) error {
 	}
 }
 
-// Resume has a paused watch look again, from what it knew.
+// Resume has a paused watch look again, from what it knew; not one that was ended
+// meanwhile.
 func (w *Watch) Resume() {
 	w.control.Lock()
 	defer w.control.Unlock()
-	w.start()
+	if !w.ended {
+		w.start()
+	}
 }
 
 // End ends the watch, without waiting for a probe in flight.
@@ -116,6 +120,7 @@ func (w *Watch) End() {
 	w.monitor.remove(w)
 	w.control.Lock()
 	defer w.control.Unlock()
+	w.ended = true
 	w.cancel()
 }
 

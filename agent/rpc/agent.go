@@ -127,19 +127,29 @@ func (a *Agent) destroySandbox(ctx context.Context, _ *agentpb.DestroySandboxReq
 func (a *Agent) syncAll(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, syncLimit)
 	defer cancel()
+	joined, done := a.synced()
+	if joined { // it began before what was written last
+		select {
+		case <-done:
+			_, done = a.synced()
+		case <-ctx.Done():
+		}
+	}
 	select {
-	case <-a.synced():
+	case <-done:
 		return nil
 	case <-ctx.Done():
 		return refusal.New(refusal.DeadlineExceeded, "sync: a disk in the guest does not answer: %w", ctx.Err())
 	}
 }
 
-// synced returns what is closed when a sync that goes on, or one that begins, has ended.
-func (a *Agent) synced() <-chan struct{} {
+// synced returns what is closed when a sync has ended: one that goes on, which is
+// joined, or one that begins.
+func (a *Agent) synced() (joined bool, ended <-chan struct{}) {
 	a.syncing.Lock()
 	defer a.syncing.Unlock()
-	if a.syncing.done == nil {
+	joined = a.syncing.done != nil
+	if !joined {
 		done := make(chan struct{})
 		a.syncing.done = done
 		go func() {
@@ -150,7 +160,7 @@ func (a *Agent) synced() <-chan struct{} {
 			a.syncing.done = nil
 		}()
 	}
-	return a.syncing.done
+	return joined, a.syncing.done
 }
 
 // containerID is what Kata takes for one.

@@ -34,7 +34,7 @@ var errGoesOn = errors.New("a call that was given up has not ended")
 
 // lateLimit is how long those who are late are waited for: what waits for no disk is
 // undone at once.
-const lateLimit = time.Second
+const lateLimit = 3 * time.Second
 
 // close waits until the gate is open, closes it, and waits until nobody is inside: where
 // somebody is late, for a moment only.

@@ -38,6 +38,7 @@ type Storages interface {
 	Hold(ctx context.Context, holder string, storages []*agentpb.Storage, agreed func() bool) error
 	Release(ctx context.Context, holder string) error
 	ReleaseAll(ctx context.Context, agreed func() bool) error
+	UnmountEach(ctx context.Context) error
 	Update(ctx context.Context, storages []*agentpb.Storage) error
 	Ended() bool
 	End(ended bool) error
@@ -68,12 +69,22 @@ func New(log *logrus.Entry, storages Storages) *Sandbox {
 // Create makes the sandbox, again after Destroy, and holds its own storages. Where it
 // fails the sandbox is as it was: after a Destroy no other call is made meanwhile.
 func (s *Sandbox) Create(ctx context.Context, storages []*agentpb.Storage) error {
-	turn := s.inTurn(storage.Sandbox)
-	if s.storages.Ended() {
-		turn = s.alone
+	err := s.createIn(ctx, s.inTurn(storage.Sandbox), false, storages)
+	if errors.Is(err, errAgain) {
+		err = s.createIn(ctx, s.alone, true, storages)
 	}
+	return err
+}
+
+// errAgain is of a sandbox that is destroyed, when it is to be made beside others.
+var errAgain = errors.New("after a destroy a sandbox is made alone")
+
+func (s *Sandbox) createIn(ctx context.Context, turn turn, alone bool, storages []*agentpb.Storage) error {
 	return s.create(ctx, "the sandbox", storage.Sandbox, turn, func(ctx context.Context, agreed func() bool) error {
 		ended := s.storages.Ended()
+		if ended && !alone {
+			return errAgain
+		}
 		if err := s.storages.End(false); err != nil {
 			return err
 		}
@@ -148,6 +159,11 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 	return s.call(ctx, "the sandbox", s.alone, &decided, func(ctx context.Context) error {
 		return s.storages.ReleaseAll(ctx, decides(ctx, &decided))
 	})
+}
+
+// UnmountEach unmounts what can be unmounted, for the guest's end.
+func (s *Sandbox) UnmountEach(ctx context.Context) error {
+	return s.call(ctx, "the guest's end", func(context.Context) (func(), error) { return func() {}, nil }, nil, s.storages.UnmountEach)
 }
 
 // Update gives ephemeral storages new options.

@@ -27,13 +27,16 @@ func (t *Table) ReleaseAll(ctx context.Context, agreed func() bool) error {
 	if err := t.each(all, func(m *mounted) error { return t.couldGo(ctx, m, all) }); err != nil {
 		return err
 	}
+	if err := t.strangersCouldGo(ctx); err != nil {
+		return err
+	}
 	leaving := t.leave(ctx, all)
 	err := leaving.await(ctx)
-	if err == nil {
-		err = t.unmountStrangers()
-	}
 	if err == nil && !agreed() {
 		err = refusal.New(refusal.DeadlineExceeded, "the call has ended before everything was unmounted")
+	}
+	if err == nil { // last, as nobody knows how to mount them again
+		err = t.unmountStrangers()
 	}
 	if err == nil {
 		err = t.endEmpty()
@@ -93,7 +96,10 @@ func (t *Table) leave(ctx context.Context, all []*mounted) *departure {
 			defer close(one.done)
 			for _, other := range before {
 				if m.hasNested([]*mounted{other.mounted}) {
-					<-other.gone
+					select {
+					case <-other.gone:
+					case <-d.decided: // then it stays
+					}
 				}
 			}
 			err := t.safely(m, func(m *mounted) error {
@@ -110,6 +116,9 @@ func (t *Table) leave(ctx context.Context, all []*mounted) *departure {
 // depart unmounts a storage, in its turn, and mounts it again where the others stay.
 func (t *Table) depart(ctx context.Context, d *departure, one *departing) error {
 	m := one.mounted
+	if err := ctx.Err(); err != nil || isClosed(d.decided) {
+		return err
+	}
 	was, err := m.driver.there(m)
 	var kept *os.File
 	if err == nil && was {
@@ -125,6 +134,11 @@ func (t *Table) depart(ctx context.Context, d *departure, one *departing) error 
 	<-d.decided
 	if d.succeeded || !was {
 		return err
+	}
+	for _, other := range d.all {
+		if other.hasNested([]*mounted{m}) {
+			<-other.done // or it would cover this one
+		}
 	}
 	return errors.Join(err, t.putBack(m, kept))
 }
@@ -161,6 +175,14 @@ func (d *departure) decide(succeeded bool) {
 			return
 		}
 	}
+}
+
+// UnmountEach unmounts what can be unmounted, whatever becomes of the rest: for the
+// guest's end, when ReleaseAll has failed.
+func (t *Table) UnmountEach(ctx context.Context) error {
+	return t.each(t.heldBy(func(*mounted) bool { return true }), func(m *mounted) error {
+		return t.inTurn(ctx, "unmount", m.mountPoint, func() error { return t.unmount(ctx, m) })
+	})
 }
 
 // keepContents returns a second mount of what is lost with its last one: a tmpfs.

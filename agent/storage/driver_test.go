@@ -107,6 +107,41 @@ func TestLocalDirectoryHasItsModeAndKeepsItsFiles(t *testing.T) {
 	}
 }
 
+// What is mounted within another comes back on top of it, and with what was in it.
+func TestDestroyThatIsNotAgreedGivesBackWhatWasNested(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skipf("it mounts: run it as root, with sudo go test -run '^%s$'", t.Name())
+	}
+	for range 30 {
+		dir := ownDir(t)
+		var storages []*agentpb.Storage
+		for path := dir + "/a"; len(storages) < 4; path += "/a" {
+			storages = append(storages, &agentpb.Storage{Driver: "ephemeral", Source: "tmpfs", Fstype: "tmpfs", MountPoint: path})
+		}
+		table := newTable()
+		if err := table.Hold(t.Context(), "c1", storages, always); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(dir+"/a", unix.MNT_DETACH) }) // where the test has failed
+		for _, s := range storages {
+			if err := os.WriteFile(s.MountPoint+"/file", []byte(s.MountPoint), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := table.ReleaseAll(t.Context(), func() bool { return false }); refusal.KindOf(err) != refusal.DeadlineExceeded {
+			t.Fatal(err)
+		}
+		for _, s := range storages {
+			if got, err := os.ReadFile(s.MountPoint + "/file"); err != nil || string(got) != s.MountPoint {
+				t.Fatalf("%s/file\nwant it there\ngot  %q, error %v", s.MountPoint, got, err)
+			}
+		}
+		if err := table.ReleaseAll(t.Context(), always); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestLocalDirectoryThatStayedEmptyGoes(t *testing.T) {
 	table, dir := newTable(), filepath.Join(ownDir(t), "local")
 	good := &agentpb.Storage{Driver: "local", MountPoint: dir}

@@ -108,11 +108,18 @@ func (t *Table) unmount(ctx context.Context, m *mounted) error {
 	if err := m.flush(ctx); err != nil {
 		return err
 	}
-	err := t.volumes.Unmount(ctx, m.mountPoint, func() error {
-		if err := m.driver.unmount(m); err != nil {
-			return err
+	if m.driver.device { // or two proofs, or a mount, meet each other's claim of it
+		done, err := t.devices.turns.Take(ctx, m.from.path)
+		if err != nil {
+			return refusal.New(refusal.DeadlineExceeded, "unmount %s: another call is at its device %s: %w", m.mountPoint, m.from.path, err)
 		}
-		return t.proveFree(m)
+		defer done()
+	}
+	err := t.volumes.Unmount(ctx, m.mountPoint, func() (gone bool, err error) {
+		if err := m.driver.unmount(m); err != nil {
+			return false, err
+		}
+		return true, t.proveFree(m)
 	})
 	if err != nil {
 		return err
@@ -137,17 +144,25 @@ func (m *mounted) flush(ctx context.Context) error {
 	if there, err := m.stands(); err != nil || !there {
 		return err
 	}
-	if m.flushing == nil || isClosed(m.flushing) {
-		done := make(chan struct{})
-		m.flushing = done
-		go func() {
-			defer close(done)
-			syncFS(m.mountPoint)
-			if m.driver.device {
-				askDisk(m.from.path)
-			}
-		}()
+	if m.flushing != nil && !isClosed(m.flushing) { // begun before what was written last
+		if err := m.flushed(ctx); err != nil {
+			return err
+		}
 	}
+	done := make(chan struct{})
+	m.flushing = done
+	go func() {
+		defer close(done)
+		syncFS(m.mountPoint)
+		if m.driver.device {
+			askDisk(m.from.path)
+		}
+	}()
+	return m.flushed(ctx)
+}
+
+// flushed waits for the flush that goes on.
+func (m *mounted) flushed(ctx context.Context) error {
 	select {
 	case <-m.flushing:
 		return nil
@@ -199,11 +214,6 @@ func (t *Table) proveFree(m *mounted) error {
 	if !m.driver.device {
 		return nil
 	}
-	done, err := t.devices.turns.Take(context.Background(), m.from.path) // or two proofs, or a mount, meet each other's claim
-	if err != nil {
-		return err
-	}
-	defer done()
 	if t.isElsewhere(m) {
 		return nil
 	}

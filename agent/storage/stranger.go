@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -73,17 +74,41 @@ func (t *Table) refuseStrangers(holder string) error {
 	return nil
 }
 
+// strangersCouldGo refuses those that somebody uses, or whose disk does not answer.
+func (t *Table) strangersCouldGo(ctx context.Context) error {
+	left, err := t.remaining()
+	errs := []error{err}
+	for _, s := range left {
+		flushed := make(chan struct{})
+		go func() {
+			defer close(flushed)
+			syncFS(s.mountPoint)
+		}()
+		select {
+		case <-flushed:
+			errs = append(errs, idle(s.mountPoint))
+		case <-ctx.Done():
+			return refusal.New(refusal.DeadlineExceeded, "storage %s: its disk does not take what was written: %w", s.mountPoint, ctx.Err())
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // unmountStrangers is for the sandbox's end: all that is mounted in it goes.
 func (t *Table) unmountStrangers() error {
 	left, err := t.remaining()
 	errs := []error{err}
 	for _, s := range slices.Backward(left) {
-		if err := unix.Unmount(s.mountPoint, unix.UMOUNT_NOFOLLOW); errors.Is(err, unix.EBUSY) {
+		if err := unix.Unmount(s.mountPoint, unix.UMOUNT_NOFOLLOW); err != nil {
 			errs = append(errs, inUse(s.mountPoint, err))
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return err
+	left, err = t.remaining()
+	errs = append(errs, err)
+	for _, s := range left {
+		errs = append(errs, inUse(s.mountPoint, errStillThere))
 	}
-	return t.refuseStrangers(Sandbox)
+	return errors.Join(errs...)
 }
+
+var errStillThere = errors.New("it is still mounted")

@@ -87,12 +87,9 @@ func (t *Table) Recall(path string, pastMount int, past health.Past) (*Volume, e
 	return v, nil
 }
 
-// Unmount has unmount run as Quiet does, and forgets the volume where it succeeds.
-func (t *Table) Unmount(ctx context.Context, path string, unmount func() error) error {
-	return t.quiet(ctx, path, func() (gone bool, err error) {
-		err = unmount()
-		return err == nil, err
-	})
+// Unmount has unmount run as Quiet does, and forgets the volume where it is gone.
+func (t *Table) Unmount(ctx context.Context, path string, unmount func() (gone bool, err error)) error {
+	return t.quiet(ctx, path, unmount)
 }
 
 // Quiet has do run while neither a probe nor a growth is in the volume at path.

@@ -140,7 +140,9 @@ var signals = []os.Signal{unix.SIGTERM, os.Interrupt, unix.SIGPWR}
 // signal.
 func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules func() error) (ending, error) {
 	ctx, stop := signal.NotifyContext(context.Background(), signals...)
-	defer stop()
+	if !asInit { // a second signal would end PID 1, and the kernel, while it powers off
+		defer stop()
+	}
 	// Health is watched, and remembered, until the last call has ended.
 	life, end := context.WithCancel(context.Background())
 	defer end()
@@ -209,8 +211,15 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 // endGuest ends every process, and unmounts every volume.
 func endGuest(guest *sandbox.Sandbox, log *logrus.Entry) {
 	guestinit.EndAll(processLimit)
-	if err := guest.Destroy(context.Background()); err != nil {
-		log.Errorf("the guest ends, and what it has written may not be on its disks: %v", err)
+	err := guest.Destroy(context.Background())
+	if err == nil {
+		return
+	}
+	log.Errorf("the guest ends, and not everything can be unmounted: %v", err)
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	defer cancel()
+	if err := guest.UnmountEach(ctx); err != nil {
+		log.Errorf("what is written may not be on its disk: %v", err)
 	}
 }
 
