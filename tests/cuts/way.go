@@ -2,8 +2,6 @@ package cuts
 
 import (
 	"context"
-	"fmt"
-	"strings"
 	"time"
 
 	"github.com/directvol/directvol/host/qemu"
@@ -53,7 +51,7 @@ func (d *disk) mount(ctx context.Context) (err error) {
 		d.mounted, err = d.guest.Mount(ctx, d.id)
 		return err
 	}
-	if d.device, err = findDevice(ctx, d.guest.Act, d.id); err != nil {
+	if d.device, err = d.guest.DeviceOf(ctx, d.id); err != nil {
 		return err
 	}
 	d.mounted = "/run/cuts/" + d.id
@@ -106,32 +104,6 @@ func (d *disk) detach(ctx context.Context) error {
 		return d.guest.Detach(ctx, d.id)
 	}
 	return d.guest.VM().DetachDisk(ctx, d.id)
-}
-
-// findDevice waits for the disk with a serial, and returns its /dev name.
-func findDevice(ctx context.Context, guest *act.Client, serial string) (device string, err error) {
-	err = again(ctx, func() (bool, error) {
-		table, err := guest.ReadFile(ctx, "/proc/partitions")
-		if err != nil {
-			return false, err
-		}
-		for line := range strings.Lines(string(table)) {
-			fields := strings.Fields(line) // major, minor, blocks, name
-			if len(fields) != 4 || !strings.HasPrefix(fields[3], "vd") {
-				continue
-			}
-			// A disk that is on its way, or out, has none.
-			if text, err := guest.ReadFile(ctx, "/sys/block/"+fields[3]+"/serial"); err == nil && strings.TrimSpace(string(text)) == serial {
-				device = "/dev/" + fields[3]
-				return true, nil
-			}
-		}
-		return false, nil
-	})
-	if err != nil {
-		return "", fmt.Errorf("find the disk %s: %w", serial, err)
-	}
-	return device, nil
 }
 
 // askAgain is how often the guest's kernel is asked for what it tells no test.

@@ -11,7 +11,7 @@ import (
 	"github.com/containerd/ttrpc"
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/host/sandbox"
+	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/service"
@@ -80,17 +80,18 @@ func (g *Guest) bring(ctx context.Context, id, dir string, files []file) error {
 	if err != nil {
 		return err
 	}
-	v := &Volume{Volume: sandbox.Volume{ID: id, Path: image, FSType: "ext4", ReadOnly: true}, guest: g}
-	if err := v.Mount(ctx); err != nil {
+	if _, err := g.VM().AttachDisk(ctx, qemu.Disk{ID: id, Path: image, Serial: id, ReadOnly: true}); err != nil {
+		return err
+	}
+	device, err := g.DeviceOf(ctx, id)
+	if err != nil {
 		return err
 	}
 	if err := g.Act.Mkdir(ctx, dir, 0o755); err != nil {
 		return err
 	}
-	if err := g.Act.Mount(ctx, act.Mount{Source: v.GuestPath, Target: dir, Flags: unix.MS_BIND}); err != nil {
-		return err
-	}
-	return v.Unmount(ctx) // the agent under test has no volume of it: a program that runs could not be unmounted
+	// No volume of the agent under test: a program that runs could not be unmounted.
+	return g.Act.Mount(ctx, act.Mount{Source: device, Target: dir, FSType: "ext4", Flags: unix.MS_RDONLY})
 }
 
 // runKata returns when the program has ended, which is always an error.
