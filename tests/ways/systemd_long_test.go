@@ -46,15 +46,7 @@ func TestSystemdRestartsTheAgentAndNoVolumeIsLost(t *testing.T) {
 		BootDisks: []qemu.Disk{{ID: "root", Path: disk}},
 	})
 	must(t, err)
-	t.Cleanup(func() {
-		if t.Failed() {
-			g.Explain(t.Output())
-		}
-		g.Kill()
-		if err := g.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	explained(t, g)
 	s := daemon{g, systemdAgent}
 	awaitTestGuest(t, g)
 	t.Run("it is up, with its drop-ins", func(t *testing.T) { runsAsItsUnitSays(t, s) })
