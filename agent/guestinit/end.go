@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EndAll has every other process of the guest end, of which this one is PID 1: by
-// SIGTERM, and what has not ended after a while by SIGKILL. It waits as long again for
-// those: one that waits for a disk does not end.
+// EndAll ends every other process of the guest. Only PID 1 may call it. It sends SIGTERM,
+// waits, sends SIGKILL to those that are left, and waits as long again: a process that
+// waits for a disk does not end.
 func EndAll(patience time.Duration) {
 	for _, signal := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
 		all := processes()

@@ -7,7 +7,7 @@
 //	                   the same             the same
 //	create container   waits for it         waits for it        waits for it
 //	remove container   ends it, waits       waits for it        waits for it
-//	create sandbox     waits (sandbox's)    waits for none      waits for it
+//	create sandbox     waits for it         has no remove       waits for it
 //	destroy            ends any, waits      waits for any       waits for it
 //
 // Each waits until its own caller's time is over, and then says for what. A destroy
@@ -111,7 +111,7 @@ const releaseLimit = 8 * time.Second
 // Reasons to end a create that its caller still waits for.
 var (
 	errRemoved   = errors.New("it was removed while it was created")
-	errDestroyed = errors.New("the sandbox was destroyed while it was created")
+	errDestroyed = errors.New("DestroySandbox was called while it was created")
 )
 
 // create has do run in the turn of a thing, until its caller's time is over or the
@@ -200,9 +200,9 @@ func (s *Sandbox) alone(ctx context.Context) (func(), error) {
 	return s.gate.open, nil
 }
 
-// call has do run when its turn has come, which ends with do. Its caller is answered
-// before his time is over, though do may go on: not where do has decided that it
-// succeeds.
+// call waits for its turn and runs do in it; the turn ends when do returns. The caller
+// is answered before its deadline, and do may go on behind that. Once do has decided
+// that it succeeds, the caller waits for its answer.
 func (s *Sandbox) call(ctx context.Context, what string, turn turn, decided *atomic.Bool, do func(context.Context) error) error {
 	ctx, cancel := deadline.Early(ctx)
 	defer cancel()
@@ -227,7 +227,7 @@ func (s *Sandbox) call(ctx context.Context, what string, turn turn, decided *ato
 	case <-ctx.Done():
 	}
 	if decided != nil && !decided.CompareAndSwap(false, true) {
-		return <-answer // which comes at once
+		return <-answer // which comes soon: nothing waits for a disk any more
 	}
 	select {
 	case err := <-answer:

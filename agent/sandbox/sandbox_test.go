@@ -54,21 +54,13 @@ func TestShortCallIsMadeWhereNothingIsWaitedFor(t *testing.T) {
 	})
 }
 
-// table is Storages by functions; a nil one does nothing.
+// table is Storages whose Hold is a function, and which does nothing else.
 type table struct {
-	hold    func(ctx context.Context, agreed func() bool) error
-	release func() error
+	hold func(ctx context.Context, agreed func() bool) error
 }
 
 func (t table) Hold(ctx context.Context, _ string, _ []*agentpb.Storage, agreed func() bool) error {
 	return t.hold(ctx, agreed)
-}
-
-func (t table) Release(context.Context, string) error {
-	if t.release == nil {
-		return nil
-	}
-	return t.release()
 }
 
 func (table) ReleaseAll(_ context.Context, agreed func() bool) error {
@@ -77,6 +69,7 @@ func (table) ReleaseAll(_ context.Context, agreed func() bool) error {
 	}
 	return nil
 }
+func (table) Release(context.Context, string) error            { return nil }
 func (table) UnmountEach(context.Context) error                { return nil }
 func (table) Update(context.Context, []*agentpb.Storage) error { return nil }
 func (table) Ended() bool                                      { return false }

@@ -107,7 +107,8 @@ func TestLocalDirectoryHasItsModeAndKeepsItsFiles(t *testing.T) {
 	}
 }
 
-// What is mounted within another comes back on top of it, and with what was in it.
+// A destroy that fails mounts nested storages again on top of those that contain them,
+// with their files.
 func TestDestroyThatIsNotAgreedGivesBackWhatWasNested(t *testing.T) {
 	for range 30 {
 		dir := ownDir(t)

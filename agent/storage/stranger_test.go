@@ -52,7 +52,7 @@ func TestStateOfAnotherVersionIsReadAndKept(t *testing.T) {
 	}
 }
 
-// What cannot be taken over is nobody's to be told gone while it is mounted.
+// RemoveContainer says no OK while a mount is there that the agent does not understand.
 func TestMountThatIsNotUnderstoodKeepsItsContainer(t *testing.T) {
 	ownMounts(t)
 	for name, c := range map[string]struct{ holders, free string }{"of its holder": {`["c1"]`, "c2"}, "of anybody": {`[]`, ""}} {

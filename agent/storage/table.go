@@ -106,8 +106,7 @@ func (t *Table) End(ended bool) error {
 // they are held. Where that says no, or one storage fails, all that this call has
 // added is undone before it returns.
 //
-// Where the agent is killed meanwhile, the next one has what was added so far, and
-// holds it.
+// If the agent is killed meanwhile, the next agent holds what was added so far.
 func (t *Table) Hold(ctx context.Context, holder string, storages []*agentpb.Storage, agreed func() bool) (err error) {
 	requests := make([]request, len(storages))
 	for i, s := range storages {

@@ -37,9 +37,9 @@ const tagBytes = 36
 // tagLimit is how long to wait for a device with the tag.
 const tagLimit = time.Second
 
-// mountTag tries again as long as no device has the tag: a new device shows in sysfs
-// before the driver knows its tag, and tells of itself by an event after that. (EINVAL
-// is also a wrong option's answer, which comes later by as much.)
+// mountTag tries again as long as no device has the tag. A new device is in sysfs before
+// its driver knows the tag, and an event follows when it does. mount(2) answers a wrong
+// option with EINVAL too, so that refusal comes a second later.
 func mountTag(d *devices, r request, from origin) (made bool, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), tagLimit)
 	defer cancel()

@@ -92,8 +92,8 @@ func (t *Table) Unmount(ctx context.Context, path string, unmount func() (gone b
 	return t.quiet(ctx, path, unmount)
 }
 
-// Quiet has do run while neither a probe nor a growth is in the volume at path.
-// Where one does not end before ctx do does not run.
+// Quiet calls do while neither a probe nor a growth is in the volume at path. If one
+// of them has not ended before ctx, Quiet returns an error and does not call do.
 func (t *Table) Quiet(ctx context.Context, path string, do func() error) error {
 	return t.quiet(ctx, path, func() (bool, error) { return false, do() })
 }

@@ -73,8 +73,8 @@ func TestWhatTheKernelRefusesHasAKindToActOn(t *testing.T) {
 	}
 }
 
-// Whoever asks while a disk hangs is answered before his time is over, and waits for no
-// thread of his own.
+// While a disk hangs every caller is answered before its deadline, and only the first
+// one's thread waits for the disk.
 func TestCallOnADiskThatHangsIsAnsweredInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := &Volume{Mountpoint: "/volume", growing: make(chan struct{}, 1)}

@@ -13,8 +13,8 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// Where one volume is in use DestroySandbox fails, and nothing has changed: not even
-// the mounts' ids.
+// DestroySandbox fails while a volume is in use, and changes nothing: the mounts keep
+// their ids.
 func TestDestroyThatFailsChangesNothing(t *testing.T) {
 	g := guest(t)
 	idle, busy := mounted(t, g, "xfs"), mounted(t, g, "ext4")
@@ -36,8 +36,8 @@ func TestDestroyThatFailsChangesNothing(t *testing.T) {
 	freshlyVerified(t, busy, writer.Ledger().Bytes())
 }
 
-// Where it fails late, when some are unmounted already, these are back with all that
-// was in them.
+// A DestroySandbox that fails late, with some storages unmounted, mounts them again with
+// their files.
 func TestDestroyThatFailsLateGivesAllBack(t *testing.T) {
 	g := guest(t)
 	v := mounted(t, g, "xfs")
@@ -73,7 +73,7 @@ func TestVolumeThatAnotherNamespaceHasIsNotReleased(t *testing.T) {
 		for range 2 {
 			refused(t, g.Agent().RemoveContainer(limited(t), "released"), codes.FailedPrecondition, storage.MountPoint, "still in use in the guest", "test-guest")
 		}
-		// It is the container's still, and can be its again.
+		// The container still holds it, and may ask for it again.
 		must(t, container(t, g, "released", storage))
 		if !isMounted(t, g, storage.MountPoint) {
 			t.Error("it is not mounted though its container was made again")

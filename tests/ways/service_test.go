@@ -353,9 +353,9 @@ func remembersFailedReads(t *testing.T, s daemon) {
 	detach(t, v)
 }
 
-// logInterval is longer than the time in which the kernel logs ten failed reads and no
-// more, of which nothing tells (DEFAULT_RATELIMIT_INTERVAL): an emulated guest's clock is
-// the host's.
+// logInterval exceeds the five seconds in which the kernel logs at most ten failed reads
+// (DEFAULT_RATELIMIT_INTERVAL). No event tells when they are over. An emulated guest's
+// clock is the host's.
 const logInterval = 6 * time.Second
 
 func TestPanicInOneCallHarmsNoOther(t *testing.T) {

@@ -35,8 +35,8 @@ When: the mount of an xfs that was grown shortly before the power went fails wit
     in the last minute;
   - "Metadata corruption detected at …", for example at __xfs_dir3_data_check: a
     directory was written out that leads into the new space. No kernel mounts it.
-Where the newer kernel refuses it too, rescue writes into its superblock that it has
-grown, and mounts it again. Nothing is lost where one of these mounts succeeds.
+If the newer kernel refuses it too, rescue writes the new size into its superblock and
+mounts it again. If one of these mounts succeeds, nothing is lost.
 After any other power cut rescue does no harm: it shows whether the volume mounts
 and is whole.
 
