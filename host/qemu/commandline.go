@@ -1,6 +1,8 @@
 package qemu
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"os/exec"
@@ -26,6 +28,18 @@ func findBinary(name string) (string, error) {
 		return "", fmt.Errorf("QEMU is missing (%w): install it with: apt-get install --no-install-recommends qemu-system-x86", err)
 	}
 	return path, nil
+}
+
+// confinement is QEMU's seccomp filter (seccomp.h in QEMU's sources, option -sandbox): no program is started, no user changed
+// and no thread's priority, by a QEMU that a guest has taken over.
+const confinement = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+
+// canConfine asks a QEMU program whether it was built with seccomp: one that was not knows no option -sandbox, and exits 1.
+func canConfine(ctx context.Context, binary string) error {
+	if out, err := exec.CommandContext(ctx, binary, "-sandbox", confinement, "-version").CombinedOutput(); err != nil {
+		return fmt.Errorf("%s -sandbox: %w: %s", binary, err, bytes.TrimSpace(out))
+	}
+	return nil
 }
 
 // command returns the command that starts QEMU, with the end of a chardev's options for the QMP socket.
@@ -59,6 +73,9 @@ func (vm *VM) arguments(monitor string) []string {
 		"-object", fmt.Sprintf("memory-backend-memfd,id=memory,size=%dM,share=on", cfg.MemoryMiB),
 		"-chardev", "socket,id=monitor,server=on,wait=off," + monitor, "-mon", "chardev=monitor,mode=control",
 		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
+	}
+	if vm.confined {
+		args = append(args, "-sandbox", confinement)
 	}
 	for bridge := 1; bridge <= cfg.Bridges; bridge++ {
 		args = append(args, "-device", bridgeDevice(bridge))

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/host/qmp"
@@ -34,6 +35,8 @@ func TestMain(m *testing.M) {
 		beParent(os.Getenv(playParent))
 	case len(os.Args) > 1 && os.Args[1] == "vhost-vsock":
 		beBackend(os.Getenv(playBackend))
+	case os.Getenv(playQEMU) != "" && slices.Contains(os.Args, "-version"):
+		beVersion(os.Getenv(playQEMU))
 	case os.Getenv(playQEMU) != "":
 		beQEMU(os.Getenv(playQEMU))
 	}
@@ -43,6 +46,14 @@ func TestMain(m *testing.M) {
 func fatal(err error) {
 	fmt.Fprintln(os.Stderr, err)
 	os.Exit(2)
+}
+
+// beVersion plays QEMU that prints its version, or refuses an option before that.
+func beVersion(how string) {
+	if how == "has no seccomp" {
+		fatal(errors.New("qemu: -sandbox: invalid option"))
+	}
+	os.Exit(0)
 }
 
 // beQEMU plays QEMU, with the QMP socket inherited.
@@ -168,6 +179,24 @@ func TestShutdownIsToldAndLeavesNothing(t *testing.T) {
 	}
 	if err := vm.VsockErr(); err == nil {
 		t.Error("vsock works without a VM")
+	}
+}
+
+func TestQEMUWithoutSeccompRunsAndIsWarnedOf(t *testing.T) {
+	for how, want := range map[string]bool{"serves": true, "has no seccomp": false} {
+		said := &lockedBuffer{}
+		log := logrus.New()
+		log.SetOutput(said)
+		vm, err := startPlayed(t, how, "serves", func(c *Config) { c.Log = logrus.NewEntry(log) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := vm.Confined(); got != want || slices.Contains(vm.CommandLine(), "-sandbox") != want {
+			t.Errorf("QEMU that %s, confined:\nwant %v\ngot  %v, %q", how, want, got, vm.CommandLine())
+		}
+		if got := !strings.Contains(said.text.String(), "without its seccomp filter"); got != want {
+			t.Errorf("QEMU that %s: the log says:\n%s", how, said.text.String())
+		}
 	}
 }
 

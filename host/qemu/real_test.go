@@ -3,6 +3,7 @@ package qemu
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -90,6 +91,26 @@ func TestRealQEMU(t *testing.T) {
 	got, err := vm.AwaitShutdown(limited(t))
 	if want := (Shutdown{Reason: "host-qmp-quit"}); err != nil || got != want {
 		t.Errorf("shutdown:\nwant %+v\ngot  %+v, %v", want, got, err)
+	}
+}
+
+// The filter holds for each thread (proc(5), Seccomp: 2), and spawns nothing.
+func TestRealQEMUIsConfined(t *testing.T) {
+	vm := realVM(t)
+	if !vm.Confined() {
+		t.Skip("this QEMU was built without seccomp (run it with Debian's qemu-system-x86)")
+	}
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", vm.qemu.cmd.Process.Pid))
+	must(t, err)
+	for _, thread := range threads {
+		status, err := os.ReadFile(thread)
+		must(t, err)
+		if !strings.Contains(string(status), "Seccomp:\t2\n") {
+			t.Errorf("%s: want Seccomp: 2\ngot  %s", thread, status)
+		}
+	}
+	if len(threads) < 2 {
+		t.Errorf("QEMU's threads: want its main loop and a processor, got %v", threads)
 	}
 }
 
