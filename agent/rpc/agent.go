@@ -83,6 +83,7 @@ func (a *Agent) services() map[string]map[string]ttrpc.Method {
 		},
 		volumepb.VolumeServiceName: {
 			"CheckResizeVolume": method(a, "CheckResizeVolume", a.checkResizeVolume),
+			"GetVolumeHealth":   method(a, "GetVolumeHealth", a.getVolumeHealth),
 		},
 		agentpb.HealthServiceName: {
 			"Check":   service.Method(a.check),
@@ -212,6 +213,18 @@ func statsResponse(stats volume.Stats) *agentpb.VolumeStatsResponse {
 		Usage:           []*agentpb.VolumeUsage{usage(agentpb.VolumeUsage_BYTES, stats.Bytes), usage(agentpb.VolumeUsage_INODES, stats.Inodes)},
 		VolumeCondition: &agentpb.VolumeCondition{Abnormal: abnormal, Message: message},
 	}
+}
+
+func (a *Agent) getVolumeHealth(ctx context.Context, r *volumepb.GetVolumeHealthRequest) (*volumepb.GetVolumeHealthResponse, error) {
+	stats, err := a.Volumes.Stats(ctx, r.VolumeGuestPath)
+	if err != nil {
+		return nil, err
+	}
+	response := &volumepb.GetVolumeHealthResponse{}
+	for _, c := range stats.Conditions {
+		response.Conditions = append(response.Conditions, &volumepb.Condition{Status: volumepb.Condition_Status(c.Status), Reason: c.Reason, Message: c.Message})
+	}
+	return response, nil
 }
 
 func usage(unit agentpb.VolumeUsage_Unit, u volume.Usage) *agentpb.VolumeUsage {

@@ -143,6 +143,16 @@ func (c *Client) GetVolumeStats(ctx context.Context, guestPath string) (*agentpb
 	return checked(ctx, c, getVolumeStats, &agentpb.VolumeStatsRequest{VolumeGuestPath: guestPath}, checkStats)
 }
 
+// GetVolumeHealth returns what is wrong with the volume at a path in the guest: nothing of a healthy one. An agent without directvol's service answers
+// as CheckResizeVolume says.
+func (c *Client) GetVolumeHealth(ctx context.Context, guestPath string) ([]*volumepb.Condition, error) {
+	health, err := checked(ctx, c, getVolumeHealth, &volumepb.GetVolumeHealthRequest{VolumeGuestPath: guestPath}, checkHealth)
+	if err != nil {
+		return nil, err
+	}
+	return health.Conditions, nil
+}
+
 // ResizeVolume grows the filesystem at a path in the guest to its disk's size in bytes, or to the device's end where size is 0.
 func (c *Client) ResizeVolume(ctx context.Context, guestPath string, size uint64) error {
 	return c.do(ctx, resizeVolume, &agentpb.ResizeVolumeRequest{VolumeGuestPath: guestPath, Size_: size})

@@ -6,6 +6,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/volumepb"
 )
 
 // Bounds of an answer, each far above what an honest one needs.
@@ -13,6 +14,8 @@ const (
 	maxText   = 4 << 10 // bytes
 	maxUsages = 16
 	maxNames  = 64
+
+	maxConditions = 64
 )
 
 func checkVersion(v *agentpb.VersionCheckResponse) error {
@@ -37,6 +40,22 @@ func checkStats(stats *agentpb.VolumeStatsResponse) error {
 		return nil
 	}
 	return checkTexts(&stats.VolumeCondition.Message)
+}
+
+// checkHealth refuses a list that no honest agent sends, and a condition without its status or reason: neither can be acted on.
+func checkHealth(health *volumepb.GetVolumeHealthResponse) error {
+	if len(health.Conditions) > maxConditions {
+		return fmt.Errorf("%d conditions, at most %d make sense", len(health.Conditions), maxConditions)
+	}
+	for i, c := range health.Conditions {
+		if c == nil || c.Status < volumepb.Condition_DEGRADED || c.Status > volumepb.Condition_DATA_LOSS || c.Reason == "" {
+			return fmt.Errorf("condition %d is %v: it lacks a status or a reason that is known", i, c)
+		}
+		if err := checkTexts(&c.Reason, &c.Message); err != nil {
+			return fmt.Errorf("condition %d: %w", i, err)
+		}
+	}
+	return nil
 }
 
 func checkDetails(details *agentpb.GuestDetailsResponse) error {

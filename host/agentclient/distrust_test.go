@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/volumepb"
 )
 
 // FuzzAnswers reads any payload as each answer of a guest: what passes has
@@ -19,6 +20,7 @@ func FuzzAnswers(f *testing.F) {
 			Usage:           []*agentpb.VolumeUsage{{Unit: agentpb.VolumeUsage_BYTES, Total: 9, Used: 2, Available: 7}, {Unit: agentpb.VolumeUsage_INODES, Total: 1 << 63}, {Total: 1, Used: 2}},
 			VolumeCondition: &agentpb.VolumeCondition{Abnormal: true, Message: "ext4 on /dev/vda\r\nOK\u202e"},
 		},
+		&volumepb.GetVolumeHealthResponse{Conditions: []*volumepb.Condition{{Status: volumepb.Condition_INACCESSIBLE, Reason: "IOHung\x07", Message: "\x1b[2J"}, {Status: 4, Reason: "x"}}},
 		&agentpb.GuestDetailsResponse{AgentDetails: &agentpb.AgentDetails{Version: "1", DeviceHandlers: []string{"blk", "\xff"}, StorageHandlers: make([]string, maxNames+1)}},
 	} {
 		b, err := m.Marshal()
@@ -41,6 +43,15 @@ func FuzzAnswers(f *testing.F) {
 			}
 			if stats.VolumeCondition != nil {
 				showable(t, stats.VolumeCondition.Message)
+			}
+		}
+		var health volumepb.GetVolumeHealthResponse
+		if health.Unmarshal(b) == nil && checkHealth(&health) == nil {
+			for _, c := range health.Conditions {
+				showable(t, c.Reason, c.Message)
+				if c.Status < 1 || c.Status > 3 || c.Reason == "" || len(health.Conditions) > maxConditions {
+					t.Errorf("%x passed as %+v", b, health)
+				}
 			}
 		}
 		var details agentpb.GuestDetailsResponse

@@ -20,6 +20,7 @@ var (
 
 	check           = method{agentpb.HealthServiceName, "Check", true}
 	version         = method{agentpb.HealthServiceName, "Version", true}
+	getVolumeHealth = method{volumepb.VolumeServiceName, "GetVolumeHealth", true}
 	getVolumeStats  = method{agentpb.AgentServiceName, "GetVolumeStats", true}
 	getGuestDetails = method{agentpb.AgentServiceName, "GetGuestDetails", true}
 	// It names the size to reach, and nothing shrinks: the second one finds the work done.

@@ -18,6 +18,7 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/volumepb"
 )
 
 // everyMethod answers all that a Client asks.
@@ -26,7 +27,7 @@ func everyMethod() *agent {
 	return &agent{answers: map[string]any{
 		"Check":   &agentpb.HealthCheckResponse{Status: agentpb.HealthCheckResponse_SERVING},
 		"Version": &agentpb.VersionCheckResponse{AgentVersion: strings.Repeat("v", 1000)}, "GetGuestDetails": &agentpb.GuestDetailsResponse{},
-		"GetVolumeStats": &agentpb.VolumeStatsResponse{}, "ResizeVolume": empty, "CheckResizeVolume": empty,
+		"GetVolumeStats": &agentpb.VolumeStatsResponse{}, "ResizeVolume": empty, "CheckResizeVolume": empty, "GetVolumeHealth": &volumepb.GetVolumeHealthResponse{},
 		"CreateSandbox": empty, "DestroySandbox": empty, "CreateContainer": empty, "RemoveContainer": empty,
 	}}
 }
@@ -40,6 +41,7 @@ var calls = map[string]struct {
 	"Version":           {true, func(c *Client, ctx context.Context) error { _, err := c.Version(ctx); return err }},
 	"GetGuestDetails":   {true, func(c *Client, ctx context.Context) error { _, err := c.GetGuestDetails(ctx); return err }},
 	"GetVolumeStats":    {true, func(c *Client, ctx context.Context) error { _, err := c.GetVolumeStats(ctx, "/v"); return err }},
+	"GetVolumeHealth":   {true, func(c *Client, ctx context.Context) error { _, err := c.GetVolumeHealth(ctx, "/v"); return err }},
 	"CheckResizeVolume": {true, func(c *Client, ctx context.Context) error { return c.CheckResizeVolume(ctx, "/v", 1) }},
 	"ResizeVolume":      {true, func(c *Client, ctx context.Context) error { return c.ResizeVolume(ctx, "/v", 1) }},
 	"CreateSandbox": {false, func(c *Client, ctx context.Context) error {

@@ -10,3 +10,12 @@ import (
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
 func (m *CheckResizeVolumeRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *GetVolumeHealthRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *GetVolumeHealthResponse) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *Condition) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }

@@ -14,5 +14,6 @@ const VolumeServiceName = "directvol.v1.VolumeService"
 func Methods() []service.MethodDesc {
 	return []service.MethodDesc{
 		service.Describe[CheckResizeVolumeRequest, emptypb.Empty](VolumeServiceName, "CheckResizeVolume"),
+		service.Describe[GetVolumeHealthRequest, GetVolumeHealthResponse](VolumeServiceName, "GetVolumeHealth"),
 	}
 }

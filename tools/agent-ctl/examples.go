@@ -57,6 +57,8 @@ var examples = map[string]example{
 
 	"GetVolumeStats": {"usage and condition of a volume",
 		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE="}`},
+	"GetVolumeHealth": {"all that is wrong with a volume",
+		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE="}`},
 	"ResizeVolume": {"grow a volume's filesystem to so many bytes, once its disk has them",
 		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE=","size":2147483648}`},
 	"CheckResizeVolume": {"ask whether a volume's filesystem could grow so far, before its disk does",

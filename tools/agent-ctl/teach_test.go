@@ -85,7 +85,7 @@ func TestListOfNamedMethodsShowsWhatIsInside(t *testing.T) {
 }
 
 func TestShellCompletesMethodNames(t *testing.T) {
-	for _, args := range [][]string{{"connect", "-c", "getv"}, {"connect", "--cmd", "GetV"}, {"list", "GetV"}, {"examples", "getv"}} {
+	for _, args := range [][]string{{"connect", "-c", "getvolumes"}, {"connect", "--cmd", "GetVolumeS"}, {"list", "GetVolumeS"}, {"examples", "getvolumes"}} {
 		got := ctl(t.Context(), append([]string{"__complete"}, args...)...)
 		want := "GetVolumeStats\tusage and condition of a volume\n:4\n"
 		same(t, strings.Join(args, " "), want, got.out)
