@@ -19,27 +19,52 @@ func (v *Volume) BreakWrites(ctx context.Context) error { return v.breakIO(ctx, 
 // BreakReads does that to every read.
 func (v *Volume) BreakReads(ctx context.Context) error { return v.breakIO(ctx, "read") }
 
-// breakIO puts a blkdebug node between the disk's raw node and its file
-// (qapi/block-core.json): a fault that QEMU makes and the guest's kernel meets.
+// BreakNextWrite makes one write fail with EIO, and no other.
+func (v *Volume) BreakNextWrite(ctx context.Context) error {
+	return v.breakOn(ctx, map[string]any{"event": "none", "iotype": "write", "errno": errnoEIO, "once": true})
+}
+
 func (v *Volume) breakIO(ctx context.Context, iotype string) error {
-	err := v.guest.VM().QMP().Execute(ctx, "blockdev-add", map[string]any{
-		"driver": "blkdebug", "node-name": v.faultNode(), "image": qemu.FileNode(v.ID),
-		"inject-error": []map[string]any{{"event": "none", "iotype": iotype, "errno": errnoEIO}},
-	}, nil)
-	if err != nil {
-		return fmt.Errorf("break the %ss of volume %s: %w", iotype, v.ID, err)
+	return v.breakOn(ctx, map[string]any{"event": "none", "iotype": iotype, "errno": errnoEIO})
+}
+
+// breakOn puts a blkdebug node between the disk's raw node and its file
+// (qapi/block-core.json): a fault that QEMU makes and the guest's kernel meets.
+func (v *Volume) breakOn(ctx context.Context, inject map[string]any) error {
+	return v.insert(ctx, map[string]any{
+		"driver": "blkdebug", "node-name": v.faultNode(), "image": qemu.FileNode(v.ID), "inject-error": []map[string]any{inject},
+	})
+}
+
+// insert puts a node below the disk's raw node, while the disk is in use.
+func (v *Volume) insert(ctx context.Context, node map[string]any) error {
+	if err := v.guest.VM().QMP().Execute(ctx, "blockdev-add", node, nil); err != nil {
+		return fmt.Errorf("put a fault below volume %s: %w", v.ID, err)
 	}
 	return v.guest.VM().ReplaceFileNode(ctx, v.ID, v.faultNode())
 }
 
-// Heal takes the fault away again.
+// Heal takes the fault away again. A disk that hangs answers first.
 func (v *Volume) Heal(ctx context.Context) error {
+	if v.server != nil {
+		if err := v.Answer(); err != nil {
+			return fmt.Errorf("heal volume %s: %w", v.ID, err)
+		}
+	}
 	if err := v.guest.VM().ReplaceFileNode(ctx, v.ID, qemu.FileNode(v.ID)); err != nil {
 		return err
 	}
 	err := v.guest.VM().QMP().Execute(ctx, "blockdev-del", map[string]any{"node-name": v.faultNode()}, nil)
+	if err == nil && v.throttled {
+		err = v.guest.VM().QMP().Execute(ctx, "object-del", map[string]any{"id": v.throttle()}, nil)
+		v.throttled = err != nil
+	}
 	if err != nil {
 		return fmt.Errorf("heal volume %s: %w", v.ID, err)
+	}
+	if v.server != nil {
+		v.server.end()
+		v.server = nil
 	}
 	return nil
 }

@@ -7,8 +7,12 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/directvol/directvol/host/sandbox"
 	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/volumepb"
 	"github.com/directvol/directvol/tests/guest/act"
 )
 
@@ -18,6 +22,10 @@ type Volume struct {
 	guest     *Guest
 	GuestPath string    // where it is mounted; "" where it is not
 	files     []written // by this volume's writers
+
+	// Of the fault that is below the disk, until Heal:
+	server    *storeServer // nil where its store is not served
+	throttled bool
 }
 
 // written is a file that a checksummed writer has written, or is writing.
@@ -194,4 +202,30 @@ func (v *Volume) Touch(ctx context.Context) error {
 		return err
 	}
 	return v.guest.Act.Sync(ctx, path)
+}
+
+// Health asks the agent for all that is wrong with the volume.
+func (v *Volume) Health(ctx context.Context) ([]*volumepb.Condition, error) {
+	return v.guest.Agent().GetVolumeHealth(ctx, v.GuestPath)
+}
+
+// AwaitHealth asks for the volume's conditions until they are as wanted. A call that the
+// agent does not answer in time is made again.
+func (v *Volume) AwaitHealth(ctx context.Context, wanted func([]*volumepb.Condition) bool) ([]*volumepb.Condition, error) {
+	again := time.NewTicker(conditionInterval)
+	defer again.Stop()
+	for {
+		conditions, err := v.Health(ctx)
+		if err == nil && wanted(conditions) {
+			return conditions, nil
+		}
+		if err != nil && status.Code(err) != codes.DeadlineExceeded {
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("volume %s: its conditions are still %v (error %v): %w", v.ID, conditions, err, ctx.Err())
+		case <-again.C:
+		}
+	}
 }

@@ -80,6 +80,7 @@ const (
 	OpVerifyBlocks = "verify-blocks"
 	OpDialVsock    = "dial-vsock"
 	OpSignal       = "signal"
+	OpThreads      = "threads"
 	OpStop         = "stop" // only as a second line, to end an operation that runs
 )
 

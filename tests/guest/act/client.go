@@ -115,6 +115,11 @@ func (c *Client) Signal(ctx context.Context, program string, signal syscall.Sign
 	return found.IDs, err
 }
 
+// Threads asks for the threads of all processes of a program. That there is none is an error.
+func (c *Client) Threads(ctx context.Context, program string) (ThreadStates, error) {
+	return ask[ThreadStates](ctx, c, OpThreads, Threads{Program: program})
+}
+
 // DialVsock makes a connection that begins in the guest; see [DialVsock].
 func (c *Client) DialVsock(ctx context.Context, d DialVsock) (Dialed, error) {
 	return ask[Dialed](ctx, c, OpDialVsock, d)

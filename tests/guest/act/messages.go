@@ -25,6 +25,26 @@ type Processes struct {
 	IDs []int `json:"ids"`
 }
 
+// Threads asks for those of every process of a program.
+type Threads struct {
+	Program string `json:"program"` // its path
+}
+
+// ThreadStates are a program's threads, as the kernel sees them.
+type ThreadStates struct {
+	States []string `json:"states"` // a letter each, as proc(5) has it: D waits in the kernel for a disk, or for who does
+}
+
+// Waiting is how many of the threads wait for a disk.
+func (t ThreadStates) Waiting() (n int) {
+	for _, state := range t.States {
+		if state == "D" {
+			n++
+		}
+	}
+	return n
+}
+
 // Exit is how a Command ended. Of each output the first MaxOutput bytes are kept.
 type Exit struct {
 	Code      int    `json:"code"`             // -1 when a signal ended it

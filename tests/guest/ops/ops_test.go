@@ -192,3 +192,26 @@ func TestGrowRefusesAFilesystemItDoesNotKnow(t *testing.T) {
 		t.Errorf("want an error that names tmpfs\n got: %v", err)
 	}
 }
+
+func TestThreadsAreThoseOfTheProgram(t *testing.T) {
+	c := guest(t)
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Others may begin or end meanwhile, and none of them waits for a disk for long.
+	if got, err := c.Threads(t.Context(), program); err != nil || len(got.States) < len(tasks)/2 || got.Waiting() == len(got.States) {
+		t.Errorf("threads\nwant: about %d\n got: %v, %v", len(tasks), got.States, err)
+	}
+	if _, err := c.Threads(t.Context(), "/nothing"); err == nil {
+		t.Error("a program that nobody runs has threads")
+	}
+	states := act.ThreadStates{States: []string{"S", "D", "R", "D"}}
+	if states.Waiting() != 2 {
+		t.Errorf("waiting\nwant: 2\n got: %d", states.Waiting())
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -14,28 +15,63 @@ import (
 
 // signal sends a signal to every process of a program. One that has ended meanwhile has no need of it.
 func signal(_ context.Context, args act.Signal) (act.Processes, error) {
+	var found act.Processes
+	err := eachProcess(args.Program, func(id int) error {
+		err := unix.Kill(id, args.Signal)
+		if err == nil {
+			found.IDs = append(found.IDs, id)
+		} else if err != unix.ESRCH {
+			return fmt.Errorf("kill %d: %w", id, err)
+		}
+		return nil
+	})
+	if err == nil && len(found.IDs) == 0 {
+		err = fmt.Errorf("signal %s: no process runs it", args.Program)
+	}
+	return found, err
+}
+
+// threads returns the states of a program's threads.
+func threads(_ context.Context, args act.Threads) (act.ThreadStates, error) {
+	var found act.ThreadStates
+	err := eachProcess(args.Program, func(id int) error {
+		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", id))
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				continue // it has ended
+			}
+			// "id (name) state …", where the name may hold anything (proc(5)).
+			if _, rest, ok := strings.Cut(string(text[strings.LastIndexByte(string(text), ')')+1:]), " "); ok && rest != "" {
+				found.States = append(found.States, rest[:1])
+			}
+		}
+		return err
+	})
+	if err == nil && len(found.States) == 0 {
+		err = fmt.Errorf("threads of %s: no process runs it", args.Program)
+	}
+	return found, err
+}
+
+// eachProcess calls do with the id of every process of a program.
+func eachProcess(path string, do func(id int) error) error {
 	links, err := filepath.Glob("/proc/[0-9]*/exe")
 	if err != nil {
-		return act.Processes{}, err
+		return err
 	}
-	var found act.Processes
 	for _, link := range links {
 		program, err := os.Readlink(link)
-		if err != nil || program != args.Program {
+		if err != nil || program != path {
 			continue // a thread of the kernel has none
 		}
 		id, err := strconv.Atoi(filepath.Base(filepath.Dir(link)))
 		if err != nil {
-			return act.Processes{}, err
+			return err
 		}
-		if err := unix.Kill(id, args.Signal); err == nil {
-			found.IDs = append(found.IDs, id)
-		} else if err != unix.ESRCH {
-			return found, &os.PathError{Op: "kill", Path: link, Err: err}
+		if err := do(id); err != nil {
+			return err
 		}
 	}
-	if len(found.IDs) == 0 {
-		return found, fmt.Errorf("signal %s: no process runs it", args.Program)
-	}
-	return found, nil
+	return nil
 }

@@ -30,6 +30,7 @@ var operations = map[string]operation{
 	act.OpVerifyBlocks: many(verifyBlocks),
 	act.OpDialVsock:    once(dialVsock),
 	act.OpSignal:       once(signal),
+	act.OpThreads:      once(threads),
 }
 
 // many makes an operation of a function that emits results of type R as it goes.

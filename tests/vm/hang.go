@@ -1,0 +1,166 @@
+package vm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/host/qemu"
+)
+
+// storeServer is a process that QEMU reads and writes a disk's store through, as it does
+// with a network's: while it is stopped, the disk hangs.
+//
+//	drive-ID   raw, what the device uses
+//	fault-ID   nbd, over a socket ── qemu-storage-daemon ── the file
+//	file-ID    the file, unused for as long as this lasts
+//
+// QEMU locks a file for the node that uses it, so the daemon opens it without a lock: of
+// the two one alone writes, and both do through the host's page cache.
+type storeServer struct {
+	dir     string
+	process *exec.Cmd
+	said    *console
+	ended   chan struct{}
+}
+
+const (
+	storeProgram = "qemu-storage-daemon" // of the package qemu-system-common
+	storeExport  = "disk"
+	// storeLimit is how long the daemon takes to listen, as a base for Limit.
+	storeLimit = 5 * time.Second
+)
+
+// Hang makes the volume's disk answer nothing from now on, until Answer: what is in
+// flight stays there. The first Hang waits for what is in flight and puts the server
+// below the disk. QEMU itself waits for a disk that hangs where it is told to take
+// it away or to end in order.
+func (v *Volume) Hang(ctx context.Context) error {
+	if err := v.Serve(ctx); err != nil {
+		return err
+	}
+	return v.server.process.Process.Signal(unix.SIGSTOP)
+}
+
+// Answer lets a disk that hangs go on, from where it was.
+func (v *Volume) Answer() error { return v.server.process.Process.Signal(unix.SIGCONT) }
+
+// Serve puts the server below the disk, where it is not there, for a Hang that takes no
+// time. Heal takes it away.
+func (v *Volume) Serve(ctx context.Context) error {
+	if v.server != nil {
+		return nil
+	}
+	server, err := serveStore(ctx, v.Path)
+	if err == nil {
+		err = v.insert(ctx, map[string]any{
+			"driver": "nbd", "node-name": v.faultNode(), "export": storeExport,
+			"server": map[string]string{"type": "unix", "path": server.socket()},
+		})
+		if err != nil {
+			server.end()
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("serve the store of volume %s: %w", v.ID, err)
+	}
+	v.server = server
+	return nil
+}
+
+// serveStore starts a server of an image, and returns when it listens.
+func serveStore(ctx context.Context, image string) (*storeServer, error) {
+	dir, err := os.MkdirTemp("", "directvol-nbd-") // a socket's path has 107 bytes at most
+	if err != nil {
+		return nil, err
+	}
+	s := &storeServer{dir: dir, said: &console{}, ended: make(chan struct{})}
+	store, err := json.Marshal(map[string]any{"driver": "file", "node-name": storeExport, "filename": image, "locking": "off", "discard": "unmap"})
+	if err != nil {
+		return nil, err
+	}
+	s.process = exec.Command(storeProgram, "--blockdev", string(store), "--nbd-server", "addr.type=unix,addr.path="+s.socket(),
+		"--export", "type=nbd,id=export,writable=on,node-name="+storeExport+",name="+storeExport)
+	s.process.Stdout, s.process.Stderr = s.said, s.said
+	if err := s.start(); err != nil {
+		os.RemoveAll(dir)
+		return nil, err
+	}
+	if err := s.listens(ctx); err != nil {
+		s.end()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *storeServer) start() error {
+	s.process.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
+	started := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // whose end would bring the signal
+		defer close(s.ended)
+		err := s.process.Start()
+		if started <- err; err == nil {
+			_ = s.process.Wait() // what it says tells more
+		}
+	}()
+	err := <-started
+	if errors.Is(err, exec.ErrNotFound) {
+		err = fmt.Errorf("%w: it is in the package qemu-system-common", err)
+	}
+	return err
+}
+
+func (s *storeServer) socket() string { return filepath.Join(s.dir, "nbd") }
+
+// listens waits until the server does.
+func (s *storeServer) listens(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, Limit(storeLimit))
+	defer cancel()
+	again := time.NewTicker(askAgain)
+	defer again.Stop()
+	for {
+		conn, err := net.Dial("unix", s.socket())
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-again.C:
+		case <-s.ended:
+			return fmt.Errorf("%s has ended: %s", storeProgram, strings.TrimSpace(s.said.tail(consoleLines)))
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not listen: %w: %w", storeProgram, context.Cause(ctx), err)
+		}
+	}
+}
+
+// end ends the server, stopped or not.
+func (s *storeServer) end() {
+	_ = s.process.Process.Kill()
+	<-s.ended
+	os.RemoveAll(s.dir)
+}
+
+// Slow has the disk end so many requests a second, and no more, until Heal.
+func (v *Volume) Slow(ctx context.Context, perSecond int) error {
+	err := v.guest.VM().QMP().Execute(ctx, "object-add", map[string]any{
+		"qom-type": "throttle-group", "id": v.throttle(), "limits": map[string]int{"iops-total": perSecond},
+	}, nil)
+	if err != nil {
+		return fmt.Errorf("slow volume %s: %w", v.ID, err)
+	}
+	v.throttled = true
+	return v.insert(ctx, map[string]any{"driver": "throttle", "node-name": v.faultNode(), "throttle-group": v.throttle(), "file": qemu.FileNode(v.ID)})
+}
+
+func (v *Volume) throttle() string { return "slow-" + v.ID }
