@@ -84,6 +84,7 @@ func (a *Agent) services() map[string]map[string]ttrpc.Method {
 		volumepb.VolumeServiceName: {
 			"CheckResizeVolume": method(a, "CheckResizeVolume", a.checkResizeVolume),
 			"GetVolumeHealth":   method(a, "GetVolumeHealth", a.getVolumeHealth),
+			"CheckReleased":     method(a, "CheckReleased", a.checkReleased),
 		},
 		agentpb.HealthServiceName: {
 			"Check":   service.Method(a.check),
@@ -245,6 +246,10 @@ func (a *Agent) checkResizeVolume(ctx context.Context, r *volumepb.CheckResizeVo
 		return nil, err
 	}
 	return nothing, v.CheckResize(ctx, r.Size_)
+}
+
+func (a *Agent) checkReleased(ctx context.Context, r *volumepb.CheckReleasedRequest) (*emptypb.Empty, error) {
+	return nothing, a.Storages.CheckReleased(ctx, r.Driver, r.Source)
 }
 
 // Where the kernel tells about hot-pluggable memory

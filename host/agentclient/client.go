@@ -164,6 +164,12 @@ func (c *Client) CheckResizeVolume(ctx context.Context, guestPath string, size u
 	return c.do(ctx, checkResizeVolume, &volumepb.CheckResizeVolumeRequest{VolumeGuestPath: guestPath, Size_: size})
 }
 
+// CheckReleased asks whether nothing in the guest uses the device of a Storage's driver and source any more, so that the disk can be pulled
+// (protocols/proto/volume.proto says what is promised). An agent without directvol's service answers as to CheckResizeVolume.
+func (c *Client) CheckReleased(ctx context.Context, driver, source string) error {
+	return c.do(ctx, checkReleased, &volumepb.CheckReleasedRequest{Driver: driver, Source: source})
+}
+
 // GetGuestDetails returns what guest and agent can do.
 func (c *Client) GetGuestDetails(ctx context.Context) (*agentpb.GuestDetailsResponse, error) {
 	return checked(ctx, c, getGuestDetails, &agentpb.GuestDetailsRequest{MemBlockSize: true, MemHotplugProbe: true}, checkDetails)

@@ -17,6 +17,7 @@ type method struct {
 var (
 	// These change nothing.
 	checkResizeVolume = method{volumepb.VolumeServiceName, "CheckResizeVolume", true}
+	checkReleased     = method{volumepb.VolumeServiceName, "CheckReleased", true}
 
 	check           = method{agentpb.HealthServiceName, "Check", true}
 	version         = method{agentpb.HealthServiceName, "Version", true}

@@ -27,7 +27,7 @@ func everyMethod() *agent {
 	return &agent{answers: map[string]any{
 		"Check":   &agentpb.HealthCheckResponse{Status: agentpb.HealthCheckResponse_SERVING},
 		"Version": &agentpb.VersionCheckResponse{AgentVersion: strings.Repeat("v", 1000)}, "GetGuestDetails": &agentpb.GuestDetailsResponse{},
-		"GetVolumeStats": &agentpb.VolumeStatsResponse{}, "ResizeVolume": empty, "CheckResizeVolume": empty, "GetVolumeHealth": &volumepb.GetVolumeHealthResponse{},
+		"GetVolumeStats": &agentpb.VolumeStatsResponse{}, "ResizeVolume": empty, "CheckResizeVolume": empty, "CheckReleased": empty, "GetVolumeHealth": &volumepb.GetVolumeHealthResponse{},
 		"CreateSandbox": empty, "DestroySandbox": empty, "CreateContainer": empty, "RemoveContainer": empty,
 	}}
 }
@@ -43,6 +43,7 @@ var calls = map[string]struct {
 	"GetVolumeStats":    {true, func(c *Client, ctx context.Context) error { _, err := c.GetVolumeStats(ctx, "/v"); return err }},
 	"GetVolumeHealth":   {true, func(c *Client, ctx context.Context) error { _, err := c.GetVolumeHealth(ctx, "/v"); return err }},
 	"CheckResizeVolume": {true, func(c *Client, ctx context.Context) error { return c.CheckResizeVolume(ctx, "/v", 1) }},
+	"CheckReleased":     {true, func(c *Client, ctx context.Context) error { return c.CheckReleased(ctx, "blk", "02/01") }},
 	"ResizeVolume":      {true, func(c *Client, ctx context.Context) error { return c.ResizeVolume(ctx, "/v", 1) }},
 	"CreateSandbox": {false, func(c *Client, ctx context.Context) error {
 		return c.CreateSandbox(ctx, &agentpb.CreateSandboxRequest{})

@@ -19,3 +19,6 @@ func (m *GetVolumeHealthResponse) ProtoReflect() protoreflect.Message { return b
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
 func (m *Condition) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *CheckReleasedRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }

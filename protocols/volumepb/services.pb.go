@@ -15,5 +15,6 @@ func Methods() []service.MethodDesc {
 	return []service.MethodDesc{
 		service.Describe[CheckResizeVolumeRequest, emptypb.Empty](VolumeServiceName, "CheckResizeVolume"),
 		service.Describe[GetVolumeHealthRequest, GetVolumeHealthResponse](VolumeServiceName, "GetVolumeHealth"),
+		service.Describe[CheckReleasedRequest, emptypb.Empty](VolumeServiceName, "CheckReleased"),
 	}
 }

@@ -215,7 +215,7 @@ func TestMethodsThatAreNotBuiltAreUnimplemented(t *testing.T) {
 	for _, m := range slices.Concat(agentpb.Methods(), volumepb.Methods()) {
 		switch m.Method {
 		case "CreateSandbox", "DestroySandbox", "CreateContainer", "RemoveContainer", "GetVolumeStats", "ResizeVolume", "GetGuestDetails", "Check", "Version",
-			"GetMetrics", "UpdateEphemeralMounts", "CheckResizeVolume":
+			"GetMetrics", "UpdateEphemeralMounts", "CheckResizeVolume", "CheckReleased", "GetVolumeHealth":
 			continue
 		}
 		w.send(call(t, stream, m.Service, m.Method, nil))

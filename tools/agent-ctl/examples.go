@@ -63,6 +63,8 @@ var examples = map[string]example{
 		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE=","size":2147483648}`},
 	"CheckResizeVolume": {"ask whether a volume's filesystem could grow so far, before its disk does",
 		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE=","size":2147483648}`},
+	"CheckReleased": {"ask whether nothing in the guest uses a device any more, before its disk is pulled",
+		`json://{"driver":"blk","source":"02/01"}`},
 	"UpdateEphemeralMounts": {"mount an ephemeral storage anew with other options",
 		`json://{"storages":[{"driver":"ephemeral","source":"shm","fstype":"tmpfs","options":["size=67108864"],"mount_point":"/run/kata-containers/sandbox/shm"}]}`},
 	"RemoveStaleVirtiofsShareMounts": {"unmount what virtio-fs shares no longer", ``},

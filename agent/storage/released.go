@@ -1,0 +1,85 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// CheckReleased refuses a device, named as a Storage names it, that anything in the guest
+// uses: a storage of it that is mounted or being mounted, whoever holds it, or somebody
+// else. A device that the guest does not have is released. It changes nothing.
+func (t *Table) CheckReleased(ctx context.Context, driverName, source string) error {
+	driver := driverOf(driverName)
+	if driver == nil || !driver.device {
+		return refusal.New(refusal.InvalidArgument, "driver %.40q: want one whose storages have a device, of %v", driverName, DeviceDrivers())
+	}
+	now, cancel := context.WithCancel(ctx)
+	cancel() // it is there, or it is not
+	from, err := driver.find(now, request{driver: driver, source: source})
+	missing := errors.Is(err, context.Canceled) || errors.Is(err, fs.ErrNotExist)
+	if err != nil && !missing {
+		return err
+	}
+	if err := t.refuseHeld(func(m *mounted) bool {
+		return m.driver == driver && m.source == source || err == nil && m.from == from
+	}); err != nil || missing {
+		return err
+	}
+	done, err := t.devices.turns.Take(ctx, from.path)
+	if err != nil {
+		return refusal.New(refusal.DeadlineExceeded, "device %s: another call is at it: %w", from.path, err)
+	}
+	defer done()
+	disk, err := claim(from.path)
+	switch {
+	case err == nil:
+		return disk.Close()
+	case errors.Is(err, unix.EBUSY):
+		return refusal.New(refusal.FailedPrecondition, "device %s is in use in the guest%s: end that and try again: %w", from.path, users(from.number), err)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
+		return nil // it has just gone
+	default:
+		return fmt.Errorf("whether device %s is free is not known: %w", from.path, err)
+	}
+}
+
+// refuseHeld refuses storages that are mounted, or being mounted, and names who has them.
+// One that somebody else has unmounted uses no device.
+func (t *Table) refuseHeld(matches func(*mounted) bool) error {
+	t.mu.Lock()
+	known := slices.AppendSeq(slices.Collect(maps.Values(t.mounts)), maps.Values(t.intents))
+	known = slices.DeleteFunc(known, func(m *mounted) bool { return !matches(m) })
+	t.mu.Unlock()
+	for _, m := range known {
+		there, err := m.driver.there(m)
+		if err != nil {
+			return err
+		}
+		t.mu.Lock()
+		begins, who := t.intents[m.mountPoint] == m, m.heldOrNeeded()
+		t.mu.Unlock()
+		if there || begins {
+			return refusal.New(refusal.FailedPrecondition, "volume %s is held in the guest by %s: remove them first", m.mountPoint, holderNames(who))
+		}
+	}
+	return nil
+}
+
+func holderNames(holders []string) string {
+	names := make([]string, len(holders))
+	for i, holder := range holders {
+		if names[i] = "container " + holder; holder == Sandbox {
+			names[i] = "the sandbox"
+		}
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,88 @@
+package storage
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+// loopExt4 returns a block device with an ext4 in it.
+func loopExt4(t *testing.T) string {
+	t.Helper()
+	image := filepath.Join(t.TempDir(), "image")
+	if err := os.WriteFile(image, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(image, 16<<20); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("mkfs.ext4", "-q", "-F", image).CombinedOutput(); err != nil {
+		t.Skipf("no ext4 (install e2fsprogs): %v %s", err, out)
+	}
+	out, err := exec.Command("losetup", "--find", "--show", image).Output()
+	if err != nil {
+		t.Skipf("no loop device (run as root, where the kernel has loop): losetup: %v", err)
+	}
+	device := strings.TrimSpace(string(out))
+	t.Cleanup(func() { exec.Command("losetup", "--detach", device).Run() })
+	return device
+}
+
+// A RemoveContainer that was answered with OK is no promise while another container holds
+// what it let go of: this is, for a host that pulls the disk next.
+func TestDeviceIsReleasedWhenNobodyUsesIt(t *testing.T) {
+	device := loopExt4(t)
+	table := stateful(t, filepath.Join(t.TempDir(), "state"))
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := []*agentpb.Storage{{Driver: "blk", Source: device, Fstype: "ext4", MountPoint: filepath.Join(dir, "volume")}}
+	check := func(when string, want refusal.Kind, words string) {
+		t.Helper()
+		err := table.CheckReleased(t.Context(), "blk", device)
+		if (err == nil) != (words == "") || err != nil && (refusal.KindOf(err) != want || !strings.Contains(err.Error(), words)) {
+			t.Errorf("%s\nwant %q of kind %v\ngot  %v", when, words, want, err)
+		}
+	}
+	check("before", 0, "")
+	for _, holder := range []string{"first", "second"} {
+		if err := table.Hold(t.Context(), holder, all, func() bool { return true }); err != nil {
+			t.Skipf("no mounts (run as root): %v", err)
+		}
+	}
+	if err := table.Release(t.Context(), "first"); err != nil {
+		t.Fatal(err)
+	}
+	check("with another holder", refusal.FailedPrecondition, "container second")
+	if err := table.Release(t.Context(), "second"); err != nil {
+		t.Fatal(err)
+	}
+	check("when all have gone", 0, "")
+	user, err := claim(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("while somebody has it for himself", refusal.FailedPrecondition, "in use")
+	user.Close()
+	check("afterwards", 0, "")
+}
+
+func TestDeviceThatIsNotThereIsReleased(t *testing.T) {
+	table := stateful(t, filepath.Join(t.TempDir(), "state"))
+	for _, source := range []string{"/dev/directvol-none", "1f/1f"} {
+		if err := table.CheckReleased(t.Context(), "blk", source); err != nil {
+			t.Errorf("%s: %v", source, err)
+		}
+	}
+	for _, driver := range []string{"", "local", "none"} {
+		if err := table.CheckReleased(t.Context(), driver, "1f/1f"); refusal.KindOf(err) != refusal.InvalidArgument {
+			t.Errorf("driver %q: %v", driver, err)
+		}
+	}
+}
