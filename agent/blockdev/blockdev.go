@@ -26,6 +26,7 @@ type Device struct {
 	Path   string // the node, such as /dev/vda
 	Name   string // the kernel's name, such as vda
 	Number uint64 // dev_t, as in stat's st_rdev
+	Seq    uint64 // diskseq: the next disk with this name and number has another one; 0 where the kernel shows none
 }
 
 // ByPath returns the device that a node such as /dev/vda or a link such as
@@ -36,20 +37,59 @@ func ByPath(path string) (Device, error) {
 	if err != nil {
 		return Device{}, fmt.Errorf("block device %s: %w", path, err)
 	}
+	number, err := NumberOf(real)
+	if err != nil {
+		return Device{}, err
+	}
+	return Device{Path: real, Name: filepath.Base(real), Number: number, Seq: SeqOf("/", number)}, nil
+}
+
+// NumberOf returns the dev_t of a device's node.
+func NumberOf(path string) (uint64, error) {
 	var st unix.Stat_t
-	if err := unix.Stat(real, &st); err != nil {
-		return Device{}, &fs.PathError{Op: "stat", Path: real, Err: err}
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return Device{}, refusal.New(refusal.InvalidArgument, "%s is no block device", path)
+		return 0, refusal.New(refusal.InvalidArgument, "%s is no block device", path)
 	}
-	return Device{Path: real, Name: filepath.Base(real), Number: st.Rdev}, nil
+	return st.Rdev, nil
+}
+
+// NameOf returns the kernel's name of the device with a dev_t. The error wraps
+// fs.ErrNotExist when the kernel has none (any more). root is "/" outside of tests.
+func NameOf(root string, number uint64) (string, error) {
+	target, err := os.Readlink(numberDir(root, number))
+	return filepath.Base(target), err
+}
+
+// SeqOf returns the diskseq of the device with a dev_t, which is its disk's where it is
+// a partition; 0 where there is none. root is "/" outside of tests.
+func SeqOf(root string, number uint64) uint64 { return seqIn(numberDir(root, number)) }
+
+// seqIn is SeqOf for a folder in sysfs.
+func seqIn(dir string) uint64 {
+	for _, of := range []string{"diskseq", "../diskseq"} {
+		text, err := os.ReadFile(dir + "/" + of) // Join would lead past a link
+		if err != nil {
+			continue
+		}
+		seq, err := strconv.ParseUint(strings.TrimSuffix(string(text), "\n"), 10, 64)
+		if err == nil {
+			return seq
+		}
+	}
+	return 0
+}
+
+func numberDir(root string, number uint64) string {
+	return filepath.Join(root, "sys/dev/block", fmt.Sprintf("%d:%d", unix.Major(number), unix.Minor(number)))
 }
 
 // ByNumber returns the device with a dev_t. The error wraps fs.ErrNotExist
 // when the kernel has none (any more).
 func ByNumber(number uint64) (Device, error) {
-	link := fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(number), unix.Minor(number))
+	link := numberDir("/", number)
 	target, err := os.Readlink(link)
 	if err != nil {
 		return Device{}, err
@@ -66,15 +106,15 @@ func fromSysfs(root, dir string) (Device, error) {
 	if err != nil {
 		return Device{}, err
 	}
-	number, err := parseNumber(string(text))
+	number, err := ParseNumber(string(text))
 	if err != nil {
 		return Device{}, fmt.Errorf("%s/dev: %w", dir, err)
 	}
-	return Device{Path: filepath.Join(root, "dev", strings.ReplaceAll(name, "!", "/")), Name: name, Number: number}, nil
+	return Device{Path: filepath.Join(root, "dev", strings.ReplaceAll(name, "!", "/")), Name: name, Number: number, Seq: seqIn(dir)}, nil
 }
 
-// parseNumber reads sysfs' "major:minor\n".
-func parseNumber(text string) (uint64, error) {
+// ParseNumber reads the dev_t of a file in sysfs, "major:minor\n".
+func ParseNumber(text string) (uint64, error) {
 	major, minor, ok := strings.Cut(strings.TrimSuffix(text, "\n"), ":")
 	ma, err1 := strconv.ParseUint(major, 10, 32)
 	mi, err2 := strconv.ParseUint(minor, 10, 32)

@@ -27,6 +27,7 @@ func sysfs(t *testing.T) string {
 		"sys/devices/pci0000:00/0000:00:02.0/0000:03:01.0/virtio1/block/vda/dev":    "254:0\n",
 		"sys/devices/pci0000:00/0000:00:02.0/0000:03:02.0/virtio3/net/eth0/ifindex": "2\n",
 		"sys/devices/pci0000:00/0000:00:05.0/virtio2/block/vdb/dev":                 "254:16\n",
+		"sys/devices/pci0000:00/0000:00:05.0/virtio2/block/vdb/diskseq":             "7\n",
 	} {
 		path := filepath.Join(root, file)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -42,8 +43,8 @@ func sysfs(t *testing.T) string {
 func TestPCIPathLeadsToItsDiskWhateverTheBusIsCalled(t *testing.T) {
 	root := sysfs(t)
 	for text, want := range map[string]Device{
-		"02/01": {filepath.Join(root, "dev/vda"), "vda", unix.Mkdev(254, 0)},
-		"05":    {filepath.Join(root, "dev/vdb"), "vdb", unix.Mkdev(254, 16)},
+		"02/01": {filepath.Join(root, "dev/vda"), "vda", unix.Mkdev(254, 0), 0},
+		"05":    {filepath.Join(root, "dev/vdb"), "vdb", unix.Mkdev(254, 16), 7},
 	} {
 		path, err := pcipath.Parse(text)
 		if err != nil {
@@ -74,11 +75,11 @@ func FuzzDeviceNumber(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		number, err := parseNumber(text)
+		number, err := ParseNumber(text)
 		if err != nil {
 			return
 		}
-		again, err := parseNumber(fmt.Sprintf("%d:%d\n", unix.Major(number), unix.Minor(number)))
+		again, err := ParseNumber(fmt.Sprintf("%d:%d\n", unix.Major(number), unix.Minor(number)))
 		if err != nil || again != number {
 			t.Errorf("%q is %#x, and written again %#x, %v", text, number, again, err)
 		}

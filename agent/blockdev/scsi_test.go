@@ -51,9 +51,9 @@ func scsiSysfs(t *testing.T) string {
 func TestSCSIAddressLeadsToItsDiskAlone(t *testing.T) {
 	root := scsiSysfs(t)
 	for text, want := range map[string]Device{
-		"0:0":  {filepath.Join(root, "dev/sda"), "sda", unix.Mkdev(8, 0)},
-		"0:10": {filepath.Join(root, "dev/sdb"), "sdb", unix.Mkdev(8, 16)},
-		"1:0":  {filepath.Join(root, "dev/sdc"), "sdc", unix.Mkdev(8, 32)},
+		"0:0":  {filepath.Join(root, "dev/sda"), "sda", unix.Mkdev(8, 0), 0},
+		"0:10": {filepath.Join(root, "dev/sdb"), "sdb", unix.Mkdev(8, 16), 0},
+		"1:0":  {filepath.Join(root, "dev/sdc"), "sdc", unix.Mkdev(8, 32), 0},
 	} {
 		address, err := parseSCSI(text)
 		if err != nil {

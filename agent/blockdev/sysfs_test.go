@@ -40,7 +40,7 @@ func FuzzSysfs(f *testing.F) {
 		if err := errors.Join(err, os.MkdirAll(filepath.Join(bridge, "pci_bus", bus), 0o755)); err != nil {
 			t.Fatal(err)
 		}
-		want, numberErr := parseNumber(number)
+		want, numberErr := ParseNumber(number)
 		byPath, pathErr := byPCIPath(root, pcipath.Path{Slots: []pcipath.Slot{{Device: 2}, {Device: 1}}})
 		byAddress, addressErr := scsiAddress{0, 1}.look(root)
 		for _, found := range []struct {
@@ -48,8 +48,8 @@ func FuzzSysfs(f *testing.F) {
 			err error
 		}{{byPath, pathErr}, {byAddress, addressErr}} {
 			node := filepath.Join(root, "dev", strings.ReplaceAll(disk, "!", "/"))
-			if found.err == nil && (numberErr != nil || found.Device != Device{node, disk, want}) {
-				t.Errorf("bus %q, disk %q of %q\nwant %+v, %v\ngot  %+v", bus, disk, number, Device{node, disk, want}, numberErr, found.Device)
+			if found.err == nil && (numberErr != nil || found.Device != Device{node, disk, want, 0}) {
+				t.Errorf("bus %q, disk %q of %q\nwant %+v, %v\ngot  %+v", bus, disk, number, Device{node, disk, want, 0}, numberErr, found.Device)
 			}
 			if found.err != nil && numberErr == nil && plain(bus) && plain(disk) {
 				t.Errorf("bus %q, disk %q of %q\nwant it found\ngot  %v", bus, disk, number, found.err)

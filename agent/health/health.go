@@ -10,6 +10,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/mount"
 )
 
 // Intervals of a watch. They bound how long a fault that the kernel's log does
@@ -27,6 +28,7 @@ type Target struct {
 	Mountpoint string
 	FSType     string
 	Device     blockdev.Device
+	Mount      mount.Identity
 }
 
 // Monitor owns the watches and follows the kernel's log for all of them.

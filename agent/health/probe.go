@@ -66,14 +66,14 @@ func probe(t Target) error {
 			return err
 		}
 		defer dir.Close()
-		return sameDevice(dir, t)
+		return sameMount(dir, t)
 	}
 	file, err := os.OpenFile(t.Mountpoint, unix.O_TMPFILE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	if err := sameDevice(file, t); err != nil {
+	if err := sameMount(file, t); err != nil {
 		return err
 	}
 	if _, err := file.Write(make([]byte, probeBytes)); err != nil {
@@ -85,17 +85,14 @@ func probe(t Target) error {
 // errUnmounted means that the mount point leads elsewhere by now.
 var errUnmounted = errors.New("it is no longer mounted here")
 
-// sameDevice keeps the probe from writing to what lies below a mount point
-// after someone else has unmounted it.
-func sameDevice(file *os.File, t Target) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
-		return &fs.PathError{Op: "fstat", Path: file.Name(), Err: err}
+// sameMount keeps the probe from writing to what lies below a mount point, or has
+// taken its place, after someone else has unmounted it.
+func sameMount(file *os.File, t Target) error {
+	mine, err := t.Mount.Has(file)
+	if err == nil && !mine {
+		err = errUnmounted
 	}
-	if st.Dev != t.Device.Number {
-		return errUnmounted
-	}
-	return nil
+	return err
 }
 
 // judge turns a probe's error into a condition, where it is one: others, such as

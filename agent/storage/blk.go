@@ -21,7 +21,7 @@ var blk = &driver{
 	find: func(ctx context.Context, r request) (origin, error) {
 		return deviceOrigin(blockdev.Find(ctx, r.source))
 	},
-	mount: mount, unmount: unmount, there: (*mounted).stands, couldGo: couldUnmount,
+	mount: mountOrigin, unmount: unmount, there: (*mounted).stands, couldGo: couldUnmount,
 }
 
 // checkDiskFilesystem refuses a filesystem that does not lie on a disk.

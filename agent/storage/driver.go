@@ -3,10 +3,10 @@ package storage
 import (
 	"context"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/mount"
 )
 
 // driver is what a value of Storage.driver stands for.
@@ -71,7 +71,7 @@ type origin struct {
 
 // isOf tells whether a mount is one of this origin. Filesystems without a block
 // device have major 0.
-func (o origin) isOf(m *mountinfo.Info) bool {
+func (o origin) isOf(m *mount.Info) bool {
 	if o.number != 0 {
 		return o.number == unix.Mkdev(uint32(m.Major), uint32(m.Minor))
 	}

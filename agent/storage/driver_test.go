@@ -11,11 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/volume"
 	"github.com/directvol/directvol/protocols/agentpb"
@@ -172,16 +172,16 @@ func TestOnlyEphemeralStoragesThatAreMountedAreUpdated(t *testing.T) {
 
 func TestOriginIsADeviceByItsNumberAndOthersByName(t *testing.T) {
 	disk, shm := origin{"/dev/vda", unix.Mkdev(254, 0)}, origin{path: "shm"}
-	onDisk := &mountinfo.Info{Source: "/dev/root", Major: 254, Minor: 0}
-	inMemory := &mountinfo.Info{Source: "shm", Major: 0, Minor: 31}
-	named := &mountinfo.Info{Source: "shm", Major: 254, Minor: 16}
+	onDisk := &mount.Info{Source: "/dev/root", Major: 254, Minor: 0}
+	inMemory := &mount.Info{Source: "shm", Major: 0, Minor: 31}
+	named := &mount.Info{Source: "shm", Major: 254, Minor: 16}
 	for _, test := range []struct {
-		of    origin
-		mount *mountinfo.Info
-		want  bool
+		of   origin
+		info *mount.Info
+		want bool
 	}{{disk, onDisk, true}, {disk, inMemory, false}, {disk, named, false}, {shm, inMemory, true}, {shm, onDisk, false}, {shm, named, false}} {
-		if got := test.of.isOf(test.mount); got != test.want {
-			t.Errorf("%v of %v\nwant %v\ngot  %v", test.mount, test.of, test.want, got)
+		if got := test.of.isOf(test.info); got != test.want {
+			t.Errorf("%v of %v\nwant %v\ngot  %v", test.info, test.of, test.want, got)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
@@ -25,7 +26,7 @@ var ephemeral = &driver{
 		}
 		return checkGroupOption(r)
 	},
-	find: named, mount: mount, unmount: unmount, there: (*mounted).stands, couldGo: couldUnmount,
+	find: named, mount: mountOrigin, unmount: unmount, there: (*mounted).stands, couldGo: couldUnmount,
 }
 
 // groupOption is fs_group as Kata's runtime writes it among the options of what
@@ -68,7 +69,7 @@ func (t *Table) Update(ctx context.Context, storages []*agentpb.Storage) error {
 // remount is Update for one storage, in its mount point's turn.
 func (t *Table) remount(r request) error {
 	m := t.at(r.mountPoint)
-	top, err := topmost(r.mountPoint)
+	top, err := mount.Topmost(r.mountPoint)
 	if err != nil {
 		return err
 	}

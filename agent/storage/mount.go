@@ -8,19 +8,18 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/filesystem"
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
-	"github.com/directvol/directvol/agent/volume"
 )
 
-// mount mounts an origin, and tells whether it made the mount point. The same
+// mountOrigin mounts an origin, and tells whether it made the mount point. The same
 // one that is mounted there already is taken over; another one is refused: it
 // would be hidden, or hide.
-func mount(d *devices, r request, from origin) (made bool, err error) {
-	switch top, err := topmost(r.mountPoint); {
+func mountOrigin(d *devices, r request, from origin) (made bool, err error) {
+	switch top, err := mount.Topmost(r.mountPoint); {
 	case err != nil:
 		return false, err
 	case top == nil:
@@ -69,15 +68,6 @@ func wayOut(r request, from origin, err error) string {
 		}
 	}
 	return cmp.Or(fstype.MountRefused(disk, err), holds, fallback)
-}
-
-// topmost returns what is mounted at a path, nil where nothing is.
-func topmost(path string) (*mountinfo.Info, error) {
-	mounts, err := volume.MountsAt(path)
-	if err != nil || len(mounts) == 0 {
-		return nil, err
-	}
-	return mounts[len(mounts)-1], nil
 }
 
 // occupied refuses a mount point at which something else is mounted.
@@ -131,7 +121,7 @@ func makeMountPoint(path string) (made bool, err error) {
 // stands tells whether a storage is mounted where it is to be, and open to its
 // users: what lies over it is refused, as it would be taken for it.
 func (m *mounted) stands() (bool, error) {
-	mounts, err := volume.MountsAt(m.mountPoint)
+	mounts, err := mount.At(m.mountPoint)
 	for i, at := range mounts {
 		if m.from.isOf(at) && at.FSType == m.fstype {
 			if top := mounts[len(mounts)-1]; top != mounts[i] {

@@ -1,20 +1,20 @@
 package storage
 
 import (
-	"runtime"
 	"strings"
 	"testing"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/mount"
+	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
 // What is mounted over a storage hides it, and is what a request for the same
 // mount point meets.
 func TestTopmostMountIsMet(t *testing.T) {
-	ownMounts(t)
-	dir := ownDir(t)
-	if top, err := topmost(dir); top != nil || err != nil {
+	dir := mounttest.Own(t)
+	if top, err := mount.Topmost(dir); top != nil || err != nil {
 		t.Fatalf("want nothing mounted\ngot  %v, error %v", top, err)
 	}
 	for _, source := range []string{"below", "above"} {
@@ -22,27 +22,13 @@ func TestTopmostMountIsMet(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
-		if top, err := topmost(dir); err != nil || top == nil || top.Source != source {
+		if top, err := mount.Topmost(dir); err != nil || top == nil || top.Source != source {
 			t.Errorf("topmost\nwant %s\ngot  %v, error %v", source, top, err)
 		}
 	}
 	r := request{driver: ephemeral, source: "below", fstype: "tmpfs", mountPoint: dir}
-	if made, err := mount(&devices{}, r, origin{path: "below"}); err == nil || made {
+	if made, err := mountOrigin(&devices{}, r, origin{path: "below"}); err == nil || made {
 		t.Error("a storage that another one hides was taken over")
-	}
-}
-
-// ownMounts gives the test mounts that nobody else sees, on a thread that ends
-// with it.
-func ownMounts(t *testing.T) {
-	t.Helper()
-	runtime.LockOSThread()
-	err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS)
-	if err == nil {
-		err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
-	}
-	if err != nil {
-		t.Skipf("mounts of its own: %v: run it as root, with sudo go test -run '^%s$'", err, t.Name())
 	}
 }
 
@@ -54,7 +40,7 @@ func FuzzOrigin(f *testing.F) {
 	f.Add(disk + "43 22 0:30 / /run/shm rw - tmpfs /dev/vda rw\n44 22 0:31 / /run/empty rw - tmpfs  rw\n")
 	f.Add("45 22 0:40 / /run/s rw - virtiofs kataShared rw\n46 22 0:41 / /run/t rw - virtiofs kataShared rw\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		mounts, err := mountinfo.GetMountsFromReader(strings.NewReader(text), nil)
+		mounts, err := mount.Read(strings.NewReader(text))
 		if err != nil {
 			return
 		}
@@ -74,7 +60,7 @@ func FuzzOrigin(f *testing.F) {
 }
 
 // originOf is what was mounted.
-func originOf(m *mountinfo.Info) origin {
+func originOf(m *mount.Info) origin {
 	if m.Major == 0 {
 		return origin{path: m.Source}
 	}

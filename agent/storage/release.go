@@ -14,6 +14,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 )
 
@@ -264,31 +265,9 @@ func users(number uint64) string {
 	for _, device := range above {
 		found = append(found, device.Name())
 	}
-	found = append(found, mountedBy(number)...)
+	found = append(found, mount.Elsewhere(number)...)
 	if len(found) == 0 {
 		return ""
 	}
 	return " (" + strings.Join(found[:min(len(found), maxUsers)], ", ") + ")"
-}
-
-// mountedBy names a process of each mount namespace that has a device mounted.
-func mountedBy(number uint64) (processes []string) {
-	seen := map[string]bool{}
-	device := fmt.Sprintf(" %d:%d ", unix.Major(number), unix.Minor(number))
-	all, _ := os.ReadDir("/proc")
-	for _, entry := range all {
-		pid := entry.Name()
-		namespace, err := os.Readlink("/proc/" + pid + "/ns/mnt")
-		if err != nil || seen[namespace] {
-			continue // no process, or known
-		}
-		mounts, err := os.ReadFile("/proc/" + pid + "/mountinfo")
-		seen[namespace] = err == nil
-		if err != nil || !strings.Contains(string(mounts), device) {
-			continue
-		}
-		name, _ := os.ReadFile("/proc/" + pid + "/comm")
-		processes = append(processes, fmt.Sprintf("mounted where process %s runs, %.15q", pid, strings.TrimSpace(string(name))))
-	}
-	return processes
 }

@@ -14,12 +14,12 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/moby/sys/mountinfo"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/filesystem"
 	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/mount"
 )
 
 // State is the file in which an agent that is a service writes down who holds
@@ -75,7 +75,7 @@ func (s *State) Close() error {
 
 // stateVersion counts what was added to the file. Any version is read as far as its
 // fields are known, and keeps the others.
-const stateVersion = 1
+const stateVersion = 2
 
 // stateBytes is more than any sandbox's storages need.
 const stateBytes = 16 << 20
@@ -103,8 +103,10 @@ type record struct {
 	Device     string      `json:"device"`
 	Number     uint64      `json:"number,omitempty"` // dev_t
 	Holders    []string    `json:"holders"`
-	MountID    int         `json:"mount_id,omitempty"` // of the mount that Past is about
+	MountID    int         `json:"mount_id,omitempty"` // of Mount, for agents of version 1
 	Past       health.Past `json:"past,omitzero"`
+
+	Mount mount.Identity `json:"mount,omitzero"` // that Past is about
 
 	more rest
 }
@@ -172,12 +174,20 @@ func (s *State) parse(text []byte) (snapshot, error) {
 }
 
 // recordOf is a storage as it is written down.
-func recordOf(m *mounted, mountID int, past health.Past) record {
+func recordOf(m *mounted, of mount.Identity, past health.Past) record {
 	return record{
 		Driver: m.driver.name, Source: m.source, FSType: m.fstype, Flags: m.flags, Data: m.data,
 		MountPoint: m.mountPoint, Made: m.made, Device: m.from.path, Number: m.from.number,
-		Holders: m.heldOrNeeded(), MountID: mountID, Past: past, more: m.more,
+		Holders: m.heldOrNeeded(), MountID: of.ID, Mount: of, Past: past, more: m.more,
 	}
+}
+
+// identity is of the mount that Past is about, as far as the record's version knows it.
+func (r record) identity() mount.Identity {
+	if r.Mount.IsMount() {
+		return r.Mount
+	}
+	return mount.Identity{ID: r.MountID, FSType: r.FSType, Number: r.Number}
 }
 
 // heldOrNeeded are a storage's holders, and those that calls under way would add:
@@ -233,7 +243,7 @@ func (t *Table) Recover() error {
 	was, err := t.state.read()
 	var errs []error
 	if err != nil {
-		mounts, listErr := mountinfo.GetMounts(nil)
+		mounts, listErr := mount.All()
 		errs = append(errs, err, listErr)
 		t.strangers = strangersOf(mounts)
 	}
@@ -291,7 +301,7 @@ func (t *Table) recover(r record) error {
 	if !m.driver.device {
 		return nil // nothing watches it, and its root may hang
 	}
-	if _, err := t.volumes.Recall(m.mountPoint, r.MountID, r.Past); err != nil {
+	if _, err := t.volumes.Recall(m.mountPoint, r.identity(), r.Past); err != nil {
 		return fmt.Errorf("watch %s: %w", m.mountPoint, err)
 	}
 	return nil
@@ -336,8 +346,8 @@ func (t *Table) snapshot() snapshot {
 	all := maps.Clone(t.intents)
 	maps.Copy(all, t.mounts)
 	for _, mountPoint := range slices.Sorted(maps.Keys(all)) {
-		mountID, past := t.volumes.Past(mountPoint)
-		now.Storages = append(now.Storages, recordOf(all[mountPoint], mountID, past))
+		of, past := t.volumes.Past(mountPoint)
+		now.Storages = append(now.Storages, recordOf(all[mountPoint], of, past))
 	}
 	return now
 }

@@ -228,7 +228,8 @@ func TestStateIsReadByRootAlone(t *testing.T) {
 }
 
 func FuzzState(f *testing.F) {
-	f.Add([]byte(`{"version":1,"boot_id":"b","storages":[{"driver":"blk","source":"02/01","fstype":"xfs","flags":1,"mount_point":"/run/v","device":"/dev/vda","number":64768,"made":true,"holders":["","c1"],"past":{"failed":"2026-01-02T03:04:05Z","unreadable":2,"last_read":"x"}}]}`))
+	f.Add([]byte(`{"version":1,"boot_id":"b","storages":[{"driver":"blk","source":"02/01","fstype":"xfs","flags":1,"mount_point":"/run/v","device":"/dev/vda","number":64768,"made":true,"holders":["","c1"],"mount_id":7,"past":{"failed":"2026-01-02T03:04:05Z","unreadable":2,"last_read":"x"}}]}`))
+	f.Add([]byte(`{"version":2,"boot_id":"b","storages":[{"driver":"blk","source":"02/01","fstype":"ext4","mount_point":"/run/v","device":"/dev/vda","number":64768,"holders":["c1"],"mount":{"unique":2147483720,"super":24538,"id":42,"fstype":"ext4","root":"/","uuid":"u","number":64768,"devices":[{"number":64768,"diskseq":581}]}}]}`))
 	f.Add([]byte(`{"version":1,"boot_id":"b","sandbox_destroyed":true,"storages":[{"driver":"local","mount_point":"/v","data":"mode=0777","holders":["c1","c1"]}]}`))
 	f.Add([]byte(`{"version":1,"boot_id":"other"}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
@@ -245,7 +246,7 @@ func FuzzState(f *testing.F) {
 			if !isMountPoint(m.mountPoint) || len(m.holders) == 0 {
 				t.Fatalf("taken over: %+v", m)
 			}
-			written, err := json.Marshal(snapshot{Version: stateVersion, Boot: "b", Storages: []record{recordOf(m, r.MountID, r.Past)}})
+			written, err := json.Marshal(snapshot{Version: stateVersion, Boot: "b", Storages: []record{recordOf(m, r.identity(), r.Past)}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -6,11 +6,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
-	"github.com/directvol/directvol/agent/volume"
 )
 
 // stranger is a mount that this agent has not made and cannot tell whose it is: of
@@ -27,9 +26,9 @@ type stranger struct {
 const storageRoot = "/run/kata-containers/"
 
 // strangersOf are the mounts below storageRoot, for a state that cannot be read.
-func strangersOf(all []*mountinfo.Info) (found []stranger) {
+func strangersOf(all []*mount.Info) (found []stranger) {
 	for _, m := range all {
-		if strings.HasPrefix(m.Mountpoint, storageRoot) && m.Major != 0 { // of those without a disk nothing is lost
+		if strings.HasPrefix(m.Mountpoint, storageRoot) && mount.OnDisk(m) { // of those without a disk nothing is lost
 			found = append(found, stranger{mountPoint: m.Mountpoint, record: record{MountPoint: m.Mountpoint, Device: m.Source, FSType: m.FSType}})
 		}
 	}
@@ -49,7 +48,7 @@ func (t *Table) remaining() ([]stranger, error) {
 	var errs []error
 	gone := map[string]bool{}
 	for _, s := range known {
-		mounts, err := volume.MountsAt(s.mountPoint)
+		mounts, err := mount.At(s.mountPoint)
 		errs = append(errs, err)
 		gone[s.mountPoint] = err == nil && len(mounts) == 0
 	}

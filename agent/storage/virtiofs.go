@@ -44,7 +44,7 @@ func mountTag(d *devices, r request, from origin) (made bool, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), tagLimit)
 	defer cancel()
 	waitErr := blockdev.Await(ctx, "virtio", func() (bool, error) {
-		made, err = mount(d, r, from)
+		made, err = mountOrigin(d, r, from)
 		return !errors.Is(err, unix.EINVAL), nil
 	})
 	if waitErr != nil && ctx.Err() == nil {

@@ -215,11 +215,9 @@ func (g *growth) close() {
 
 // check refuses a directory that is not this volume's any more, or read-only.
 func (v *Volume) check(dir *os.File) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+	if mine, err := v.identity.Has(dir); err != nil {
 		return err
-	}
-	if st.Dev != v.Device.Number {
+	} else if !mine {
 		return refusal.New(refusal.NotFound, "volume %s was unmounted meanwhile", v.Mountpoint)
 	}
 	var fs unix.Statfs_t

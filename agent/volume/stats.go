@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 )
 
@@ -23,7 +24,7 @@ type Stats struct {
 	Bytes, Inodes Usage
 	Conditions    []health.Condition // none where it is healthy
 	at            time.Time
-	fsid          unix.Fsid // which filesystem it was
+	fsid          unix.Fsid // which tmpfs it was: on kernels before 6.8 nothing else tells
 }
 
 // measureLimit is how long statistics wait for a filesystem that does not
@@ -50,7 +51,7 @@ func (t *Table) Stats(ctx context.Context, path string) (Stats, error) {
 	if !errors.Is(err, errOtherMount) {
 		return stats, err
 	}
-	// The kernel gives a mount's number again.
+	// It was mounted again since Lookup.
 	t.Forget(v.Mountpoint)
 	if v, err = t.Lookup(path); err != nil {
 		return Stats{}, err
@@ -81,11 +82,10 @@ func (v *Volume) stats(ctx context.Context) (Stats, error) {
 }
 
 // StatsAtOnce is Stats where nothing has to be waited for, and otherwise false.
-// It is for the goroutine that reads a connection, and makes one system call.
+// It is for the goroutine that reads a connection, and makes two system calls, or three
+// on a kernel before 6.8.
 func (t *Table) StatsAtOnce(path string) (Stats, bool) {
-	t.mu.Lock()
-	v := t.volumes[path]
-	t.mu.Unlock()
+	v := t.at(path)
 	if v == nil {
 		return Stats{}, false
 	}
@@ -98,7 +98,7 @@ func (t *Table) StatsAtOnce(path string) (Stats, bool) {
 		return Stats{}, false
 	}
 	v.measure(m)
-	if m.err != nil || m.stats.fsid == (unix.Fsid{}) { // nothing would tell it from another mount
+	if m.err != nil {
 		return Stats{}, false
 	}
 	stats := *m.stats
@@ -142,9 +142,11 @@ func (v *Volume) begin() (m *measurement, mine bool) {
 
 func (v *Volume) measure(m *measurement) {
 	m.stats, m.err = statfs(v.Mountpoint)
+	mark, err := mount.Look(v.Mountpoint) // behind it: a mount in between is found
+	other := err == nil && !v.identity.Bears(mark) || errors.Is(err, mount.ErrNoMount) || errors.Is(err, mount.ErrNotExist)
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if m.err == nil && v.last != nil && m.stats.fsid != v.last.fsid {
+	if m.err == nil && (other || v.last != nil && m.stats.fsid != v.last.fsid) {
 		m.err = fmt.Errorf("volume %s: %w", v.Mountpoint, errOtherMount)
 	}
 	if m.err == nil {

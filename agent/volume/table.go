@@ -10,13 +10,13 @@ import (
 	"errors"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"sync"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/deadline"
 	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 )
 
@@ -41,8 +41,9 @@ type Volume struct {
 	Mountpoint string
 	FSType     string          // as mountinfo has it
 	Device     blockdev.Device // zero where no block device is below
-	mountID    int
+	identity   mount.Identity
 	watch      *health.Watch // nil where no block device is below
+	past       health.Past   // for the watch to begin with
 	growing    chan struct{} // the lock: a call that waits for it can be given up
 
 	mu        sync.Mutex
@@ -52,39 +53,79 @@ type Volume struct {
 
 // Lookup returns the volume that is mounted at path. What does not exist is
 // NotFound, what is no mount point InvalidArgument.
-func (t *Table) Lookup(path string) (*Volume, error) { return t.Recall(path, 0, health.Past{}) }
+func (t *Table) Lookup(path string) (*Volume, error) {
+	return t.Recall(path, mount.Identity{}, health.Past{})
+}
 
 // Recall is Lookup after the agent's restart: past is what it had remembered of
-// the mount with an id. It is of no account where another one is there now, or
-// the volume is known already.
-func (t *Table) Recall(path string, pastMount int, past health.Past) (*Volume, error) {
+// a mount. It is of no account where another one is there now, or the volume is
+// known already.
+func (t *Table) Recall(path string, of mount.Identity, past health.Past) (*Volume, error) {
 	if !filepath.IsAbs(path) {
 		return nil, refusal.New(refusal.InvalidArgument, "volume path %.200q is not absolute", path)
 	}
 	path = filepath.Clean(path)
-	mountID, err := mountIDOf(path)
-	if err != nil {
-		t.Forget(path) // someone else has unmounted it
-		return nil, err
+	for {
+		known := t.at(path)
+		mark, err := mount.Look(path)
+		if err == nil && known != nil && known.identity.Bears(mark) {
+			return known, nil
+		}
+		var found *Volume
+		if err == nil || errors.Is(err, mount.ErrUnknown) {
+			found, err = discover(path, mark)
+		}
+		if err != nil {
+			t.replace(path, known, nil) // someone else has unmounted it
+			return nil, refuseLook(path, err)
+		}
+		if known != nil && known.identity.Same(found.identity) {
+			return known, nil
+		}
+		if found.Device.Path != "" && found.identity.Same(of) && of.IsMount() {
+			found.past = past
+		}
+		if t.replace(path, known, found) {
+			return found, nil
+		} // or another call has found a newer mount meanwhile
 	}
+}
+
+func (t *Table) at(path string) *Volume {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if v := t.volumes[path]; v != nil {
-		if mountID == unknownMount || mountID == v.mountID {
-			return v, nil
-		}
-		// Asked again: another call may have found the new mount meanwhile.
-		if mountID, err = mountIDOf(path); err == nil && mountID == v.mountID {
-			return v, nil
-		}
-		t.forget(v)
+	return t.volumes[path]
+}
+
+// replace puts a volume into the place of the one that the caller has seen there; nil
+// stands for none. It tells whether that one was there still.
+func (t *Table) replace(path string, known, found *Volume) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.volumes[path] != known {
+		return false
 	}
-	v, err := t.discover(path, mountID, pastMount, past)
-	if err != nil {
-		return nil, err
+	if known != nil {
+		t.forget(known)
 	}
-	t.volumes[path] = v
-	return v, nil
+	if found == nil {
+		return true
+	}
+	if found.Device.Path != "" {
+		found.watch = t.monitor.Watch(health.Target{Mountpoint: path, FSType: found.FSType, Device: found.Device, Mount: found.identity}, found.past)
+	}
+	t.volumes[path] = found
+	return true
+}
+
+func refuseLook(path string, err error) error {
+	switch {
+	case errors.Is(err, mount.ErrNotExist):
+		return refusal.New(refusal.NotFound, "volume %.200q does not exist in this guest", path)
+	case errors.Is(err, mount.ErrNoMount):
+		return refusal.New(refusal.InvalidArgument, "%.200q is no mount point: name the path that the volume is mounted at", path)
+	}
+	return err
 }
 
 // Unmount has unmount run as Quiet does, and forgets the volume where it is gone.
@@ -99,9 +140,7 @@ func (t *Table) Quiet(ctx context.Context, path string, do func() error) error {
 }
 
 func (t *Table) quiet(ctx context.Context, path string, do func() (gone bool, err error)) error {
-	t.mu.Lock()
-	v := t.volumes[path]
-	t.mu.Unlock()
+	v := t.at(path)
 	if v == nil {
 		_, err := do()
 		return err
@@ -129,15 +168,13 @@ func (t *Table) quiet(ctx context.Context, path string, do func() (gone bool, er
 }
 
 // Past returns what the watch of the volume at path remembers, and of which
-// mount: nothing, and 0, where no volume is watched there.
-func (t *Table) Past(path string) (mountID int, past health.Past) {
-	t.mu.Lock()
-	v := t.volumes[path]
-	t.mu.Unlock()
+// mount: of none, and nothing, where no volume is watched there.
+func (t *Table) Past(path string) (of mount.Identity, past health.Past) {
+	v := t.at(path)
 	if v == nil || v.watch == nil {
-		return 0, health.Past{}
+		return mount.Identity{}, health.Past{}
 	}
-	return v.mountID, v.watch.Past()
+	return v.identity, v.watch.Past()
 }
 
 // Forget ends what the table knows of the volume at path, if there is one.
@@ -158,51 +195,33 @@ func (t *Table) forget(v *Volume) {
 	}
 }
 
-// unknownMount is the id of a mount whose root cannot be read, such as that of
-// an xfs that has shut down.
-const unknownMount = -1
-
-func mountIDOf(path string) (int, error) {
-	var st unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, unix.STATX_MNT_ID, &st)
-	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ENAMETOOLONG):
-		return 0, refusal.New(refusal.NotFound, "volume %.200q does not exist in this guest", path)
-	case err != nil, st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT == 0:
-		return unknownMount, nil // mountinfo tells; a kernel before 5.8 cannot
-	case st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0:
-		return 0, refusal.New(refusal.InvalidArgument, "%.200q is no mount point: name the path that the volume is mounted at", path)
+// discover makes a Volume, not watched yet, of the mount with a mark; where there is
+// none, of the topmost one.
+func discover(path string, mark mount.Mark) (*Volume, error) {
+	mounts, err := mount.At(path)
+	if err != nil {
+		return nil, err
 	}
-	return int(st.Mnt_id), nil
+	for _, info := range slices.Backward(mounts) {
+		identity := mount.Identify(info)
+		if mark != (mount.Mark{}) && !identity.Bears(mark) {
+			continue
+		}
+		v := &Volume{Mountpoint: path, FSType: info.FSType, identity: identity, growing: make(chan struct{}, 1)}
+		if len(identity.Devices) == 1 { // tmpfs, virtio-fs and overlay have none, a btrfs may have more
+			v.Device, err = deviceOf(identity.Devices[0], info.Source)
+		}
+		return v, err
+	}
+	return nil, refusal.New(refusal.NotFound, "volume %.200q: nothing is mounted there any more", path)
 }
 
-// discover makes a Volume of what mountinfo says.
-func (t *Table) discover(path string, mountID, pastMount int, past health.Past) (*Volume, error) {
-	mounts, err := MountsAt(path)
-	if err != nil {
-		return nil, err
-	}
-	info, err := pick(mounts, mountID)
-	if err != nil {
-		return nil, refusal.New(refusal.NotFound, "volume %.200q: %w", path, err)
-	}
-	v := &Volume{Mountpoint: path, FSType: info.FSType, mountID: info.ID, growing: make(chan struct{}, 1)}
-	if info.Major == 0 {
-		return v, nil // tmpfs, virtio-fs, overlay: no block device below
-	}
-	number := unix.Mkdev(uint32(info.Major), uint32(info.Minor))
-	v.Device, err = blockdev.ByNumber(number)
+func deviceOf(d mount.Device, source string) (blockdev.Device, error) {
+	device, err := blockdev.ByNumber(d.Number)
 	if errors.Is(err, fs.ErrNotExist) { // pulled from under the mount
-		v.Device, err = blockdev.Device{Path: info.Source, Name: filepath.Base(info.Source), Number: number}, nil
+		return blockdev.Device{Path: source, Name: filepath.Base(source), Number: d.Number, Seq: d.Seq}, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	if v.mountID != pastMount {
-		past = health.Past{}
-	}
-	v.watch = t.monitor.Watch(health.Target{Mountpoint: path, FSType: v.FSType, Device: v.Device}, past)
-	return v, nil
+	return device, err
 }
 
 // lock waits for the volume's lock until shortly before ctx ends: who waits is to

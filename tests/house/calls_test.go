@@ -2,6 +2,7 @@ package house
 
 import (
 	"go/ast"
+	"slices"
 	"strconv"
 )
 
@@ -19,6 +20,32 @@ func noSleep(t *tree) (broken []string) {
 		ast.Inspect(file.File, func(node ast.Node) bool {
 			if selector, ok := node.(*ast.SelectorExpr); ok && selector.Sel.Name == "Sleep" && isName(selector.X, name) {
 				broken = append(broken, t.at(node, "%s.Sleep: wait for what is to happen, not for a while", name))
+			}
+			return true
+		})
+	}
+	return broken
+}
+
+// mountPackage is where it is known what a number of a mount, a filesystem or a disk proves, and what it does not.
+const mountPackage = "agent/mount"
+
+// deviceFields are stat's st_dev, as package unix has it: btrfs has there what no disk has, and the next disk has the number of the one
+// before.
+var deviceFields = []string{"Dev", "Dev_major", "Dev_minor"}
+
+// mountsByNumber finds in the agent who reads st_dev or mountinfo for himself.
+func mountsByNumber(t *tree) (broken []string) {
+	for _, file := range t.sources {
+		if file.room() != "agent" || file.dir() == mountPackage {
+			continue
+		}
+		if name, ok := file.imports()["github.com/moby/sys/mountinfo"]; ok {
+			broken = append(broken, file.path+": imports "+name+": "+mountPackage+" reads it")
+		}
+		ast.Inspect(file.File, func(node ast.Node) bool {
+			if selector, ok := node.(*ast.SelectorExpr); ok && slices.Contains(deviceFields, selector.Sel.Name) {
+				broken = append(broken, t.at(node, "reads st_dev: mount.Identity says whose mount a file is in"))
 			}
 			return true
 		})

@@ -17,6 +17,7 @@ var rules = map[string]rule{
 	"names say what a thing is":             forbiddenNames,
 	"functions fit a screen":                shortFunctions,
 	"nothing is waited for by sleeping":     noSleep,
+	"one place knows mounts by number":      mountsByNumber,
 	"a skipped test says why":               skipsSayWhy,
 	"go.mod names Go's version and no more": goVersion,
 	"every dependency is explained":         dependenciesExplained,

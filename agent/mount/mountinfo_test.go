@@ -1,31 +1,15 @@
-package volume
+package mount
 
 import (
 	"fmt"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
-
-	"github.com/directvol/directvol/agent/refusal"
 )
-
-func TestTopmostMountIsTheVolume(t *testing.T) {
-	stack := []*mountinfo.Info{{ID: 1}, {ID: 2}, {ID: 3}}
-	for id, want := range map[int]int{unknownMount: 3, 3: 3, 1: 1} {
-		if got, err := pick(stack, id); err != nil || got.ID != want {
-			t.Errorf("mount %d of a stack of three\nwant %d\ngot  %v, error %v", id, want, got, err)
-		}
-	}
-	if got, err := pick(stack, 4); err == nil {
-		t.Errorf("of one that is gone\nwant an error\ngot  %v", got)
-	}
-}
 
 // kernelText is a guest's mountinfo, with two mounts at /run/v.
 const kernelText = `22 1 0:2 / / rw - rootfs none rw
@@ -40,49 +24,6 @@ func TestStackOfMountsIsReadWhole(t *testing.T) {
 	mounts, err := mountinfo.GetMountsFromReader(strings.NewReader(kernelText), stackAt("/run/v"))
 	if want := []int{40, 42}; err != nil || !slices.Equal(idsOf(mounts), want) {
 		t.Errorf("mounts at /run/v\nwant %v\ngot  %v, error %v", want, idsOf(mounts), err)
-	}
-}
-
-// What hides a volume is what the path leads to, and is the one that counts.
-func TestVolumeMountedOverAnotherIsTheOneFound(t *testing.T) {
-	ownMounts(t)
-	dir := t.TempDir()
-	for _, source := range []string{"below", "above"} {
-		if err := unix.Mount(source, dir, "tmpfs", 0, ""); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
-	}
-	mounts, err := MountsAt(dir)
-	if err != nil || len(mounts) != 2 || mounts[1].Source != "above" {
-		t.Fatalf("mounts\nwant two, above the last\ngot  %v, error %v", mounts, err)
-	}
-	v, err := newTable().Lookup(dir)
-	if err != nil || v.mountID != mounts[1].ID {
-		t.Errorf("want mount %d\ngot  %+v, error %v", mounts[1].ID, v, err)
-	}
-	if err := unix.Unmount(dir, 0); err != nil {
-		t.Fatal(err)
-	}
-	if v, err = newTable().Lookup(dir); err != nil || v.mountID != mounts[0].ID {
-		t.Errorf("with the upper one gone\nwant mount %d\ngot  %+v, error %v", mounts[0].ID, v, err)
-	}
-	if err := v.Resize(t.Context(), 0, 0); refusal.KindOf(err) != refusal.FailedPrecondition {
-		t.Errorf("want a FailedPrecondition\ngot  %v", err)
-	}
-}
-
-// ownMounts gives the test mounts that nobody else sees, on a thread that ends
-// with it.
-func ownMounts(t *testing.T) {
-	t.Helper()
-	runtime.LockOSThread()
-	err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS)
-	if err == nil {
-		err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
-	}
-	if err != nil {
-		t.Skipf("mounts of its own: %v: run it as root, with sudo go test -run '^%s$'", err, t.Name())
 	}
 }
 
@@ -107,11 +48,11 @@ func unescaped(field string) string {
 // fields of its lines.
 func FuzzMountinfo(f *testing.F) {
 	for _, path := range []string{"/run/v", "/run/v two", "/run", ""} {
-		f.Add(kernelText, path, 40)
+		f.Add(kernelText, path)
 	}
-	f.Add("1 2 3:4 / /a rw - t s o\r\n1 2 3:4 / /a rw - t s o", "/a", 1)
-	f.Add("x 2 : / / rw - - - -", "/", 0)
-	f.Fuzz(func(t *testing.T, text, path string, id int) {
+	f.Add("1 2 3:4 / /a rw - t s o\r\n1 2 3:4 / /a rw - t s o", "/a")
+	f.Add("x 2 : / / rw - - - -", "/")
+	f.Fuzz(func(t *testing.T, text, path string) {
 		mounts, err := mountinfo.GetMountsFromReader(strings.NewReader(text), stackAt(path))
 		if err != nil {
 			return
@@ -125,14 +66,6 @@ func FuzzMountinfo(f *testing.F) {
 		}
 		if got := idsOf(mounts); !slices.Equal(got, want) {
 			t.Errorf("mounts at %q in %q\nwant %v\ngot  %v", path, text, want, got)
-		}
-		top, err := pick(mounts, unknownMount)
-		if (err == nil) != (len(want) > 0) || err == nil && top != mounts[len(mounts)-1] {
-			t.Errorf("topmost of %v\ngot %v, error %v", want, top, err)
-		}
-		one, err := pick(mounts, id)
-		if (err == nil) != (slices.Contains(want, id) || id == unknownMount && len(want) > 0) || err == nil && id != unknownMount && one.ID != id {
-			t.Errorf("mount %d of %v\ngot %v, error %v", id, want, one, err)
 		}
 	})
 }
@@ -152,10 +85,10 @@ func FuzzMountPoint(f *testing.F) {
 		if err != nil || len(mounts) == 0 {
 			t.Fatalf("%q\nwant it found\ngot  %v, error %v", line, mounts, err)
 		}
-		got, err := pick(mounts, int(id))
+		got := mounts[len(mounts)-1]
 		want := mountinfo.Info{ID: int(id), Parent: 22, Major: int(major), Minor: int(minor), Root: "/", Mountpoint: path, Options: "rw", Optional: "shared:1", FSType: fstype, Source: source, VFSOptions: "rw"}
-		if err != nil || *got != want {
-			t.Errorf("%q\nwant %+v\ngot  %+v, error %v", line, want, got, err)
+		if *got != want {
+			t.Errorf("%q\nwant %+v\ngot  %+v", line, want, got)
 		}
 	})
 }

@@ -1,0 +1,120 @@
+package mount
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/blockdev"
+)
+
+const btrfs = "btrfs"
+
+// Identify returns the identity of a mount that All, At or Topmost has just returned,
+// but for its UUID. What has been unmounted meanwhile has one that no mount is the Same
+// as, as far as the kernel shows.
+func Identify(m *Info) Identity {
+	i := Filesystem(m)
+	i.ID = m.ID
+	i.Number = number(m)
+	i.Unique = uniqueOf(m.ID)
+	if m.FSType == "tmpfs" {
+		i.Super = tmpfsID(m.Mountpoint)
+	} else {
+		i.folder = i.superFolder("/")
+		i.Super = inodeOf(i.folder)
+	}
+	return i
+}
+
+// Filesystem is Identify's Filesystem, which takes fewer system calls.
+func Filesystem(m *Info) Identity {
+	i := Identity{FSType: m.FSType, Root: m.Root, Devices: devicesOf("/", m)}
+	if m.Major != 0 {
+		i.Number = number(m)
+	}
+	if len(i.Devices) == 0 {
+		i.Source = m.Source
+	}
+	return i
+}
+
+// devicesOf are the disks below a mount; none where it has none, or the kernel does not
+// show them. root is "/" outside of tests.
+func devicesOf(root string, m *Info) (found []Device) {
+	switch {
+	case m.Major != 0:
+		return []Device{{number(m), blockdev.SeqOf(root, number(m))}}
+	case m.FSType != btrfs:
+		return nil
+	}
+	source, err := blockdev.NumberOf(m.Source)
+	if err != nil {
+		return nil
+	}
+	links, _ := filepath.Glob(filepath.Join(btrfsDir(root, source), "devices", "*"))
+	for _, link := range links {
+		text, err := os.ReadFile(filepath.Join(link, "dev"))
+		if err != nil {
+			continue
+		}
+		if n, err := blockdev.ParseNumber(string(text)); err == nil {
+			found = append(found, Device{n, blockdev.SeqOf(root, n)})
+		}
+	}
+	slices.SortFunc(found, func(a, b Device) int { return cmp.Compare(a.Number, b.Number) })
+	return found
+}
+
+// btrfsDir is sysfs' folder of the btrfs that has a device
+// (Documentation/ABI/testing/sysfs-fs-btrfs); "" where there is none.
+func btrfsDir(root string, device uint64) string {
+	name, err := blockdev.NameOf(root, device)
+	if err != nil {
+		return ""
+	}
+	found, _ := filepath.Glob(filepath.Join(root, "sys/fs/btrfs/*/devices", name))
+	if len(found) != 1 {
+		return ""
+	}
+	return filepath.Dir(filepath.Dir(found[0]))
+}
+
+// superFolder is the superblock's folder in sysfs, which is made with it and goes with
+// it, and whose inode has a number that no other one gets: they count up
+// (fs/kernfs/dir.c). It is "" where there is none, and for a disk that is gone.
+func (i Identity) superFolder(root string) string {
+	switch {
+	case i.FSType == btrfs && len(i.Devices) > 0:
+		return btrfsDir(root, i.Devices[0].Number)
+	case unix.Major(i.Number) == 0:
+		return filepath.Join(root, "sys/class/bdi", fmt.Sprintf("0:%d", unix.Minor(i.Number)))
+	}
+	name, err := blockdev.NameOf(root, i.Number)
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(root, "sys/fs", i.FSType, name)
+}
+
+func inodeOf(path string) uint64 {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return 0
+	}
+	return st.Ino
+}
+
+// tmpfsID stands for superFolder's inode of a tmpfs, which has no folder, but makes up an identity at
+// random for statfs since Linux 5.14; 0 where something else is at its place.
+func tmpfsID(path string) uint64 {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil || st.Type != unix.TMPFS_MAGIC {
+		return 0
+	}
+	return uint64(uint32(st.Fsid.Val[0])) | uint64(uint32(st.Fsid.Val[1]))<<32
+}

@@ -1,0 +1,94 @@
+// Package mount is what is mounted, and which mount it is: mountinfo
+// (Documentation/filesystems/proc.rst, 3.5), and one Identity of a mount, by which
+// storage, volume, health and the state file know it again. It only looks, and waits
+// for no disk and no server: what it reads the kernel has in memory.
+package mount
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// Info is a line of mountinfo.
+type Info = mountinfo.Info
+
+// All returns every mount of this process's namespace, in the order of mountinfo.
+func All() ([]*Info, error) { return mountinfo.GetMounts(nil) }
+
+// Read returns the mounts of a text as the kernel has it in /proc/PID/mountinfo.
+func Read(text io.Reader) ([]*Info, error) { return mountinfo.GetMountsFromReader(text, nil) }
+
+// At returns what is mounted at a path that holds no symbolic link, in the order in
+// which it was mounted: the last one hides the others. There is none where nothing is
+// mounted.
+func At(path string) ([]*Info, error) { return mountinfo.GetMounts(stackAt(path)) }
+
+// Topmost returns the last of At, and nil where nothing is mounted.
+func Topmost(path string) (*Info, error) {
+	mounts, err := At(path)
+	if err != nil || len(mounts) == 0 {
+		return nil, err
+	}
+	return mounts[len(mounts)-1], nil
+}
+
+// stackAt keeps every mount at a path. mountinfo's SingleEntryFilter ends with
+// the first, which the others hide.
+func stackAt(path string) mountinfo.FilterFunc {
+	return func(m *Info) (skip, stop bool) { return m.Mountpoint != path, false }
+}
+
+// number is the dev_t that mountinfo has of a filesystem. It is a disk's where the
+// filesystem lies on one disk and its type says so: not on btrfs.
+func number(m *Info) uint64 { return unix.Mkdev(uint32(m.Major), uint32(m.Minor)) }
+
+// OnDisk reports whether a mount's data lies on a disk, and is lost with it: btrfs has
+// a number without a disk.
+func OnDisk(m *Info) bool { return m.Major != 0 || m.FSType == btrfs }
+
+// Elsewhere names a process of each other mount namespace that has a block device
+// mounted, by its dev_t.
+func Elsewhere(device uint64) (processes []string) {
+	seen := map[string]bool{}
+	all, _ := os.ReadDir("/proc")
+	for _, entry := range all {
+		pid := entry.Name()
+		namespace, err := os.Readlink("/proc/" + pid + "/ns/mnt")
+		if err != nil || seen[namespace] {
+			continue // no process, or known
+		}
+		mounts, err := readInfo("/proc/" + pid + "/mountinfo")
+		seen[namespace] = err == nil
+		if err != nil || !hasDevice(mounts, device) {
+			continue
+		}
+		name, _ := os.ReadFile("/proc/" + pid + "/comm")
+		processes = append(processes, fmt.Sprintf("mounted where process %s runs, %.15q", pid, strings.TrimSpace(string(name))))
+	}
+	return processes
+}
+
+func readInfo(path string) ([]*Info, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return Read(file)
+}
+
+func hasDevice(mounts []*Info, device uint64) bool {
+	for _, m := range mounts {
+		for _, d := range devicesOf("/", m) {
+			if d.Number == device {
+				return true
+			}
+		}
+	}
+	return false
+}

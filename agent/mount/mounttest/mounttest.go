@@ -1,0 +1,117 @@
+// Package mounttest gives tests mounts and disks of their own: a mount namespace that
+// ends with the test, and loop devices (loop(4)) with real filesystems.
+package mounttest
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Own gives the test mounts that nobody else sees, on a thread that ends with it, and
+// returns an empty folder by the path that mountinfo has for it. Only the test's own
+// goroutine sees them.
+func Own(t *testing.T) (dir string) {
+	t.Helper()
+	runtime.LockOSThread()
+	err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS)
+	if err == nil {
+		err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+	}
+	if err != nil {
+		t.Skipf("mounts of its own: %v: run it as root, with sudo go test -run '^%s$'", err, t.Name())
+	}
+	return Dir(t)
+}
+
+// Dir returns an empty folder by the path that mountinfo has for it, for mounts that
+// everybody sees.
+func Dir(t *testing.T) (dir string) {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// imageBytes are enough for any filesystem's mkfs.
+const imageBytes = 320 << 20
+
+// Image makes a filesystem in a file.
+func Image(t *testing.T, fstype string, options ...string) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), fstype+".img")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, imageBytes); err != nil {
+		t.Fatal(err)
+	}
+	mkfs, err := exec.LookPath("mkfs." + fstype)
+	if err != nil {
+		mkfs, err = exec.LookPath("/sbin/mkfs." + fstype)
+	}
+	if err != nil {
+		t.Skipf("it makes a %s: install mkfs.%s (e2fsprogs, xfsprogs, btrfs-progs)", fstype, fstype)
+	}
+	Run(t, mkfs, append(options, "-q", path)...)
+	return path
+}
+
+// Attach makes an image a disk, until the test ends or Detach.
+func Attach(t *testing.T, image string) (device string) {
+	t.Helper()
+	losetup, err := exec.LookPath("losetup")
+	if err != nil {
+		t.Skip("it needs a loop device: install losetup (mount)")
+	}
+	out, err := exec.Command(losetup, "--find", "--show", image).CombinedOutput()
+	if err != nil {
+		t.Skipf("it needs a loop device: %v: %s: run it as root", err, out)
+	}
+	device = strings.TrimSpace(string(out))
+	t.Cleanup(func() { _ = exec.Command(losetup, "-d", device).Run() }) // where Detach has not
+	return device
+}
+
+// Reattach puts another image into a disk's place, so that it has the name and the
+// number of the one before it.
+func Reattach(t *testing.T, device, image string) {
+	t.Helper()
+	Run(t, "losetup", "-d", device)
+	Run(t, "losetup", device, image)
+}
+
+// Mount mounts something, until the test ends.
+func Mount(t *testing.T, source, dir, fstype string, flags uintptr, data string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(source, dir, fstype, flags, data); err != nil {
+		t.Fatalf("mount %s of %s at %s with %q: %v", fstype, source, dir, data, err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+}
+
+// Unmount unmounts what is mounted last at a path.
+func Unmount(t *testing.T, dir string) {
+	t.Helper()
+	if err := unix.Unmount(dir, 0); err != nil {
+		t.Fatalf("unmount %s: %v", dir, err)
+	}
+}
+
+// Run runs a program that has to succeed.
+func Run(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %v: %v: %s", name, args, err, out)
+	}
+}

@@ -1,0 +1,67 @@
+package mount
+
+import (
+	"encoding/binary"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// From the kernel's include/uapi/linux/mount.h.
+const (
+	mntIDReqSize     = 24                 // MNT_ID_REQ_SIZE_VER0: {u32 size, u32 spare, u64 mnt_id, u64 param}
+	listAll          = 0xffffffffffffffff // LSMT_ROOT
+	statmountMntInfo = 0x2                // STATMOUNT_MNT_BASIC
+	statmountBytes   = 512                // struct statmount, before its strings
+	oldIDAt          = 56                 // mnt_id_old, behind mnt_id and mnt_parent_id
+	listStep         = 256                // mounts a call
+)
+
+// uniqueOf returns the number that is never given again of the mount with a number in
+// mountinfo; 0 where the kernel has none, or the mount is gone. It asks the kernel for
+// mounts and not the filesystem for its root, which may hang or be shut down.
+func uniqueOf(id int) uint64 {
+	var ids [listStep]uint64
+	for last := uint64(0); ; {
+		n, err := listmount(last, ids[:])
+		if err != nil || n == 0 {
+			return 0
+		}
+		for _, unique := range ids[:n] {
+			if old, err := oldID(unique); err == nil && old == id {
+				return unique
+			}
+		}
+		if n < len(ids) {
+			return 0
+		}
+		last = ids[n-1]
+	}
+}
+
+type mntIDReq struct {
+	size, spare uint32
+	id, param   uint64
+}
+
+// listmount is listmount(2): the mounts behind one, as they were made.
+func listmount(last uint64, ids []uint64) (int, error) {
+	request := mntIDReq{size: mntIDReqSize, id: listAll, param: last}
+	n, _, errno := unix.Syscall6(unix.SYS_LISTMOUNT, uintptr(unsafe.Pointer(&request)), uintptr(unsafe.Pointer(&ids[0])), uintptr(len(ids)), 0, 0, 0)
+	if errno != 0 {
+		return 0, os.NewSyscallError("listmount", errno)
+	}
+	return min(int(n), len(ids)), nil
+}
+
+// oldID is what mountinfo has for a mount, by statmount(2).
+func oldID(unique uint64) (int, error) {
+	request := mntIDReq{size: mntIDReqSize, id: unique, param: statmountMntInfo}
+	var answer [statmountBytes]byte
+	_, _, errno := unix.Syscall6(unix.SYS_STATMOUNT, uintptr(unsafe.Pointer(&request)), uintptr(unsafe.Pointer(&answer[0])), uintptr(len(answer)), 0, 0, 0)
+	if errno != 0 {
+		return 0, os.NewSyscallError("statmount", errno)
+	}
+	return int(binary.NativeEndian.Uint32(answer[oldIDAt:])), nil
+}

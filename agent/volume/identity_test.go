@@ -1,0 +1,155 @@
+package volume
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/mount/mounttest"
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// remount mounts a disk again until the mount has the number of the one before.
+func remount(t *testing.T, disk, dir, fstype string, was int) {
+	t.Helper()
+	for range 500 {
+		mounttest.Mount(t, disk, dir, fstype, 0, "")
+		var st unix.Statx_t
+		if err := unix.Statx(unix.AT_FDCWD, dir, 0, unix.STATX_MNT_ID, &st); err != nil {
+			t.Fatal(err)
+		}
+		if int(st.Mnt_id) == was {
+			return
+		}
+		mounttest.Unmount(t, dir)
+	}
+	t.Skip("the number of the mount did not come again: other mounts were made meanwhile; run it alone")
+}
+
+func mountNumber(t *testing.T, dir string) int {
+	t.Helper()
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, dir, 0, unix.STATX_MNT_ID, &st); err != nil {
+		t.Fatal(err)
+	}
+	return int(st.Mnt_id)
+}
+
+// Somebody unmounts a volume, and mounts it again: the kernel gives the mount its
+// number again, and xfs answers statfs with the same identity. What was known of the
+// mount before is no answer any more.
+func TestVolumeMountedAgainWithItsNumberIsAnotherOne(t *testing.T) {
+	for _, fstype := range []string{"ext4", "xfs"} {
+		t.Run(fstype, func(t *testing.T) {
+			dir := mounttest.Dir(t)
+			disk := mounttest.Attach(t, mounttest.Image(t, fstype))
+			mounttest.Mount(t, disk, dir, fstype, 0, "")
+			number := mountNumber(t, dir)
+			table := newTable()
+			before, err := table.Lookup(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := table.Stats(t.Context(), dir); err != nil {
+				t.Fatal(err)
+			}
+			if again, err := table.Lookup(dir); again != before || err != nil {
+				t.Fatalf("asked again: another volume, error %v", err)
+			}
+			if err := table.Quiet(t.Context(), dir, func() error { return unix.Unmount(dir, 0) }); err != nil {
+				t.Fatal(err)
+			}
+			remount(t, disk, dir, fstype, number)
+			if _, ok := table.StatsAtOnce(dir); ok {
+				t.Error("the mount is answered for at once by what was known of the one before")
+			}
+			if after, err := table.Lookup(dir); after == before || err != nil {
+				t.Errorf("want another volume\ngot  the same, error %v", err)
+			}
+			table.Forget(dir)
+		})
+	}
+}
+
+// What an agent remembers of a mount is not told of the next one with its number.
+func TestPastOfAMountIsNotThatOfTheNext(t *testing.T) {
+	dir := mounttest.Dir(t)
+	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
+	mounttest.Mount(t, disk, dir, "xfs", 0, "")
+	first := newTable()
+	if _, err := first.Lookup(dir); err != nil {
+		t.Fatal(err)
+	}
+	of, _ := first.Past(dir)
+	if err := first.Unmount(t.Context(), dir, func() (bool, error) { return true, nil }); err != nil { // it looks no more
+		t.Fatal(err)
+	}
+	past := health.Past{Unreadable: 3, LastRead: "x"}
+	second := newTable()
+	if _, err := second.Recall(dir, of, past); err != nil {
+		t.Fatal(err)
+	}
+	if _, got := second.Past(dir); got != past {
+		t.Errorf("after a restart\nwant %+v\ngot  %+v", past, got)
+	}
+	err := second.Unmount(t.Context(), dir, func() (bool, error) { return true, unix.Unmount(dir, 0) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	remount(t, disk, dir, "xfs", of.ID)
+	third := newTable()
+	if _, err := third.Recall(dir, of, past); err != nil {
+		t.Fatal(err)
+	}
+	if _, got := third.Past(dir); got != (health.Past{}) {
+		t.Errorf("after it was mounted again\nwant nothing\ngot  %+v", got)
+	}
+	third.Forget(dir)
+}
+
+// An open file of the mount before is not one of the volume's.
+func TestGrowthMeetsItsOwnMountAlone(t *testing.T) {
+	dir := mounttest.Dir(t)
+	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
+	other := filepath.Join(dir, "other")
+	dir = filepath.Join(dir, "volume")
+	mounttest.Mount(t, disk, dir, "xfs", 0, "")
+	mounttest.Mount(t, disk, other, "xfs", 0, "") // the same disk once more
+	table := newTable()
+	v, err := table.Lookup(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, mine := range map[string]bool{dir: true, other: false} {
+		file, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := v.check(file); (err == nil) != mine {
+			t.Errorf("%s: want it to be the volume's: %v\ngot  %v", path, mine, err)
+		}
+		file.Close()
+	}
+	table.Forget(dir)
+}
+
+// What hides a volume is what the path leads to, and is the one that counts.
+func TestVolumeMountedOverAnotherIsTheOneFound(t *testing.T) {
+	dir := mounttest.Own(t)
+	for _, source := range []string{"below", "above"} {
+		mounttest.Mount(t, source, dir, "tmpfs", 0, "")
+	}
+	for _, source := range []string{"above", "below"} {
+		v, err := newTable().Lookup(dir)
+		if err != nil || v.identity.Source != source {
+			t.Fatalf("want the mount of %q\ngot  %+v, error %v", source, v, err)
+		}
+		if err := v.Resize(t.Context(), 0, 0); refusal.KindOf(err) != refusal.FailedPrecondition {
+			t.Errorf("want a FailedPrecondition\ngot  %v", err)
+		}
+		mounttest.Unmount(t, dir)
+	}
+}
