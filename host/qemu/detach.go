@@ -13,9 +13,14 @@ import (
 const (
 	// detachTimeout limits a DetachDisk whose context has no deadline.
 	detachTimeout = time.Minute
+	// hotplugLimit is how long other disks wait for a guest to let go of one.
+	hotplugLimit = 30 * time.Second
 	// askAgain is after how long a guest that has not let go of a disk is asked again: one that boots misses the first request.
 	askAgain = 5 * time.Second
 )
+
+// ErrKept is the failure of a detach that the guest refuses: the disk stays.
+var ErrKept = errors.New("the guest refused to let go of it")
 
 // DetachDisk takes a disk from the VM: the guest is asked to let go of it, and when it has, the block nodes are removed. The
 // caller sees to it that nothing in the guest uses the disk: the guest's kernel does not refuse. A disk that is not there is
@@ -47,26 +52,46 @@ func (vm *VM) DetachDisk(ctx context.Context, id string) error {
 	return nil
 }
 
-// unplug removes a disk's device and waits until it is gone.
+// unplug removes a disk's device and waits until it is gone. No other disk comes or goes meanwhile, up to hotplugLimit.
 func (vm *VM) unplug(ctx context.Context, d *disk) error {
-	events := vm.qmp.Subscribe("DEVICE_DELETED", "DEVICE_UNPLUG_GUEST_ERROR")
-	defer events.Close()
+	if d.isGone() {
+		return nil
+	}
+	done, err := vm.hotplug.take(ctx, d)
+	if err != nil {
+		return err
+	}
+	// The others are let pass, and are told, when it takes too long.
+	limit := time.AfterFunc(vm.hotplug.left(d), done)
+	defer func() {
+		limit.Stop()
+		done()
+	}()
 	again := time.NewTicker(askAgain)
 	defer again.Stop()
 	for {
 		if gone, err := vm.requestUnplug(ctx, d); gone || err != nil {
 			return err
 		}
-		if gone, err := vm.awaitUnplug(ctx, d, events, again.C); gone || err != nil {
-			return err
+		select {
+		case <-d.gone:
+			return nil
+		case <-d.refused:
+			vm.hotplug.over(d)
+			return ErrKept
+		case <-again.C:
+		case <-vm.qmp.Done():
+			return vm.explain(ctx, vm.qmp.Err())
+		case <-ctx.Done():
+			return fmt.Errorf("the guest has not let go of it, and still may: %w", ctx.Err())
 		}
 	}
 }
 
 // requestUnplug asks the guest to let go of a disk.
 func (vm *VM) requestUnplug(ctx context.Context, d *disk) (gone bool, err error) {
-	asked := d.unplugged
-	d.unplugged = true // also where the answer does not come
+	vm.hotplug.asks(d)
+	asked := d.ask(true) // also where the answer does not come
 	err = vm.execute(ctx, "device_del", map[string]string{"id": DeviceID(d.ID)}, nil)
 	answer := new(qmp.Error)
 	switch {
@@ -75,37 +100,39 @@ func (vm *VM) requestUnplug(ctx context.Context, d *disk) (gone bool, err error)
 	case !errors.As(err, &answer):
 		return false, err
 	case answer.Class == qmp.DeviceNotFound:
+		d.leaves(time.Time{})
 		return true, nil
 	case asked: // "already in the process of unplug", which has no error class of its own
 		return false, nil
 	default:
-		d.unplugged = false
+		d.ask(false)
+		vm.hotplug.over(d)
 		return false, err
 	}
 }
 
-// awaitUnplug waits for what comes of a request, or until it is time to ask again.
-func (vm *VM) awaitUnplug(ctx context.Context, d *disk, events *qmp.Subscription, again <-chan time.Time) (gone bool, err error) {
-	for {
-		select {
-		case event, open := <-events.Events():
-			if !open {
-				return false, vm.explain(ctx, vm.qmp.Err())
+// watchDisks takes in what the guest does with disks, until the connection ends.
+func (vm *VM) watchDisks(events <-chan qmp.Event) {
+	for event := range events {
+		var data struct {
+			Device string `json:"device"`
+		}
+		if err := json.Unmarshal(event.Data, &data); err != nil {
+			vm.log.WithError(err).Warnf("QMP event %s: %s", event.Name, event.Data)
+			continue
+		}
+		d := vm.disks.byDevice(data.Device)
+		switch {
+		case d == nil: // a part of a disk, or none of ours
+		case event.Name == "DEVICE_DELETED":
+			if d.leaves(event.Time) {
+				vm.log.Warnf("disk %s (%s) has left the VM, and nobody detached it", d.ID, d.Path)
 			}
-			var data struct {
-				Device string `json:"device"`
+		case d.ask(false):
+			select {
+			case d.refused <- struct{}{}:
+			default:
 			}
-			if err := json.Unmarshal(event.Data, &data); err != nil || data.Device != DeviceID(d.ID) {
-				continue // of another device
-			}
-			if event.Name == "DEVICE_DELETED" {
-				return true, nil
-			}
-			return false, errors.New("the guest refused to let go of it")
-		case <-again:
-			return false, nil
-		case <-ctx.Done():
-			return false, fmt.Errorf("the guest has not let go of it: %w", ctx.Err())
 		}
 	}
 }

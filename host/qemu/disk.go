@@ -10,9 +10,6 @@ import (
 	"github.com/directvol/directvol/host/qmp"
 )
 
-// unwindTimeout limits the undoing of an attach that failed.
-const unwindTimeout = 10 * time.Second
-
 // Disk is a disk for a VM.
 type Disk struct {
 	// ID names the disk in this VM: 1 to 25 letters, digits, '.', '_' and '-', the first a letter or digit.
@@ -30,6 +27,8 @@ type Attached struct {
 	Disk
 	// PCIPath is where the guest finds it, as protocols/pcipath writes it.
 	PCIPath string
+	// Gone is closed when the VM has the disk no more, whoever took it.
+	Gone <-chan struct{}
 }
 
 // FileNode returns the name of the block node that opens a disk's store.
@@ -87,7 +86,14 @@ type deviceOptions struct {
 	DisableLegacy string `json:"disable-legacy"`
 	WriteError    string `json:"werror"`
 	ReadError     string `json:"rerror"`
+	Cylinders     int    `json:"cyls"`
+	Heads         int    `json:"heads"`
+	Sectors       int    `json:"secs"`
 }
+
+// geometry is what QEMU says of every disk of 8 GB or more, and nobody uses. Of a disk without one QEMU reads the boot sector to
+// guess it (hd_geometry_guess), in its main loop: a store that hangs then stops the whole VM.
+var geometry = struct{ cylinders, heads, sectors int }{16383, 16, 63}
 
 // device returns the disk's device. A guest has some two hundred interrupt vectors, and a disk with MSI-X takes three: it gets
 // none, and shares a line. An I/O error is the guest's to handle: the default for a full store stops the VM, with all its disks.
@@ -95,6 +101,7 @@ func (d *disk) device() deviceOptions {
 	return deviceOptions{
 		Driver: "virtio-blk-pci", ID: DeviceID(d.ID), Bus: d.slot.bus(), Address: d.slot.address(), Drive: RawNode(d.ID), Serial: d.Serial,
 		Vectors: 0, DisableLegacy: "on", WriteError: "report", ReadError: "report",
+		Cylinders: geometry.cylinders, Heads: geometry.heads, Sectors: geometry.sectors,
 	}
 }
 
@@ -108,36 +115,96 @@ func (vm *VM) Disk(id string) (Attached, bool) {
 }
 
 // AttachDisk gives the running VM a disk and returns where its guest will find it; the guest may need a moment, and is not waited
-// for. An id or a store that the VM has already is refused (ErrAttached). What fails is undone; where that fails too, as the error
-// then says, the disk keeps its slot and DetachDisk takes up the undoing.
+// for. An id or a store that the VM has already is refused (ErrAttached); but an attach of the same disk that was cut off is taken
+// up. What fails is undone; where that fails too, or ctx is over, the disk keeps its slot, and AttachDisk goes on or DetachDisk
+// takes up the undoing.
 func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
-	d, err := vm.disks.reserve(want)
+	d, err := vm.takeUp(ctx, want)
+	if err == nil && d == nil {
+		d, err = vm.disks.reserve(want)
+	}
 	if err != nil {
 		return Attached{}, fmt.Errorf("attach %w", err)
 	}
 	defer d.unlock()
-	err = vm.plug(ctx, d)
-	if err == nil {
+	again := d.half
+	d.half = true
+	if err = vm.plug(ctx, d, again); err == nil {
+		d.half = false
 		return d.attached(), nil
 	}
 	err = fmt.Errorf("attach disk %s (%s): %w", d.ID, d.Path, err)
-	unwind, cancel := context.WithTimeout(context.WithoutCancel(ctx), unwindTimeout)
-	defer cancel()
-	if left := vm.removeNodes(unwind, d.ID); left != nil {
+	if ctx.Err() != nil {
+		return Attached{}, err
+	}
+	if left := vm.removeNodes(ctx, d.ID); left != nil {
 		return Attached{}, fmt.Errorf("%w; what was done is not undone yet, detach the disk for that: %w", err, left)
 	}
 	vm.disks.release(d)
 	return Attached{}, err
 }
 
-// plug adds a disk's nodes and its device.
-func (vm *VM) plug(ctx context.Context, d *disk) error {
+// takeUp returns a disk, locked, whose attach was cut off; nil where there is no such disk.
+func (vm *VM) takeUp(ctx context.Context, want Disk) (*disk, error) {
+	d, err := vm.disks.acquire(ctx, want.ID)
+	if errors.Is(err, ErrNoDisk) {
+		return nil, nil
+	}
+	if err != nil || d.half && d.Disk == want && !d.isGone() {
+		return d, err
+	}
+	d.unlock()
+	return nil, nil
+}
+
+// plug adds a disk's nodes and its device; again where some of it may be there. Nodes may come at any time, as the guest does not
+// see them.
+func (vm *VM) plug(ctx context.Context, d *disk, again bool) error {
+	var nodes map[string]uint64
+	if again {
+		var err error
+		if nodes, err = vm.blockNodes(ctx); err != nil {
+			return err
+		}
+	}
 	for _, node := range []nodeOptions{d.fileNode(), d.rawNode(FileNode(d.ID))} {
+		if _, there := nodes[node.NodeName]; there {
+			continue
+		}
 		if err := vm.execute(ctx, "blockdev-add", node, nil); err != nil {
 			return err
 		}
 	}
+	done, err := vm.hotplug.take(ctx, d)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if again {
+		if there, err := vm.hasDevice(ctx, d.ID); err != nil || there {
+			return err
+		}
+	}
+	d.mu.Lock()
+	d.added = time.Now()
+	d.mu.Unlock()
 	return vm.execute(ctx, "device_add", d.device(), nil)
+}
+
+// hasDevice asks whether a disk's device is there.
+func (vm *VM) hasDevice(ctx context.Context, id string) (bool, error) {
+	var devices []struct {
+		Name string `json:"name"`
+	}
+	if err := vm.execute(ctx, "qom-list", map[string]string{"path": "/machine/peripheral"}, &devices); err != nil {
+		return false, err
+	}
+	for _, device := range devices {
+		if device.Name == DeviceID(id) {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // removeNodes removes a disk's block nodes, or what is there of them.

@@ -79,8 +79,8 @@ func TestAttachThatCannotBeUndoneIsLeftToDetach(t *testing.T) {
 	if _, err := vm.AttachDisk(limited(t), d); err == nil || !strings.Contains(err.Error(), "detach the disk") {
 		t.Errorf("want an error that says what to do, got %v", err)
 	}
-	if _, err := vm.AttachDisk(limited(t), d); !errors.Is(err, ErrAttached) {
-		t.Errorf("attached over the half of itself:\nwant %v\ngot  %v", ErrAttached, err)
+	if _, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)}); !errors.Is(err, ErrAttached) {
+		t.Errorf("attached over the half of another:\nwant %v\ngot  %v", ErrAttached, err)
 	}
 	if err := vm.DetachDisk(limited(t), "data"); err != nil {
 		t.Error(err)
@@ -216,8 +216,22 @@ func TestDetachRemovesAllAndMayBeRepeated(t *testing.T) {
 			t.Errorf("left behind: nodes %v, devices %v", q.nodes, q.devices)
 		}
 	})
-	if again, err := vm.AttachDisk(limited(t), d); err != nil || again != first {
-		t.Errorf("attached again:\nwant %v\ngot  %v, %v", first, again, err)
+	select {
+	case <-first.Gone:
+	default:
+		t.Error("it is gone, and nobody was told")
+	}
+	again, err := vm.AttachDisk(limited(t), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again.PCIPath == first.PCIPath {
+		t.Errorf("attached again: the slot %s is used again at once, with others free", again.PCIPath)
+	}
+	select {
+	case <-again.Gone:
+		t.Error("a disk that was attached anew is gone with the one before it")
+	default:
 	}
 }
 
@@ -318,19 +332,25 @@ func TestBootDisksStay(t *testing.T) {
 func TestSlotsAreReusedAndRunOut(t *testing.T) {
 	taken := make(map[slot]bool)
 	for i := range 2 * disksPerBridge {
-		s, err := freeSlot(2, taken)
+		s, err := freeSlot(2, taken, nil)
 		if err != nil {
 			t.Fatalf("disk %d: %v", i, err)
 		}
 		taken[s] = true
 	}
-	if _, err := freeSlot(2, taken); err == nil || !strings.Contains(err.Error(), "all 60") {
+	if _, err := freeSlot(2, taken, nil); err == nil || !strings.Contains(err.Error(), "all 60") {
 		t.Errorf("want an error, got %v", err)
 	}
 	back := slot{2, 0x1e}
 	delete(taken, back)
-	if s, err := freeSlot(2, taken); err != nil || s != back {
+	if s, err := freeSlot(2, taken, nil); err != nil || s != back {
 		t.Errorf("slot:\nwant %v\ngot  %v, %v", back, s, err)
+	}
+	longer, shorter := slot{1, 7}, slot{1, 3}
+	delete(taken, longer)
+	delete(taken, shorter)
+	if s, err := freeSlot(2, taken, map[slot]uint64{longer: 1, shorter: 2, back: 3}); err != nil || s != longer {
+		t.Errorf("slot, of three that were freed:\nwant %v\ngot  %v, %v", longer, s, err)
 	}
 	if want, got := "03/1e", back.path().String(); got != want {
 		t.Errorf("PCI path:\nwant %s\ngot  %s", want, got)

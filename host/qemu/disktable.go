@@ -8,7 +8,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -60,28 +62,67 @@ type disk struct {
 	store store
 	slot  slot
 	// busy holds a token while one call changes the disk; what follows belongs to that call.
-	busy      chan struct{}
-	unplugged bool // the guest was asked to let go of it
+	busy chan struct{}
+	half bool // an attach of it was cut off, or could not be undone
+
+	gone    chan struct{} // closed when the machine has its device no more
+	refused chan struct{} // gets a token when the guest refuses to let go of it
+
+	mu    sync.Mutex // guards what follows
+	added time.Time  // before its device was
+	asked bool       // the guest was asked to let go of it, and may at any moment
+	isOut bool       // gone is closed
+}
+
+// isGone reports whether the device has left.
+func (d *disk) isGone() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.isOut
+}
+
+// leaves notes that the device has left, and reports whether nobody had asked for it.
+func (d *disk) leaves(when time.Time) (byItself bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.isOut || !when.IsZero() && when.Before(d.added) { // the word is of the device that had its name before
+		return false
+	}
+	d.isOut = true
+	close(d.gone)
+	return !d.asked
+}
+
+// ask notes that the guest is asked to let go of the disk, or that this is over, and returns what was so before.
+func (d *disk) ask(asked bool) (was bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	was, d.asked = d.asked, asked
+	return was
 }
 
 func (d *disk) unlock() { <-d.busy }
 
-func (d *disk) attached() Attached { return Attached{Disk: d.Disk, PCIPath: d.slot.path().String()} }
+func (d *disk) attached() Attached {
+	return Attached{Disk: d.Disk, PCIPath: d.slot.path().String(), Gone: d.gone}
+}
 
 // diskTable is the disks of one VM.
 type diskTable struct {
 	bridges int
 	mu      sync.Mutex
 	disks   map[string]*disk
+	freed   map[slot]uint64 // the number of the release that freed a slot last
+	freeing uint64          // releases so far
 }
 
 func newDiskTable(bridges int) *diskTable {
-	return &diskTable{bridges: bridges, disks: make(map[string]*disk)}
+	return &diskTable{bridges: bridges, disks: make(map[string]*disk), freed: make(map[slot]uint64)}
 }
 
 // reserve takes an id, a store and a slot for a disk, which comes back locked.
 func (t *diskTable) reserve(want Disk) (*disk, error) {
-	return t.add(want, func(taken map[slot]bool) (slot, error) { return freeSlot(t.bridges, taken) })
+	return t.add(want, func(taken map[slot]bool) (slot, error) { return freeSlot(t.bridges, taken, t.freed) })
 }
 
 // addBoot takes the place of a boot disk, by its number.
@@ -118,7 +159,7 @@ func (t *diskTable) add(want Disk, choose func(taken map[slot]bool) (slot, error
 	if err != nil {
 		return nil, fmt.Errorf("disk %s: %w", want.ID, err)
 	}
-	d := &disk{Disk: want, store: store, slot: place, busy: make(chan struct{}, 1)}
+	d := &disk{Disk: want, store: store, slot: place, busy: make(chan struct{}, 1), gone: make(chan struct{}), refused: make(chan struct{}, 1)}
 	d.busy <- struct{}{}
 	t.disks[d.ID] = d
 	return d, nil
@@ -129,6 +170,15 @@ func (t *diskTable) find(id string) *disk {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.disks[id]
+}
+
+// byDevice returns the disk of a device, nil where there is none.
+func (t *diskTable) byDevice(device string) *disk {
+	id, ok := strings.CutPrefix(device, DeviceID(""))
+	if !ok {
+		return nil
+	}
+	return t.find(id)
 }
 
 // acquire returns a disk, locked.
@@ -155,6 +205,8 @@ func (t *diskTable) release(d *disk) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.disks, d.ID)
+	t.freeing++
+	t.freed[d.slot] = t.freeing
 }
 
 // bootDisks returns the boot disks in their order.

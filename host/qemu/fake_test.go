@@ -5,12 +5,15 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/sirupsen/logrus"
 
 	"github.com/directvol/directvol/host/qmp"
 )
@@ -107,6 +110,12 @@ func (q *fakeQEMU) run(command string, arguments json.RawMessage) (any, *qmp.Err
 		return q.deviceDel(a.ID)
 	case "block_resize":
 		q.nodes[a.NodeName] = a.Size
+	case "qom-list":
+		devices := []any{}
+		for id := range q.devices {
+			devices = append(devices, map[string]any{"name": id})
+		}
+		return devices, nil
 	case "query-named-block-nodes":
 		nodes := []any{}
 		for name, size := range q.nodes {
@@ -158,7 +167,8 @@ func (q *fakeQEMU) letGo(id string) {
 }
 
 func (q *fakeQEMU) event(name, data string, args ...any) {
-	fmt.Fprintf(q.conn, `{"event": "%s", "data": %s, "timestamp": {"seconds": 1, "microseconds": 0}}`+"\n", name, fmt.Sprintf(data, args...))
+	now := time.Now()
+	fmt.Fprintf(q.conn, `{"event": "%s", "data": %s, "timestamp": {"seconds": %d, "microseconds": %d}}`+"\n", name, fmt.Sprintf(data, args...), now.Unix(), now.Nanosecond()/1000+1)
 }
 
 // with changes or reads the fake while it is at rest.
@@ -184,7 +194,11 @@ func fakeVM(t *testing.T) (*VM, *fakeQEMU) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { client.Close() })
-	return &VM{disks: newDiskTable(2), qmp: client, qemu: &process{done: make(chan struct{})}}, q
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	vm := &VM{log: logrus.NewEntry(log), disks: newDiskTable(2), hotplug: newHotplug(), qmp: client, qemu: &process{done: make(chan struct{})}}
+	go vm.watchDisks(client.Subscribe(diskEvents...).Events())
+	return vm, q
 }
 
 // image makes a file to be a disk.

@@ -104,6 +104,7 @@ type VM struct {
 	confined    bool // by QEMU's seccomp filter
 	madeDir     bool
 	disks       *diskTable
+	hotplug     *hotplug
 	qemu        *process
 	backend     *process // nil where the host's kernel is the backend
 	qmp         *qmp.Client
@@ -124,7 +125,7 @@ func Start(ctx context.Context, cfg Config) (*VM, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start VM: %w", err)
 	}
-	vm := &VM{cfg: cfg, log: cfg.Log, disks: newDiskTable(cfg.Bridges), done: make(chan struct{})}
+	vm := &VM{cfg: cfg, log: cfg.Log, disks: newDiskTable(cfg.Bridges), hotplug: newHotplug(), done: make(chan struct{})}
 	if err := vm.start(ctx); err != nil {
 		vm.cleanUp()
 		return nil, fmt.Errorf("start VM: %w", err)
@@ -217,6 +218,7 @@ func (vm *VM) startQEMU(ctx context.Context) error {
 	}
 	vm.qmp = client
 	vm.events = client.Subscribe("SHUTDOWN")
+	go vm.watchDisks(client.Subscribe(diskEvents...).Events())
 	return nil
 }
 

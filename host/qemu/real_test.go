@@ -120,7 +120,7 @@ func attachIsUndone(t *testing.T, vm *VM) {
 	var err error
 	thief.store, err = identify(thief.Path)
 	must(t, err)
-	must(t, vm.plug(limited(t), thief))
+	must(t, vm.plug(limited(t), thief, false))
 	want, err := vm.blockNodes(limited(t))
 	must(t, err)
 	if _, err := vm.AttachDisk(limited(t), Disk{ID: "late", Path: image(t, mib)}); err == nil {

@@ -42,14 +42,19 @@ func (s slot) path() pcipath.Path {
 // bridgeSlot returns the slot of a bridge on the root bus.
 func bridgeSlot(bridge int) int { return firstBridgeSlot + bridge - 1 }
 
-// freeSlot returns the first slot behind the bridges that is not taken.
-func freeSlot(bridges int, taken map[slot]bool) (slot, error) {
+// freeSlot returns the slot behind the bridges that is not taken and was freed longest ago, of those never used the first: a guest
+// may still be busy with the disk that was there (two ACPI ejects in a row have taken the new one). freed has when each was.
+func freeSlot(bridges int, taken map[slot]bool, freed map[slot]uint64) (slot, error) {
+	var best slot
 	for bridge := 1; bridge <= bridges; bridge++ {
 		for device := 1; device <= disksPerBridge; device++ {
-			if s := (slot{bridge, device}); !taken[s] {
-				return s, nil
+			if s := (slot{bridge, device}); !taken[s] && (best == slot{} || freed[s] < freed[best]) {
+				best = s
 			}
 		}
+	}
+	if best != (slot{}) {
+		return best, nil
 	}
 	return slot{}, fmt.Errorf("all %d hotplug slots are taken: detach a disk, or start the VM with more than %d bridges (at most %d)",
 		bridges*disksPerBridge, bridges, maxBridges)

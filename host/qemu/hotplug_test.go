@@ -1,0 +1,178 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/directvol/directvol/host/qmp"
+)
+
+func leavingDisk(id string) *disk { return &disk{Disk: Disk{ID: id}, gone: make(chan struct{})} }
+
+// Who comes while the guest does not let go of a disk is refused when the disk had its
+// time, and says which disk it is; who comes after that, at once.
+func TestGuestThatKeepsADiskHoldsUpOthersForALimitedTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, kept, other := newHotplug(), leavingDisk("kept"), leavingDisk("other")
+		h.asks(kept)
+		began := time.Now()
+		for range 3 {
+			if _, err := h.take(t.Context(), other); !errors.Is(err, ErrHotplugHeld) {
+				t.Errorf("want %v\ngot  %v", ErrHotplugHeld, err)
+			}
+		}
+		if took := time.Since(began); took != hotplugLimit {
+			t.Errorf("three waited\nwant %v\ngot  %v", hotplugLimit, took)
+		}
+		done, err := h.take(t.Context(), kept)
+		if err != nil {
+			t.Errorf("the disk itself is tried again: %v", err)
+		}
+		done()
+		kept.leaves(time.Time{})
+		if done, err = h.take(t.Context(), other); err != nil {
+			t.Errorf("when it has left: %v", err)
+		}
+		done()
+	})
+}
+
+func TestDisksComeAndGoInTheirCallersOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHotplug()
+		done, err := h.take(t.Context(), leavingDisk("first"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var order []int
+		for i := range 5 {
+			go func() {
+				done, err := h.take(t.Context(), leavingDisk("later"))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				order = append(order, i)
+				done()
+			}()
+			synctest.Wait()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := h.take(ctx, leavingDisk("gives up")); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("who gives up\nwant %v\ngot  %v", context.DeadlineExceeded, err)
+		}
+		done()
+		synctest.Wait()
+		if want := []int{0, 1, 2, 3, 4}; !slices.Equal(order, want) {
+			t.Errorf("order\nwant %v\ngot  %v", want, order)
+		}
+	})
+}
+
+// A guest that was asked for a disk and has not answered is asked for nothing else: what
+// was added then it would not see, and a second removal could hit the wrong disk.
+func TestNothingIsAddedBesideARemoval(t *testing.T) {
+	vm, q := fakeVM(t)
+	q.guestLetsGo = false
+	a, err := vm.AttachDisk(limited(t), Disk{ID: "a", Path: image(t, mib)})
+	must(t, err)
+	_, err = vm.AttachDisk(limited(t), Disk{ID: "b", Path: image(t, mib)})
+	must(t, err)
+	short := func(do func(context.Context) error) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		return do(ctx)
+	}
+	if err := short(func(ctx context.Context) error { return vm.DetachDisk(ctx, "a") }); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("detach a\nwant %v\ngot  %v", context.DeadlineExceeded, err)
+	}
+	late := Disk{ID: "late", Path: image(t, mib)}
+	for name, call := range map[string]func(context.Context) error{
+		"attach": func(ctx context.Context) error { _, err := vm.AttachDisk(ctx, late); return err },
+		"detach": func(ctx context.Context) error { return vm.DetachDisk(ctx, "b") },
+	} {
+		if err := short(call); !errors.Is(err, ErrHotplugHeld) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s\nwant %v\ngot  %v", name, ErrHotplugHeld, err)
+		}
+	}
+	q.with(func() {
+		if q.devices[DeviceID("late")] || q.leaving[DeviceID("b")] {
+			t.Errorf("beside a removal: devices %v, asked for %v", q.devices, q.leaving)
+		}
+		q.letGo(DeviceID("a"))
+		q.guestLetsGo = true
+	})
+	<-a.Gone
+	_, err = vm.AttachDisk(limited(t), late)
+	must(t, err)
+	must(t, vm.DetachDisk(limited(t), "a"))
+	must(t, vm.DetachDisk(limited(t), "b"))
+}
+
+// Nobody is inside a detach when a guest ejects a disk by itself.
+func TestDiskThatLeavesByItselfIsTold(t *testing.T) {
+	vm, q := fakeVM(t)
+	d := Disk{ID: "data", Path: image(t, mib)}
+	a, err := vm.AttachDisk(limited(t), d)
+	must(t, err)
+	q.with(func() { q.letGo(DeviceID("data")) })
+	<-a.Gone
+	if _, err := vm.AttachDisk(limited(t), d); !errors.Is(err, ErrAttached) {
+		t.Errorf("before what is left of it was detached\nwant %v\ngot  %v", ErrAttached, err)
+	}
+	must(t, vm.DetachDisk(limited(t), "data"))
+	_, err = vm.AttachDisk(limited(t), d)
+	must(t, err)
+}
+
+// QEMU carries out a device_add that its caller has given up. The next attach finds it.
+func TestAttachThatWasCutOffIsTakenUp(t *testing.T) {
+	for _, command := range []string{"blockdev-add", "device_add"} {
+		t.Run(command, func(t *testing.T) {
+			vm, q := fakeVM(t)
+			goOn := make(chan struct{})
+			q.hook = func(c string, arguments json.RawMessage) (any, *qmp.Error, bool) {
+				if c == command {
+					<-goOn // its answer comes late
+				}
+				return nil, nil, false
+			}
+			d := Disk{ID: "data", Path: image(t, mib)}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer cancel()
+			if _, err := vm.AttachDisk(ctx, d); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("want %v\ngot  %v", context.DeadlineExceeded, err)
+			}
+			close(goOn)
+			if _, err := vm.AttachDisk(limited(t), d); err != nil {
+				t.Errorf("again: %v", err)
+			}
+			q.with(func() {
+				added := 0
+				for _, c := range q.commands {
+					if c == "device_add" {
+						added++
+					}
+				}
+				if added != 1 || len(q.nodes) != 2 {
+					t.Errorf("want one device_add and two nodes\ngot  %d and %v", added, q.nodes)
+				}
+			})
+			must(t, vm.DetachDisk(limited(t), "data"))
+		})
+	}
+}
+
+// A store that hangs must not be read by QEMU's main loop when its device is added.
+func TestGeometryIsAlwaysGiven(t *testing.T) {
+	d := &disk{Disk: Disk{ID: "data"}, slot: slot{1, 1}}
+	if o := d.device(); o.Cylinders < 1 || o.Cylinders > 65535 || o.Heads < 1 || o.Heads > 255 || o.Sectors < 1 || o.Sectors > 255 {
+		t.Errorf("want a geometry that QEMU takes\ngot  %d, %d, %d", o.Cylinders, o.Heads, o.Sectors)
+	}
+}
