@@ -30,9 +30,9 @@ demo: deps-demo guest ## boot a VM and run the main job in it, told on the termi
 	go build -v -o build/demo ./tools/demo
 	build/demo
 
-bench: deps-bench guest ## measure it beside its floors and, with KATA_AGENT=PATH, beside kata-agent: build/bench.md
+bench: deps-bench guest ## measure it beside its floors and, with KATA_AGENT=PATH, beside kata-agent: build/bench.md; with CHECK=1, fail with exit 3 of build/bench where a target is missed
 	go build -v -o build/bench ./tools/bench
-	build/bench
+	build/bench $(if $(CHECK),--check)
 
 test: deps-test guest rescue ## run every test but the long ones; those below tests/ may boot VMs, one at a time
 	CGO_ENABLED=1 go build -v -race ./...

@@ -4,11 +4,12 @@
 // the agent and has PID 1's duties: neither knows of the other, and the agent that is tested is the one that is shipped. Told agent_as_service it stays PID 1 instead, and runs the agent as a service; told root_on_disk it makes place for another
 // system's init.
 //
-// Where it is an image's /init itself it loads the image's modules and serves the echo, and that is all: the least that a guest can do to answer, which a boot is
+// Where it is an image's /init itself it loads the image's modules, mounts the disk that the kernel is told of as first_disk=, and serves the echo, and that is all: the least that a guest can do to answer, which a boot is
 // measured against. Told bare-echo it is the echo that round trips are measured against.
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -73,11 +74,33 @@ func echoOnly() error {
 	if err := guestinit.LoadModules(guestinit.ModuleList); err != nil {
 		return err
 	}
+	if disk := os.Getenv(act.FirstDisk); disk != "" {
+		if err := mountFirst(disk); err != nil {
+			return err
+		}
+	}
 	echoes, err := listenEcho(&unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: act.EchoPort})
 	if err != nil {
 		return fmt.Errorf("listen on vsock port %d: %w", act.EchoPort, err)
 	}
 	return serveEcho(echoes)
+}
+
+// mountFirst mounts an ext4 with nothing around it. The disk is there as soon as its driver is loaded, and the agent's kernel has the rest of these system calls to make, too.
+func mountFirst(disk string) error {
+	const dev, target = "/dev", "/first"
+	for _, dir := range []string{dev, target} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := unix.Mount("devtmpfs", dev, "devtmpfs", 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {
+		return &os.PathError{Op: "mount", Path: dev, Err: err}
+	}
+	if err := unix.Mount(disk, target, "ext4", 0, ""); err != nil {
+		return &os.PathError{Op: "mount", Path: disk, Err: err}
+	}
+	return nil
 }
 
 // serve listens on both ports once the kernel can do vsock, and serves for ever. Binding to any context ID needs no vsock device, which may come later still.

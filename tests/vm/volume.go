@@ -128,11 +128,7 @@ type Sizes struct {
 
 // Sizes asks the guest's kernel, not the agent.
 func (v *Volume) Sizes(ctx context.Context) (Sizes, error) {
-	mounts, err := v.guest.Act.ReadFile(ctx, "/proc/self/mountinfo")
-	if err != nil {
-		return Sizes{}, err
-	}
-	device, err := mountedDevice(string(mounts), v.GuestPath)
+	device, err := v.guest.MountedDevice(ctx, v.GuestPath)
 	if err != nil {
 		return Sizes{}, err
 	}
@@ -145,6 +141,16 @@ func (v *Volume) Sizes(ctx context.Context) (Sizes, error) {
 		return Sizes{}, err
 	}
 	return Sizes{Device: device, DeviceBytes: bytes, FSBytes: fs.Blocks * uint64(fs.BlockSize)}, nil
+}
+
+// MountedDevice returns the /dev name that the guest's kernel has for the source of the
+// mount at a path.
+func (g *Guest) MountedDevice(ctx context.Context, path string) (string, error) {
+	mounts, err := g.Act.ReadFile(ctx, "/proc/self/mountinfo")
+	if err != nil {
+		return "", err
+	}
+	return mountedDevice(string(mounts), path)
 }
 
 // mountedDevice returns the source of the mount at a path. The paths here hold

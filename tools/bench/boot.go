@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -16,21 +17,26 @@ import (
 	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/guestpath"
 	"github.com/directvol/directvol/rootfs"
 	"github.com/directvol/directvol/rootfs/kernel"
 	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
 )
 
 // bootAppend is both guests' kernel command line. With earlyprintk the kernel's boot code (arch/x86/boot) has a console, and its first word
 // there is the kernel's start: the firmware says nothing.
-const bootAppend = "console=ttyS0 loglevel=1 panic=-1 earlyprintk=ttyS0"
+const bootAppend = "console=ttyS0 loglevel=1 panic=-1 earlyprintk=ttyS0 " + act.FirstDisk + "=/dev/vda"
 
 var boot = experiment{
-	name: "boot to the first answer, the agent's and the echo's",
+	name: "boot to the first answer and to the first volume, the agent's and a bare init's",
 	lines: []line{
-		{name: "boot_to_ready", unit: "ms", baseline: "boot_to_echo", goal: atMost(1.05),
-			what: "from the kernel's first word on the console to the answer of an agent that is PID 1"},
-		{name: "boot_to_echo", unit: "ms", what: "the same with an init that loads the same modules and is nothing but the echo"},
+		{name: "boot_to_mount", unit: "ms", baseline: "boot_to_mount_by_hand", goal: atMost(1.05),
+			what: "from the kernel's first word on the console to the answer of an agent that is PID 1 that its first volume is mounted"},
+		{name: "boot_to_mount_by_hand", unit: "ms",
+			what: "the same with an init that loads the same modules, mounts the same disk and then answers an echo"},
+		{name: "boot_to_ready", unit: "ms", baseline: "boot_to_mount_by_hand",
+			what: "of the agent's boot, until it answers Check, for which it needs vsock's modules alone"},
 	},
 	open: func(ctx context.Context, l *lab, _ int) (session, error) {
 		l.endGuest() // two VMs would share the processors
@@ -42,19 +48,21 @@ var boot = experiment{
 		if err != nil {
 			return session{}, err
 		}
-		pair := []bootable{
-			{"boot_to_ready", agent, agentpb.Port, agentAnswers},
-			{"boot_to_echo", echo, act.EchoPort, echoAnswers},
+		disk, err := vm.Scratch(ctx, l.memory, "ext4", diskBytes)
+		if err != nil {
+			return session{}, err
 		}
-		return session{run: func(ctx context.Context, say func(string)) (trial, error) {
+		pair := []bootable{
+			{agent, disk, agentpb.Port, []milestone{{"boot_to_ready", agentAnswers}, {"boot_to_mount", agentMounts}}},
+			{echo, disk, act.EchoPort, []milestone{{"boot_to_mount_by_hand", echoAnswers}}},
+		}
+		return session{close: func(context.Context) error { return os.Remove(disk) }, run: func(ctx context.Context, say func(string)) (trial, error) {
 			t := trial{}
 			for _, guest := range pair {
-				say(guest.row)
-				took, err := l.bootOnce(ctx, guest)
-				if err != nil {
+				say(guest.reaches[len(guest.reaches)-1].row)
+				if err := l.bootOnce(ctx, guest, t); err != nil {
 					return nil, err
 				}
-				t[guest.row] = []float64{milliseconds(took)}
 			}
 			slices.Reverse(pair) // the other one first, the next time
 			return t, nil
@@ -62,12 +70,21 @@ var boot = experiment{
 	},
 }
 
-// bootable is a guest, and what shows that it is there.
+// bootable is a guest with a disk, and what it reaches, one after the other.
 type bootable struct {
-	row, image string
-	port       uint32
-	answer     func(context.Context, address.Address) error
+	image, disk string
+	port        uint32
+	reaches     []milestone
 }
+
+// milestone is a row, and what shows that it is reached: no error.
+type milestone struct {
+	row    string
+	answer func(ctx context.Context, to address.Address, disk string) error
+}
+
+// firstDisk names the boot disk.
+const firstDisk = "first"
 
 // bootImage makes an image with one program, which is its init, and the modules that every guest has.
 func (l *lab) bootImage(ctx context.Context, name, program string) (string, error) {
@@ -87,45 +104,60 @@ func (l *lab) kernelSource() kernel.Source {
 
 func (l *lab) bootKernel() string { return filepath.Join(l.dir, "vmlinuz") }
 
-// bootOnce boots a guest and returns how long it took from the kernel's start to the first answer.
-func (l *lab) bootOnce(ctx context.Context, b bootable) (time.Duration, error) {
+// bootOnce boots a guest, and adds to a trial how long it took from the kernel's start to each milestone.
+func (l *lab) bootOnce(ctx context.Context, b bootable, t trial) error {
 	console := newFirstWord()
 	log := logrus.New()
 	log.SetOutput(l.log)
 	guest, err := qemu.Start(ctx, qemu.Config{
 		Dir: filepath.Join(l.dir, "boot"), Kernel: l.bootKernel(), Initrd: b.image, Append: bootAppend, GuestCID: 3 + rand.Uint32N(1<<31),
-		Console: console, Directvol: l.build.Directvol, Log: logrus.NewEntry(log),
+		BootDisks: []qemu.Disk{{ID: firstDisk, Path: b.disk}}, Console: console, Directvol: l.build.Directvol, Log: logrus.NewEntry(log),
 	})
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer guest.Kill()
 	to, err := address.Parse(guest.GuestAddress(b.port))
 	if err != nil {
-		return 0, err
+		return err
+	}
+	disk, ok := guest.Disk(firstDisk)
+	if !ok {
+		return fmt.Errorf("QEMU has no disk %s", firstDisk)
 	}
 	began, err := console.await(ctx, guest.Done())
 	if err != nil {
-		return 0, err
+		return err
 	}
+	for _, m := range b.reaches {
+		if err := m.await(ctx, to, disk.PCIPath, guest.Done()); err != nil {
+			return fmt.Errorf("%s: %s: %w", b.image, m.row, err)
+		}
+		t[m.row] = append(t[m.row], milliseconds(time.Since(began)))
+	}
+	return nil
+}
+
+// await asks until the milestone is reached. disk is the boot disk's PCI path.
+func (m milestone) await(ctx context.Context, to address.Address, disk string, ended <-chan struct{}) error {
 	again := time.NewTicker(dialInterval)
 	defer again.Stop()
 	for {
-		err := b.answer(ctx, to)
+		err := m.answer(ctx, to, disk)
 		if err == nil {
-			return time.Since(began), nil
+			return nil
 		}
 		select {
 		case <-again.C:
-		case <-guest.Done():
-			return 0, fmt.Errorf("%s ended before it answered (%w)", b.image, err)
+		case <-ended:
+			return fmt.Errorf("it ended before it answered (%w)", err)
 		case <-ctx.Done():
-			return 0, fmt.Errorf("%s does not answer: %w (%w)", b.image, ctx.Err(), err)
+			return fmt.Errorf("it does not answer: %w (%w)", ctx.Err(), err)
 		}
 	}
 }
 
-func agentAnswers(ctx context.Context, to address.Address) error {
+func agentAnswers(ctx context.Context, to address.Address, _ string) error {
 	client, err := agentclient.Dial(ctx, to, agentclient.Config{})
 	if err != nil {
 		return err
@@ -134,7 +166,25 @@ func agentAnswers(ctx context.Context, to address.Address) error {
 	return client.Check(ctx)
 }
 
-func echoAnswers(ctx context.Context, to address.Address) error {
+// agentMounts has the agent mount the boot disk, as a host does.
+func agentMounts(ctx context.Context, to address.Address, disk string) error {
+	client, err := agentclient.Dial(ctx, to, agentclient.Config{})
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	if err := client.CreateSandbox(ctx, &agentpb.CreateSandboxRequest{SandboxId: "boot"}); err != nil {
+		return err
+	}
+	path, err := guestpath.Of(disk)
+	if err != nil {
+		return err
+	}
+	volume := &agentpb.Storage{Driver: "blk", Source: disk, Fstype: "ext4", MountPoint: path}
+	return client.CreateContainer(ctx, &agentpb.CreateContainerRequest{ContainerId: "first", Storages: []*agentpb.Storage{volume}})
+}
+
+func echoAnswers(ctx context.Context, to address.Address, _ string) error {
 	conn, err := to.Dial(ctx)
 	if err != nil {
 		return err

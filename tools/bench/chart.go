@@ -41,10 +41,10 @@ var (
 var charts = []chart{
 	{
 		file: "rtt", title: "One call, host to guest and back", axis: "times a bare echo",
-		names: []string{"Check", "GetVolumeStats", "Check, p99", "GetVolumeStats, p99"},
+		names: []string{"Check", "GetVolumeStats", "Check, in turn", "GetVolumeStats, in turn"},
 		series: []series{
-			{"directvol-agent", []string{"health_check_rtt", "volume_stats_rtt", "health_check_rtt_p99", "volume_stats_rtt_p99"}, blue},
-			{"kata-agent", []string{"kata_health_check_rtt", "kata_volume_stats_rtt", "kata_health_check_rtt_p99", "kata_volume_stats_rtt_p99"}, orange},
+			{"directvol-agent", []string{"health_check_rtt_apart", "volume_stats_rtt_apart", "health_check_rtt", "volume_stats_rtt"}, blue},
+			{"kata-agent", []string{"kata_health_check_rtt_apart", "kata_volume_stats_rtt_apart", "kata_health_check_rtt", "kata_volume_stats_rtt"}, orange},
 		},
 		floor: 1, floorName: "the echo",
 	},

@@ -28,7 +28,7 @@ var diskGrown = experiment{
 	name: "a disk grows under a ResizeVolume that waits for it",
 	lines: []line{
 		echoLine,
-		{name: "qmp_ack_to_visible", unit: "µs", baseline: echoLine.name, goal: atMost(5),
+		{name: "block_resize_to_answer", unit: "µs", baseline: echoLine.name, goal: atMost(5),
 			what: "from QMP's answer to block_resize to the answer of a ResizeVolume that waited for it and has nothing to grow, less one echo: the ratio is this in echoes"},
 	},
 	open: func(ctx context.Context, l *lab, runs int) (session, error) {
@@ -81,7 +81,7 @@ func (d *growingDisk) run(ctx context.Context, say func(string)) (trial, error) 
 	for i := range seen {
 		seen[i] -= median(echoes)
 	}
-	return trial{"qmp_ack_to_visible": seen, echoLine.name: echoes}, nil
+	return trial{"block_resize_to_answer": seen, echoLine.name: echoes}, nil
 }
 
 // grow returns the time from QMP's answer to the agent's.

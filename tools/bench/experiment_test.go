@@ -108,7 +108,7 @@ func TestABaselineIsMeasuredWithTheRowThatWasAskedFor(t *testing.T) {
 		"^health_check_rtt$": {"health_check_rtt", "vsock_echo_rtt"},
 		"^resize_xfs$":       {"resize_xfs", "vsock_echo_rtt"},
 		"^vsock_echo_rtt$":   {"vsock_echo_rtt"}, // of one experiment, not of all that have it
-		"boot_to_ready":      {"boot_to_echo", "boot_to_ready"},
+		"boot_to_ready":      {"boot_to_mount_by_hand", "boot_to_ready"},
 		"nothing is":         nil,
 	} {
 		got := map[string]bool{}

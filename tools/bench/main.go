@@ -23,6 +23,7 @@ Examples:
   build/bench                            every row: some 15 minutes without KVM
   build/bench --rows '^(health|volume)'  two rows and their baseline: less than a minute
   build/bench --rows fio --runs 9        more runs than 5, for a narrower answer
+  build/bench --check                    exit 3 where a target is missed: make bench CHECK=1
   KATA_AGENT=./kata-agent build/bench --rows 'rtt|rss|memory'
 
 A ratio is a row divided by its baseline, measured in the same runs and in turn. Absolute times do not hold on another machine, and on a
@@ -39,6 +40,7 @@ type options struct {
 	rows    *regexp.Regexp
 	runs    int
 	json    string
+	check   bool
 	verbose bool
 }
 
@@ -58,12 +60,18 @@ func main() {
 	defer stop()
 	if err := run(ctx, o, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			os.Exit(130) // as a shell reports a program that Ctrl-C ended
+		case errors.Is(err, errMissed):
+			os.Exit(3)
 		}
 		os.Exit(1)
 	}
 }
+
+// errMissed ends a bench in which all was measured, and not all targets were met.
+var errMissed = errors.New("target missed")
 
 // parse reads the command line. Where it asks for help, that is written, and the error is flag.ErrHelp.
 func parse(args []string, w io.Writer) (options, error) {
@@ -76,6 +84,7 @@ func parse(args []string, w io.Writer) (options, error) {
 	})
 	flags.IntVar(&o.runs, "runs", fewestRuns, "measure each row in `N` runs, 5 or more")
 	flags.StringVar(&o.json, "json", "build/bench.json", "write the figures, for programs, to `PATH`; the rest goes beside it")
+	flags.BoolVar(&o.check, "check", false, "exit 3 where a row misses its target")
 	flags.BoolVar(&o.verbose, "v", false, "show what the host's side logs")
 	err := flags.Parse(args)
 	switch {
@@ -132,6 +141,9 @@ func run(ctx context.Context, o options, w *os.File) error {
 		for _, path := range written {
 			fmt.Fprintln(w, "written:", path)
 		}
+	}
+	if err == nil && o.check {
+		err = report.check()
 	}
 	return err
 }

@@ -33,6 +33,17 @@ func TestFioJobsAreReadByName(t *testing.T) {
 	}
 }
 
+func TestReadsWritesAndFlushesAreAddedUp(t *testing.T) {
+	if got, err := parseRequests("     100 2 3 4    20 6 7 8 9 10 11 1000 13 14 15    5 17\n"); err != nil || got != 125 {
+		t.Errorf("want 125\ngot  %d, %v", got, err)
+	}
+	for _, wrong := range []string{"", "1 2 3", "1 2 3 4 x 6 7 8 9 10 11 12 13 14 15 16 17"} {
+		if got, err := parseRequests(wrong); err == nil {
+			t.Errorf("%q gives %d", wrong, got)
+		}
+	}
+}
+
 func TestAnonymousMemoryIsReadInBytes(t *testing.T) {
 	const status = "Name:\tinit\nVmRSS:\t    9000 kB\nRssAnon:\t    2312 kB\nRssFile:\t    5000 kB\n"
 	if got, err := parseRSSAnon("status", status); err != nil || got != 2312*1024 {

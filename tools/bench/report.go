@@ -76,6 +76,20 @@ func (v Verdict) String() string {
 	return text
 }
 
+// check names the rows that miss their target.
+func (r *Report) check() error {
+	var missed []string
+	for _, row := range r.Rows {
+		if row.Verdict != nil && !row.Met {
+			missed = append(missed, fmt.Sprintf("%s is %s, and its target %s", row.Name, number(row.figure()), row.line.goal.with(row.Target)))
+		}
+	}
+	if len(missed) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %s", errMissed, strings.Join(missed, "; "))
+}
+
 // table writes the rows for a terminal.
 func (r *Report) table(w io.Writer) {
 	fmt.Fprintln(w)
@@ -110,14 +124,14 @@ func (r *Report) write(path string) (written []string, err error) {
 
 // explanations are what the figures of some rows do not say.
 var explanations = []struct{ row, text string }{
-	{"vsock_echo_rtt_apart", "**In turn and apart.** The targets are for calls and echoes that are made in turn. An agent that has answered is not quiet at once, and in a " +
-		"guest with one processor the echo after it waits for that, so that those ratios are the smaller ones. Measured apart, each has the guest to itself."},
+	{"vsock_echo_rtt_apart", "**In turn and apart.** The targets are for calls and echoes that are measured apart. An agent that has answered is not quiet at once, and in a " +
+		"guest with one processor the echo after it waits for that, so that ratios of calls made in turn are smaller. Measured apart, each has the guest to itself."},
 	{"fio_fsync", "**fsync.** Each fsync of ext4 is a commit of its journal, which makes QEMU flush the disk's file twice, once before the commit's block " +
 		"and once after it. virtio-fs passes the fsync on to the host, whose filesystem commits its own journal once, for everyone who waits."},
 	{"kata_memory_bytes", "**Memory.** In a guest whose root is an initramfs a program's file lies in memory, too, so that its size and its anonymous memory add up. " +
 		"kata-agent's shared libraries are not counted."},
-	{"boot_to_ready", "**Boot.** Both guests have the same kernel, command line and modules; the one that boots to the echo has nothing else, and loads all of them first. " +
-		"The agent answers as soon as vsock's are loaded, and what mounts waits for the others. The time begins " +
+	{"boot_to_mount", "**Boot.** Both guests have the same kernel, command line, modules and disk; the init that mounts by hand has nothing else, and answers when the disk is " +
+		"mounted. The agent answers as soon as vsock's modules are loaded, and mounting waits for the others. The time begins " +
 		"with the first word of the kernel's boot code on the console, so that the firmware and QEMU's own start are not in it."},
 }
 

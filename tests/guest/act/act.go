@@ -50,6 +50,9 @@ const (
 	BareEchoes = 16
 )
 
+// FirstDisk names the kernel's parameter, and so the environment variable of its init, that has the least init mount an ext4 from that device before it answers.
+const FirstDisk = "first_disk"
+
 // Bounds of the protocol, in bytes. The guest refuses what is above them.
 const (
 	MaxLine   = 8 << 20  // one line of JSON

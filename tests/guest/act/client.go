@@ -93,7 +93,7 @@ func (c *Client) ShutdownFS(ctx context.Context, path string, flags uint32) erro
 	return c.call(ctx, OpShutdownFS, ShutdownFS{Path: path, Flags: flags}, nil)
 }
 
-// Grow grows a filesystem behind the agent's back, and returns how long its ioctl took in the guest.
+// Grow grows a filesystem behind the agent's back, and returns how long that took in the guest.
 func (c *Client) Grow(ctx context.Context, g Grow) (time.Duration, error) {
 	grown, err := ask[Grown](ctx, c, OpGrowFS, g)
 	return time.Duration(grown.Nanoseconds), err

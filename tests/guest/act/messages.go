@@ -136,6 +136,9 @@ type Grow struct {
 	Path   string `json:"path"`
 	FSType string `json:"fstype"` // ext4 or xfs
 	Bytes  uint64 `json:"bytes"`
+	// Settle, if it is set, is the block device that the filesystem lies on. The kernel calls that keep an xfs from being lost to a power cut after its growth
+	// follow the ioctl then, and are timed with it: the label that it has is set again, and the device is synced. ext4's ioctl settles by itself.
+	Settle string `json:"settle,omitempty"`
 }
 
 // Freeze stops all writing to the filesystem that holds Path, which writes its log and its superblock out, and lets it go on at once (FIFREEZE, FITHAW).
@@ -143,7 +146,7 @@ type Freeze struct {
 	Path string `json:"path"`
 }
 
-// Grown is how long the ioctl took, by the guest's clock.
+// Grown is how long the ioctl took, and what Settle asked for, by the guest's clock.
 type Grown struct {
 	Nanoseconds int64 `json:"nanoseconds"`
 }

@@ -3,6 +3,7 @@ package ops
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -21,7 +22,14 @@ const (
 	ioctlXFSGrow     = 0x4010586e
 )
 
-// growFS times the ioctl alone.
+// The ioctls of a label (include/uapi/linux/fs.h), which has 256 bytes (FSLABEL_MAX).
+const (
+	ioctlGetLabel = 0x81009431
+	ioctlSetLabel = 0x41009432
+	labelBytes    = 256
+)
+
+// growFS times the ioctl, and nothing around it but what settles it.
 func growFS(_ context.Context, args act.Grow) (act.Grown, error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(args.Path, &s); err != nil {
@@ -35,7 +43,7 @@ func growFS(_ context.Context, args act.Grow) (act.Grown, error) {
 	blocks := args.Bytes / uint64(s.Bsize)
 	switch args.FSType {
 	case "ext4":
-		return timedIoctl(f, "EXT4_IOC_RESIZE_FS", ioctlExt4Resize, unsafe.Pointer(&blocks))
+		return timed(func() error { return ioctl(f, "EXT4_IOC_RESIZE_FS", ioctlExt4Resize, unsafe.Pointer(&blocks)) })
 	case "xfs":
 		var geometry [256]byte // struct xfs_fsop_geom: imaxpct at 28, datablocks at 32
 		if err := ioctl(f, "XFS_IOC_FSGEOMETRY", ioctlXFSGeometry, unsafe.Pointer(&geometry)); err != nil {
@@ -49,14 +57,35 @@ func growFS(_ context.Context, args act.Grow) (act.Grown, error) {
 			imaxpct uint32
 			_       uint32
 		}{blocks: blocks, imaxpct: binary.NativeEndian.Uint32(geometry[28:])}
-		return timedIoctl(f, "XFS_IOC_FSGROWFSDATA", ioctlXFSGrow, unsafe.Pointer(&grow))
+		return timed(func() error {
+			if err := ioctl(f, "XFS_IOC_FSGROWFSDATA", ioctlXFSGrow, unsafe.Pointer(&grow)); err != nil || args.Settle == "" {
+				return err
+			}
+			return settleXFS(f, args.Settle)
+		})
 	default:
 		return act.Grown{}, fmt.Errorf("grow %s: no ioctl is known for %.40q", args.Path, args.FSType)
 	}
 }
 
-func timedIoctl(f *os.File, name string, request uintptr, arg unsafe.Pointer) (act.Grown, error) {
+// settleXFS has the kernel write the superblock, and the disk keep it.
+func settleXFS(f *os.File, device string) error {
+	var label [labelBytes]byte
+	if err := ioctl(f, "FS_IOC_GETFSLABEL", ioctlGetLabel, unsafe.Pointer(&label)); err != nil {
+		return err
+	}
+	if err := ioctl(f, "FS_IOC_SETFSLABEL", ioctlSetLabel, unsafe.Pointer(&label)); err != nil {
+		return err
+	}
+	disk, err := os.Open(device)
+	if err != nil {
+		return err
+	}
+	return errors.Join(disk.Sync(), disk.Close())
+}
+
+func timed(do func() error) (act.Grown, error) {
 	began := time.Now()
-	err := ioctl(f, name, request, arg)
+	err := do()
 	return act.Grown{Nanoseconds: time.Since(began).Nanoseconds()}, err
 }
