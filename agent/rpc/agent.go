@@ -205,13 +205,18 @@ func (a *Agent) getVolumeStats(ctx context.Context, r *agentpb.VolumeStatsReques
 	if err != nil {
 		return nil, err
 	}
-	return statsResponse(stats), nil
+	abnormal, message := health.Summary(stats.Conditions)
+	return statsResponse(&stats, abnormal, message), nil
 }
 
-func statsResponse(stats volume.Stats) *agentpb.VolumeStatsResponse {
-	abnormal, message := health.Summary(stats.Conditions)
+// statsResponse is small enough to be inlined, so that a response that is marshalled
+// where it is made needs no memory.
+func statsResponse(stats *volume.Stats, abnormal bool, message string) *agentpb.VolumeStatsResponse {
 	return &agentpb.VolumeStatsResponse{
-		Usage:           []*agentpb.VolumeUsage{usage(agentpb.VolumeUsage_BYTES, stats.Bytes), usage(agentpb.VolumeUsage_INODES, stats.Inodes)},
+		Usage: []*agentpb.VolumeUsage{
+			{Unit: agentpb.VolumeUsage_BYTES, Total: stats.Bytes.Total, Used: stats.Bytes.Used, Available: stats.Bytes.Available},
+			{Unit: agentpb.VolumeUsage_INODES, Total: stats.Inodes.Total, Used: stats.Inodes.Used, Available: stats.Inodes.Available},
+		},
 		VolumeCondition: &agentpb.VolumeCondition{Abnormal: abnormal, Message: message},
 	}
 }
@@ -226,10 +231,6 @@ func (a *Agent) getVolumeHealth(ctx context.Context, r *volumepb.GetVolumeHealth
 		response.Conditions = append(response.Conditions, &volumepb.Condition{Status: volumepb.Condition_Status(c.Status), Reason: c.Reason, Message: c.Message})
 	}
 	return response, nil
-}
-
-func usage(unit agentpb.VolumeUsage_Unit, u volume.Usage) *agentpb.VolumeUsage {
-	return &agentpb.VolumeUsage{Unit: unit, Total: u.Total, Used: u.Used, Available: u.Available}
 }
 
 func (a *Agent) resizeVolume(ctx context.Context, r *agentpb.ResizeVolumeRequest) (*emptypb.Empty, error) {

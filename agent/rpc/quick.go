@@ -3,6 +3,7 @@ package rpc
 import (
 	"google.golang.org/grpc/codes"
 
+	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/frame"
 )
@@ -52,6 +53,7 @@ func (a *Agent) quickStats(payload []byte) ([]byte, bool) {
 	if !ok {
 		return nil, false
 	}
-	response, err := statsResponse(stats).Marshal()
+	abnormal, message := health.Summary(stats.Conditions)
+	response, err := statsResponse(&stats, abnormal, message).Marshal()
 	return response, err == nil
 }
