@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"time"
 
 	"github.com/containerd/ttrpc"
@@ -69,7 +70,7 @@ func (s *session) call(ctx context.Context, c call) (proto.Message, *status.Stat
 		return nil, st
 	case ctx.Err() != nil:
 		return nil, status.New(codes.Canceled, "interrupted")
-	case limited.Err() != nil:
+	case limited.Err() != nil, errors.Is(err, os.ErrDeadlineExceeded): // of a write, which may be over first
 		return nil, status.Newf(codes.DeadlineExceeded, "no answer within %v: --timeout gives it longer", s.timeout)
 	case errors.Is(err, ttrpc.ErrClosed), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &network):
 		s.lost = true
