@@ -30,7 +30,10 @@ func TestBytesGoBothWays(t *testing.T) {
 		c.Write(msg)
 		var got []byte
 		for len(got) < len(msg) {
-			got = append(got, g.expect(opData).payload...)
+			p := fe.receive()
+			if p.op != opCreditUpdate {
+				got = append(got, p.payload...)
+			}
 		}
 		if !bytes.Equal(got, msg) {
 			t.Fatalf("round %d: the guest got %d other bytes", i, len(got))
@@ -208,11 +211,7 @@ func TestSlowClientStallsOnlyItself(t *testing.T) {
 	fe := bootGuest(t, b)
 	slow, g := connect(t, b, fe, roomy)
 	// Its client reads nothing; the guest sends what its credit allows.
-	data := randomBytes(bufAlloc)
-	g.send(opData, 0, data[:64<<10])
-	g.send(opData, 0, data[64<<10:128<<10])
-	g.send(opData, 0, data[128<<10:192<<10])
-	g.send(opData, 0, data[192<<10:])
+	data := g.burst()
 
 	quick, h := connectPast(t, b, fe, opCreditUpdate)
 	quick.Write([]byte("ping"))
@@ -314,10 +313,7 @@ func TestGuestHalfCloseWaitsForASlowClient(t *testing.T) {
 	b, _ := startBackend(t)
 	fe := bootGuest(t, b)
 	c, g := connect(t, b, fe, roomy)
-	data := randomBytes(bufAlloc)
-	for at := 0; at < len(data); at += maxPacketPayload {
-		g.send(opData, 0, data[at:at+maxPacketPayload])
-	}
+	data := g.burst()
 	g.send(opShutdown, shutdownSend, nil)
 	wantEnd(t, c, string(data))
 }
@@ -358,10 +354,7 @@ func TestGuestCloseDeliversWhatItSentAndIsConfirmed(t *testing.T) {
 	c, g := connect(t, b, fe, roomy)
 	// More than the client's socket holds: the rest is buffered, while the
 	// guest gets its reset at once.
-	data := randomBytes(bufAlloc)
-	for at := 0; at < len(data); at += maxPacketPayload {
-		g.send(opData, 0, data[at:at+maxPacketPayload])
-	}
+	data := g.burst()
 	g.send(opShutdown, shutdownBoth, nil)
 	p := fe.receive()
 	for p.op == opCreditUpdate {
@@ -724,4 +717,38 @@ func openFiles(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return len(names)
+}
+
+// TestCreditComesBackInLargePieces: a guest whose writer waits for credit sends
+// as much as it gets. Told of each packet that its client took, it would go on in
+// packets of that size for ever, with a thread to wake for each.
+func TestCreditComesBackInLargePieces(t *testing.T) {
+	b, _ := startBackend(t)
+	fe := bootGuest(t, b)
+	c, g := connect(t, b, fe, roomy)
+	const piece = 4096
+	told := uint32(0)
+	for taken := uint32(piece); taken < 2*bufAlloc; taken += piece {
+		g.send(opData, 0, make([]byte, piece))
+		readN(t, c, piece)
+		c.Write([]byte("a packet that says what was taken"))
+		p := fe.receive()
+		for p.op == opCreditUpdate {
+			told = p.fwdCnt
+			p = fe.receive()
+		}
+		if p.op != opData || p.fwdCnt != told && p.fwdCnt-told < creditStep {
+			t.Fatalf("after %d bytes\nwant data, and %d taken or %d more\ngot  operation %d, %d taken", taken, told, creditStep, p.op, p.fwdCnt)
+		}
+		told = p.fwdCnt
+		if untold := taken - told; untold > creditStep {
+			t.Fatalf("after %d bytes\nwant at most %d untold\ngot  %d", taken, creditStep, untold)
+		}
+	}
+	g.send(opData, 0, make([]byte, piece))
+	readN(t, c, piece)
+	g.send(opCreditRequest, 0, nil)
+	if got, want := g.expect(opCreditUpdate).fwdCnt, uint32(2*bufAlloc); got != want {
+		t.Errorf("asked, it says that were taken\nwant %d\ngot  %d", want, got)
+	}
 }

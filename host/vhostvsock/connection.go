@@ -3,13 +3,18 @@ package vhostvsock
 import "golang.org/x/sys/unix"
 
 // bufAlloc is how much of one connection's bytes from the guest we keep for a
-// client that does not read. It is what the guest is told as our buf_alloc,
-// and what Linux's virtio transport gives a socket by default.
-const bufAlloc = 256 << 10
+// client that does not read, beside what its socket holds. The guest knows it as
+// our buf_alloc. It is one of Linux's largest packets.
+const bufAlloc = maxPacketPayload
 
-// creditStep is how much the client may have read before the guest is told, if
-// no packet goes its way that tells it anyway.
-const creditStep = bufAlloc / 4
+// creditStep is how much the client has read when the guest is told, by whatever
+// packet goes its way next, and not before. Linux's guests receive in buffers of
+// 4 KiB, and with many streams on one processor their kernel runs a stream's reader
+// after each of them. An echo that may always send then answers each piece by itself:
+// a packet, an update and a change of threads for every 4 KiB. One that waits for a
+// large step of credit finds as much to read when it goes on (TCP has the same rule:
+// RFC 1122, section 4.2.3.3).
+const creditStep = bufAlloc / 2
 
 type connState uint8
 

@@ -443,6 +443,16 @@ func (g *guestSocket) send(op operation, flags uint32, payload []byte) {
 	g.fe.transmit(h, payload)
 }
 
+// burst sends more than a client's socket holds, so that our buffer gets the rest.
+func (g *guestSocket) burst() []byte {
+	g.fe.t.Helper()
+	data := randomBytes(4 * maxPacketPayload)
+	for at := 0; at < len(data); at += maxPacketPayload {
+		g.send(opData, 0, data[at:at+maxPacketPayload])
+	}
+	return data
+}
+
 func (g *guestSocket) header(op operation) packetHeader {
 	return packetHeader{
 		srcCID: testCID, dstCID: hostCID, srcPort: g.guestPort, dstPort: g.hostPort,

@@ -45,7 +45,7 @@ func (m *mux) fill(room segments) int {
 }
 
 // packet writes the next packet of c. The order matters: data goes before the
-// shutdown that follows it, and both carry the credit that an update would.
+// shutdown that follows it, and both carry the credit where an update is owed.
 func (m *mux) packet(c *connection, room segments) int {
 	switch {
 	case c.debts&oweReset != 0:
@@ -122,9 +122,11 @@ func (m *mux) put(c *connection, room segments, h packetHeader) int {
 	h.srcCID, h.dstCID = hostCID, m.guestCID
 	h.srcPort, h.dstPort = c.hostPort, c.guestPort
 	h.typ = typeStream
-	h.bufAlloc, h.fwdCnt = bufAlloc, c.fwd
-	c.toldFwd = c.fwd
-	c.debts &^= oweCreditUpdate
+	if c.debts&oweCreditUpdate != 0 {
+		c.toldFwd = c.fwd
+		c.debts &^= oweCreditUpdate
+	}
+	h.bufAlloc, h.fwdCnt = bufAlloc, c.toldFwd
 	return put(room, &h)
 }
 
