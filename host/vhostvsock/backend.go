@@ -31,11 +31,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"sync"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/protocols/address"
 )
 
 // Config says what a Backend serves.
@@ -60,13 +61,13 @@ type Backend struct {
 	poll *poller
 	wake int // an eventfd that ends Serve
 
-	listener int // for the front end, -1 once it has spoken
-	frontEnd int // -1 before it connects
+	listener *address.UnixSocket // for the front end
+	frontEnd int                 // -1 before it connects
 	reader   messageReader
 	spoken   bool // the front end has sent a message
 	device   *device
 
-	hybrid  int
+	hybrid  *address.UnixSocket // for the clients
 	mux     *mux
 	more    bool // a queue was left with work to do
 	stalled bool // clients wait because accept failed
@@ -77,8 +78,8 @@ type Backend struct {
 	finished chan struct{} // closed when everything is released
 }
 
-// Listen makes both sockets. They are at their paths when it returns, UDSPath
-// first; stale ones are replaced, and those of a running process are an error.
+// Listen makes both sockets, as address.ListenUnix does. They are at their paths
+// when it returns, UDSPath first.
 // The caller must call Serve or Close.
 func Listen(cfg Config) (*Backend, error) {
 	if cfg.GuestCID <= hostCID || cfg.GuestCID >= 1<<32-1 {
@@ -87,7 +88,7 @@ func Listen(cfg Config) (*Backend, error) {
 	if cfg.Socket == cfg.UDSPath {
 		return nil, fmt.Errorf("socket %s: QEMU and the clients need one each", cfg.Socket)
 	}
-	b := &Backend{cfg: cfg, log: cfg.Log, wake: -1, listener: -1, frontEnd: -1, hybrid: -1, finished: make(chan struct{})}
+	b := &Backend{cfg: cfg, log: cfg.Log, wake: -1, frontEnd: -1, finished: make(chan struct{})}
 	if b.log == nil {
 		silent := logrus.New()
 		silent.SetOutput(io.Discard)
@@ -107,18 +108,18 @@ func (b *Backend) open() (err error) {
 	if b.wake, err = unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC); err != nil {
 		return fmt.Errorf("eventfd: %w", err)
 	}
-	if b.hybrid, err = listenUnix(b.cfg.UDSPath); err != nil {
+	if b.hybrid, err = address.ListenUnix(b.cfg.UDSPath); err != nil {
 		return err
 	}
-	if b.listener, err = listenUnix(b.cfg.Socket); err != nil {
+	if b.listener, err = address.ListenUnix(b.cfg.Socket); err != nil {
 		return err
 	}
 	b.mux = newMux(b.poll, b.cfg.GuestCID, b.log)
 	b.device = newDevice(b.poll, b.cfg.GuestCID, b.mux.guestRestarted)
 	return errors.Join(
 		b.poll.add(b.wake, unix.EPOLLIN, sourceWake, 0),
-		b.poll.add(b.listener, unix.EPOLLIN, sourceListener, 0),
-		b.poll.add(b.hybrid, unix.EPOLLIN|unix.EPOLLET, sourceHybrid, 0))
+		b.poll.add(b.listener.FD, unix.EPOLLIN, sourceListener, 0),
+		b.poll.add(b.hybrid.FD, unix.EPOLLIN|unix.EPOLLET, sourceHybrid, 0))
 }
 
 // Serve waits for QEMU and serves it until it disconnects. It returns nil when
@@ -170,14 +171,11 @@ func (b *Backend) interrupt() {
 	signal(b.wake)
 }
 
-// release closes and removes everything. The paths go first: once a socket is
-// closed, its path is another process's to replace.
+// release closes and removes everything.
 func (b *Backend) release() {
-	for fd, path := range map[*int]string{&b.listener: b.cfg.Socket, &b.hybrid: b.cfg.UDSPath} {
-		if *fd >= 0 {
-			os.Remove(path)
-			unix.Close(*fd)
-			*fd = -1
+	for _, socket := range []*address.UnixSocket{b.listener, b.hybrid} {
+		if socket != nil {
+			socket.Close()
 		}
 	}
 	if b.mux != nil {

@@ -1,6 +1,7 @@
 package vhostvsock
 
 import (
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -8,28 +9,35 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/protocols/address"
 )
 
-func TestStaleSocketIsReplaced(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
-	for _, stale := range []string{path, path + newSuffix} {
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: stale})
+// TestSocketsAreTheirOwnersAlone and go when the service does, while what has
+// come to their paths since stays.
+func TestSocketsAreTheirOwnersAlone(t *testing.T) {
+	defer unix.Umask(unix.Umask(0))
+	b, _ := startBackend(t)
+	for _, path := range []string{b.cfg.Socket, b.cfg.UDSPath} {
+		info, err := os.Lstat(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.SetUnlinkOnClose(false)
-		l.Close()
+		if got, want := info.Mode(), fs.ModeSocket|0o600; got != want {
+			t.Errorf("mode of %s\n got %v\nwant %v", path, got, want)
+		}
 	}
-	fd, err := listenUnix(path)
-	if err != nil {
+	if err := os.Remove(b.cfg.UDSPath); err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(fd)
-	c, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatalf("the replaced socket does not listen: %v", err)
+	if err := os.WriteFile(b.cfg.UDSPath, nil, 0o600); err != nil {
+		t.Fatal(err)
 	}
-	c.Close()
+	b.Close()
+	wantMissing(t, b.cfg.Socket)
+	if _, err := os.Lstat(b.cfg.UDSPath); err != nil {
+		t.Errorf("a file that is none of ours: %v", err)
+	}
 }
 
 func TestTakenPathsAreRefusedAndUndisturbed(t *testing.T) {
@@ -44,7 +52,7 @@ func TestTakenPathsAreRefusedAndUndisturbed(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	long := filepath.Join(dir, strings.Repeat("x", maxSocketPath))
+	long := filepath.Join(dir, strings.Repeat("x", address.MaxPath))
 	for path, want := range map[string]string{
 		live:                            "taken by a running process",
 		file:                            "not a socket",

@@ -63,7 +63,7 @@ func (b *Backend) clientEvent(hostPort, events uint32) {
 
 // acceptFrontEnd takes a connection if there is none yet.
 func (b *Backend) acceptFrontEnd() error {
-	fd, err := accept(b.listener)
+	fd, err := accept(b.listener.FD)
 	if err != nil || b.frontEnd >= 0 {
 		closeFDs([]int{fd})
 		return err
@@ -116,7 +116,7 @@ func (b *Backend) frontEndClosed() error {
 // out it is stalled, and tries again at later events.
 func (b *Backend) acceptClients() {
 	for {
-		fd, err := accept(b.hybrid)
+		fd, err := accept(b.hybrid.FD)
 		if err != nil && !b.stalled {
 			b.log.Warnf("clients have to wait: %v", err)
 		}

@@ -36,7 +36,7 @@ func unserved(t testing.TB, log logrus.FieldLogger) *Backend {
 		t.Fatal(err)
 	}
 	m := newMux(p, testCID, log)
-	b := &Backend{log: log, poll: p, wake: -1, listener: -1, frontEnd: -1, hybrid: -1, mux: m, device: newDevice(p, testCID, m.guestRestarted)}
+	b := &Backend{log: log, poll: p, wake: -1, frontEnd: -1, mux: m, device: newDevice(p, testCID, m.guestRestarted)}
 	t.Cleanup(func() {
 		m.close()
 		b.device.close()

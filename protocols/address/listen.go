@@ -1,0 +1,168 @@
+package address
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// newSuffix ends the name under which a socket is made, before it gets its own.
+	newSuffix = ".new"
+	// maxListenPath leaves room for newSuffix.
+	maxListenPath = MaxPath - len(newSuffix)
+)
+
+// UnixSocket is a unix socket that listens at a path.
+type UnixSocket struct {
+	// FD is the listening stream socket, non-blocking and close-on-exec. It may be closed at any time; the path is then a stale socket's.
+	FD int
+
+	path string
+	made fs.FileInfo
+}
+
+// ListenUnix makes a socket at path that its owner alone may connect to: it has mode 0600 from its first moment, whatever the umask. A socket at path
+// that nobody listens on is replaced; whatever else is there stays, and is named in the error (EADDRINUSE where a process listens on it). The path
+// appears when it can be connected to. Of two that listen on one path at once, one gets it.
+func ListenUnix(path string) (*UnixSocket, error) {
+	end, err := begin(path)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	for _, name := range []string{path, path + newSuffix} {
+		if err := ClaimUnix(name); err != nil {
+			return nil, err
+		}
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("socket %s: %w", path, err)
+	}
+	made, err := bindAndShow(fd, path)
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("listen on socket %s: %w", path, err)
+	}
+	return &UnixSocket{FD: fd, path: path, made: made}, nil
+}
+
+// begin keeps others from listening on the same path until end. Its lock is a name of unix(7)'s abstract namespace, which leaves nothing behind: the
+// kernel frees it with its process.
+func begin(path string) (end func(), err error) {
+	if err := checkListenPath(path); err != nil {
+		return nil, err
+	}
+	var dir unix.Stat_t
+	if err := unix.Stat(filepath.Dir(path), &dir); err != nil {
+		return nil, fmt.Errorf("socket %s: make its folder first: %w", path, err)
+	}
+	base := fnv.New64a()
+	base.Write([]byte(filepath.Base(path)))
+	lock, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("socket %s: %w", path, err)
+	}
+	name := fmt.Sprintf("@directvol-listen-%x-%x-%x", dir.Dev, dir.Ino, base.Sum64())
+	if err := unix.Bind(lock, &unix.SockaddrUnix{Name: name}); err != nil {
+		unix.Close(lock)
+		return nil, fmt.Errorf("socket %s is taken: another process begins to listen on it: %w", path, err)
+	}
+	return func() { unix.Close(lock) }, nil
+}
+
+func checkListenPath(path string) error {
+	switch {
+	case path == "":
+		return errors.New("socket path is empty")
+	case len(path) > maxListenPath:
+		return fmt.Errorf("socket path %s has %d bytes, the limit is %d: choose a shorter one", path, len(path), maxListenPath)
+	default:
+		return nil
+	}
+}
+
+// bindAndShow listens under a passing name, and gives it the right one unless something has appeared there.
+func bindAndShow(fd int, path string) (made fs.FileInfo, err error) {
+	passing := path + newSuffix
+	if err := unix.Fchmod(fd, 0o600); err != nil { // bind gives the file the socket's mode
+		return nil, os.NewSyscallError("fchmod", err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: passing}); err != nil {
+		return nil, os.NewSyscallError("bind", err)
+	}
+	if made, err = os.Lstat(passing); err == nil {
+		err = os.NewSyscallError("listen", unix.Listen(fd, unix.SOMAXCONN))
+	}
+	if err == nil {
+		err = os.NewSyscallError("rename", unix.Renameat2(unix.AT_FDCWD, passing, unix.AT_FDCWD, path, unix.RENAME_NOREPLACE))
+	}
+	if err != nil {
+		os.Remove(passing)
+		return nil, err
+	}
+	return made, nil
+}
+
+// Close removes the path, unless another file has it by now, and closes FD.
+func (s *UnixSocket) Close() {
+	s.Remove()
+	unix.Close(s.FD)
+	s.FD = -1
+}
+
+// Remove removes the path, unless another file has it by now. It is for who has closed FD already, or given it away.
+func (s *UnixSocket) Remove() {
+	if now, err := os.Lstat(s.path); err == nil && now.Mode().Type() == fs.ModeSocket && os.SameFile(now, s.made) {
+		os.Remove(s.path)
+	}
+}
+
+// ClaimUnix makes sure that a socket can be made at path: one that nobody listens on is removed. Anything else stays and is an error that names it,
+// EADDRINUSE where a process listens, which notices nothing.
+func ClaimUnix(path string) error {
+	if len(path) > MaxPath {
+		return checkListenPath(path)
+	}
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("socket %s: %w", path, err)
+	}
+	if info.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("%s is there and is not a socket: remove it or choose another path", path)
+	}
+	if err := probe(path); err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("stale socket: %w", err)
+	}
+	return nil
+}
+
+// probe is nil where nobody listens at path. A connect with another socket type than the listener's fails with EPROTOTYPE, and with ECONNREFUSED where
+// there is no listener.
+func probe(path string) error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("socket %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	switch err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); {
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOENT):
+		return nil
+	case err == nil, errors.Is(err, unix.EPROTOTYPE):
+		return fmt.Errorf("socket %s is taken by a running process: stop it or choose another path: %w", path, unix.EADDRINUSE)
+	default:
+		return fmt.Errorf("socket %s: %w", path, err)
+	}
+}
