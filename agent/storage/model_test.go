@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -114,6 +116,99 @@ func (k *kernel) Mounted(source, mountPoint string) bool {
 	return k.mounted[mountPoint] == source
 }
 
+// agent is one agent's life on a kernel, which outlives it: a call that it is cut off at
+// has been made, or has not, and those behind it are not made any more.
+type agent struct {
+	*kernel
+	state    *storage.State
+	table    *storage.Table
+	sandbox  *sandbox.Sandbox
+	undo     func()
+	destroys atomic.Int32 // under way, answered or not
+
+	mu   sync.Mutex
+	dead bool
+	left int  // the calls before the one that it is cut off at; below 0 for none
+	made bool // that one is made
+}
+
+var errDead = errors.New("the agent is dead")
+
+// do makes a call of the kernel, where the agent lives.
+func (a *agent) do(call func() error) error {
+	a.mu.Lock()
+	last := !a.dead && a.left == 0
+	if a.left--; last {
+		a.dead = true
+		a.state.Die()
+	}
+	skip := a.dead && !(last && a.made)
+	a.mu.Unlock()
+	if skip {
+		return errDead
+	}
+	if err := call(); !last {
+		return err
+	}
+	return errDead
+}
+
+func (a *agent) Find(ctx context.Context, source string) error {
+	return a.do(func() error { return a.kernel.Find(ctx, source) })
+}
+
+func (a *agent) Mount(source, mountPoint string) error {
+	return a.do(func() error { return a.kernel.Mount(source, mountPoint) })
+}
+
+func (a *agent) CouldUnmount(ctx context.Context, mountPoint string) error {
+	return a.do(func() error { return a.kernel.CouldUnmount(ctx, mountPoint) })
+}
+
+func (a *agent) Unmount(mountPoint string) error {
+	return a.do(func() error { return a.kernel.Unmount(mountPoint) })
+}
+
+func (a *agent) Mounted(source, mountPoint string) (is bool) {
+	_ = a.do(func() error { is = a.kernel.Mounted(source, mountPoint); return nil })
+	return is
+}
+
+func (a *agent) isDead() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.dead
+}
+
+// die ends it here, if it lives still.
+func (a *agent) die() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.dead {
+		a.dead = true
+		a.state.Die()
+	}
+}
+
+// startAgent starts one on what is there.
+func startAgent(t *rapid.T, k *kernel, state string) *agent {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	entry := logrus.NewEntry(log)
+	a := &agent{kernel: k, left: -1}
+	var err error
+	if a.state, err = storage.NewState(state); err != nil {
+		t.Fatal(err)
+	}
+	a.undo = storage.SetFakeKernel(a)
+	a.table = storage.NewTable(entry, volume.NewTable(health.NewMonitor(entry)), hotplug, a.state)
+	a.sandbox = sandbox.New(entry, destroying{a.table, &a.destroys})
+	if err := a.table.Recover(); err != nil {
+		t.Errorf("an agent that begins: %v", err)
+	}
+	return a
+}
+
 // now returns what is mounted, and whether any disk hangs.
 func (k *kernel) now() (mounted map[string]string, hangs bool) {
 	k.mu.Lock()
@@ -163,6 +258,7 @@ type call struct {
 	deadline        time.Time
 	cancel          context.CancelFunc
 	gaveUp          bool
+	by              *agent
 	began           int  // of a create what takenFrom was, of a remove what asked was
 	alone           bool // of a remove: no create of the container was under way; of others: no call was
 	expects         life // of a create: none where it may fail or not
@@ -174,12 +270,10 @@ type call struct {
 
 // model is what is known of a sandbox from outside: what it has answered.
 type model struct {
-	t       *rapid.T
-	kernel  *kernel
-	table   *storage.Table
-	sandbox *sandbox.Sandbox
-
-	destroys atomic.Int32 // under way, answered or not
+	t         *rapid.T
+	kernel    *kernel
+	*agent    // that runs now
+	stateFile string
 
 	mu       sync.Mutex
 	inFlight []*call
@@ -190,6 +284,7 @@ type model struct {
 	removed  map[string]bool            // containers: removed with OK, and not asked for since
 	asked    map[string]int             // how often a container was asked for
 	newest   *call                      // that was made
+	undoing  []*call                    // creates that have failed, and may not have undone all yet
 	life     life                       // of the sandbox
 	lives    int                        // how often that was asked to change
 	taken    map[string]int             // how often removes of a container, or destroys, began and ended
@@ -218,28 +313,76 @@ func (d destroying) ReleaseAll(ctx context.Context, agreed func() bool) error {
 
 const hotplug = 2 * time.Second
 
-func newModel(t *rapid.T) (*model, func()) {
-	log := logrus.New()
-	log.SetOutput(io.Discard)
-	entry := logrus.NewEntry(log)
-	m := &model{t: t, kernel: newKernel(), promised: map[string]map[string]bool{}, mayHold: map[string]map[string]bool{}, wasBusy: map[string]bool{}, removed: map[string]bool{}, asked: map[string]int{}, taken: map[string]int{}}
+func newModel(t *rapid.T, state string) *model {
+	m := &model{t: t, stateFile: state, kernel: newKernel(), promised: map[string]map[string]bool{}, mayHold: map[string]map[string]bool{}, wasBusy: map[string]bool{}, removed: map[string]bool{}, asked: map[string]int{}, taken: map[string]int{}}
 	m.life = runs
-	m.table = storage.NewTable(entry, volume.NewTable(health.NewMonitor(entry)), hotplug, nil)
-	m.sandbox = sandbox.New(entry, destroying{m.table, &m.destroys})
-	return m, storage.SetFakeKernel(m.kernel)
+	m.agent = startAgent(t, m.kernel, state)
+	return m
+}
+
+// cut has the agent killed at one of the kernel's calls of a call, or behind it, and
+// another one begin. A disk that hangs keeps a process that is killed, and with it the
+// next agent, from beginning.
+func (m *model) cut(t *rapid.T) {
+	if _, hangs := m.kernel.now(); hangs {
+		t.Skip("the agent would not end")
+	}
+	m.agent.mu.Lock()
+	m.agent.left, m.agent.made = rapid.IntRange(0, 9).Draw(t, "at"), rapid.Bool().Draw(t, "made")
+	m.agent.mu.Unlock()
+	rapid.SampledFrom([]func(*rapid.T){m.create, m.remove, m.destroy, m.createSandbox, m.wait}).Draw(t, "call")(t)
+	m.agent.die()
+	m.mu.Lock()
+	for _, c := range m.inFlight {
+		if !c.answered {
+			m.lost(c)
+		}
+	}
+	for _, c := range m.undoing {
+		m.lost(c)
+	}
+	m.undoing = nil
+	if m.destroys.Load() > 0 {
+		clear(m.promised)
+	}
+	m.inFlight = nil
+	m.mu.Unlock()
+	synctest.Wait()
+	m.agent.undo()
+	m.agent = startAgent(t, m.kernel, m.stateFile)
+}
+
+// lost takes in that a call has no answer, as its agent is dead. m.mu is held.
+func (m *model) lost(c *call) {
+	c.cancel()
+	switch c.verb {
+	case "create": // the next agent holds what was there
+		for _, device := range c.devices {
+			add(m.mayHold, ownerOf(c.container, device), device)
+		}
+	case "remove":
+		m.taken[c.container]++
+		m.removed[c.container] = false
+	case "destroy":
+		m.taken[everybody]++
+		clear(m.promised)
+	}
 }
 
 // begin makes a call, in a goroutine of its own.
 func (m *model) begin(c *call, limit time.Duration, do func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	m.newest = c
-	c.cancel, c.deadline = cancel, time.Now().Add(limit)
+	c.cancel, c.deadline, c.by = cancel, time.Now().Add(limit), m.agent
 	m.inFlight = append(m.inFlight, c)
 	go func() {
 		defer cancel()
 		err := do(ctx)
 		m.mu.Lock()
 		defer m.mu.Unlock()
+		if c.by.isDead() {
+			return // nobody hears it
+		}
 		c.answered, c.err, c.at = true, err, time.Now()
 		m.learn(c)
 	}()
@@ -265,6 +408,9 @@ func (m *model) learn(c *call) {
 			if c.err == nil {
 				add(m.mayHold, ownerOf(c.container, device), device)
 			}
+		}
+		if c.err != nil {
+			m.undoing = append(m.undoing, c)
 		}
 		if c.err != nil || c.began != m.takenFrom(c.container) {
 			return // nothing is promised by it, or something took it away; and nothing else is taken back
@@ -344,7 +490,7 @@ func (m *model) create(t *rapid.T) {
 		c.expects = m.life
 	}
 	m.begin(c, limit, func(ctx context.Context) error {
-		return m.sandbox.CreateContainer(ctx, c.container, storages)
+		return c.by.sandbox.CreateContainer(ctx, c.container, storages)
 	})
 }
 
@@ -353,7 +499,7 @@ func (m *model) remove(t *rapid.T) {
 	m.taken[c.container]++
 	c.began, c.alone = m.asked[c.container], !m.flying(func(o *call) bool { return o.verb == "create" && o.container == c.container })
 	delete(m.promised, c.container)
-	m.begin(c, rapid.SampledFrom(limits).Draw(t, "limit"), func(ctx context.Context) error { return m.sandbox.RemoveContainer(ctx, c.container) })
+	m.begin(c, rapid.SampledFrom(limits).Draw(t, "limit"), func(ctx context.Context) error { return c.by.sandbox.RemoveContainer(ctx, c.container) })
 }
 
 func (m *model) destroy(t *rapid.T) {
@@ -461,6 +607,7 @@ func (m *model) holds(t *rapid.T) {
 // holdsNoMore looks, when no disk hangs and no call is under way, for what was never
 // answered with OK.
 func (m *model) holdsNoMore(t *rapid.T) {
+	m.undoing = nil
 	for _, device := range devices {
 		for _, owner := range m.table.Owners(place(device)) {
 			if !m.wasBusy[device] && !m.mayHold[owner][device] {
@@ -502,6 +649,17 @@ func (m *model) last(t *rapid.T, what string, do func(context.Context) error) {
 	}
 }
 
+// memoryFolder is on a tmpfs where there is one, as a state file is: a hundred thousand
+// are written.
+func memoryFolder(t *testing.T) string {
+	folder, err := os.MkdirTemp("/dev/shm", "model-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(folder) })
+	return folder
+}
+
 // modelChecks, with as many steps each as rapid makes by default, are 100,000 steps.
 const modelChecks = "3400"
 
@@ -515,11 +673,12 @@ func TestCallsHoldWhatTheyPromise(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = flag.Set("rapid.checks", checks.DefValue) })
 	}
-	steps := 0
+	steps, runs, folder := 0, 0, memoryFolder(t)
 	rapid.Check(t, func(t *rapid.T) {
 		rapid.SyncTest(t, func(t *rapid.T) {
-			m, undo := newModel(t)
-			defer undo()
+			runs++
+			m := newModel(t, filepath.Join(folder, fmt.Sprint(runs)))
+			defer func() { m.undo(); m.state.Die() }()
 			defer m.letGo() // rapid leaves a sequence that it cannot use by a panic
 			for _, device := range devices[:2] {
 				m.kernel.plugged[device] = true
@@ -530,7 +689,7 @@ func TestCallsHoldWhatTheyPromise(t *testing.T) {
 			t.Repeat(map[string]func(*rapid.T){
 				"":       m.holds,
 				"create": step(m.create), "create too": step(m.create), "create also": step(m.create), "remove": step(m.remove), "destroy": step(m.destroy),
-				"create sandbox": step(m.createSandbox), "give up": m.giveUp, "wait": step(m.wait), "unmount behind its back": step(m.foreignUnmount),
+				"create sandbox": step(m.createSandbox), "cut": step(m.cut), "cut too": step(m.cut), "give up": m.giveUp, "wait": step(m.wait), "unmount behind its back": step(m.foreignUnmount),
 				"plug": step(m.flip(func(k *kernel) map[string]bool { return k.plugged })),
 				"hang": step(m.flip(func(k *kernel) map[string]bool { return k.hung })),
 				"busy": step(m.flip(func(k *kernel) map[string]bool { return k.busy })),
