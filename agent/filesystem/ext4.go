@@ -24,7 +24,7 @@ import (
 // unless it is mounted afresh first (EndOnDisk).
 var ext4 = Type{
 	Name: "ext4", Geometry: ext4Geometry, Goal: func(_ Geometry, blocks, _ uint64) uint64 { return blocks }, CanGrow: ext4CanGrow, Grow: ext4Grow,
-	RecordedErrors: ext4RecordedErrors, EndOnDisk: ext4EndOnDisk, Options: ext4Options, BeforeMount: func() {}, Settle: func(context.Context, Mounted) error { return nil }, MountRefused: ext4MountRefused,
+	RecordedErrors: ext4RecordedErrors, EndOnDisk: ext4EndOnDisk, Options: ext4Options, BeforeMount: func() {}, Settle: func(context.Context, Mounted) error { return nil }, MountRefused: ext4MountRefused, UUID: ext4UUID,
 }
 
 const (
@@ -51,6 +51,7 @@ type ext4Super struct {
 	errors         bool // the state has EXT4_ERROR_FS
 	panics         bool // s_errors: an error ends the machine
 	errorCount     uint32
+	uuid           [16]byte
 }
 
 const (
@@ -89,6 +90,7 @@ func parseExt4Super(b []byte) (ext4Super, error) {
 		errors:         u16(0x3a)&ext4ErrorFS != 0,
 		panics:         u16(0x3c) == ext4ErrorsPanic,
 		errorCount:     uint32(u32(0x194)),
+		uuid:           [16]byte(b[0x68:0x78]),
 	}
 	descriptor := uint64(32)
 	if s.wide {
@@ -165,6 +167,11 @@ func (s ext4Super) canGrow(device string, blocks uint64) error {
 func ext4EndOnDisk(disk *os.File) (uint64, error) {
 	s, err := readExt4Super(disk)
 	return s.blocks, err
+}
+
+func ext4UUID(disk *os.File) (string, error) {
+	s, err := readExt4Super(disk)
+	return textOf(s.uuid), err
 }
 
 // ext4Options keep a volume from ending the VM, as its superblock may ask for (tune2fs

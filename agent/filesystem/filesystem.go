@@ -73,6 +73,10 @@ type Type struct {
 	// mounts a second time where it differs from Geometry after the first mount.
 	EndOnDisk func(disk *os.File) (uint64, error)
 
+	// UUID is the filesystem's own name for itself, from the superblock on a disk. A
+	// clone has the same.
+	UUID func(disk *os.File) (string, error)
+
 	// MountRefused says more about a disk that the kernel has refused to mount,
 	// and the way out; "" where nothing is known.
 	MountRefused func(disk *os.File, err error) string
@@ -112,6 +116,11 @@ func Identify(disk *os.File) string {
 		}
 	}
 	return ""
+}
+
+// textOf is a UUID as people write it.
+func textOf(uuid [16]byte) string {
+	return fmt.Sprintf("%x-%x-%x-%x-%x", uuid[:4], uuid[4:6], uuid[6:8], uuid[8:10], uuid[10:])
 }
 
 // deviceBlocks is how many blocks of a size the device below has room for.

@@ -46,6 +46,7 @@ var xfs = Type{
 	BeforeMount: xfsHurry, Settle: xfsSettle, Options: func(*os.File) string { return "" },
 	RecordedErrors: func(*os.File) (uint64, string, error) { return 0, "", nil },
 	EndOnDisk:      xfsEndOnDisk,
+	UUID:           xfsUUID,
 	MountRefused:   xfsMountRefused,
 }
 

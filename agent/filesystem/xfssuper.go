@@ -53,6 +53,11 @@ func readXFSSuper(disk *os.File, at uint64) (xfsSuper, error) {
 	return parseXFSSuper(b[:])
 }
 
+func xfsUUID(disk *os.File) (string, error) {
+	s, err := readXFSSuper(disk, 0)
+	return textOf(s.uuid), err
+}
+
 func xfsEndOnDisk(disk *os.File) (uint64, error) {
 	s, err := readXFSSuper(disk, 0)
 	return s.blocks, err

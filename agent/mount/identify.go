@@ -38,7 +38,7 @@ func Filesystem(m *Info) Identity {
 		i.Number = number(m)
 	}
 	if len(i.Devices) == 0 {
-		i.Source = m.Source
+		i.Source = cmp.Or(m.Source, "none") // the kernel's word for no name
 	}
 	return i
 }

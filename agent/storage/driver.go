@@ -3,8 +3,6 @@ package storage
 import (
 	"context"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/mount"
 )
@@ -62,25 +60,19 @@ func driverOf(name string) *driver {
 	return nil
 }
 
-// origin is what is mounted. One without a block device has number 0, and is
-// known by its name.
+// origin is what is mounted. One without a block device has a zero one, and is known
+// by its name.
 type origin struct {
 	path   string // the device's node, or the name that mountinfo has
-	number uint64 // dev_t
+	device mount.Device
 }
 
-// isOf tells whether a mount is one of this origin. Filesystems without a block
-// device have major 0.
-func (o origin) isOf(m *mount.Info) bool {
-	if o.number != 0 {
-		return o.number == unix.Mkdev(uint32(m.Major), uint32(m.Minor))
-	}
-	return m.Major == 0 && m.Source == o.path
-}
+// same tells whether two origins are one.
+func (o origin) same(p origin) bool { return o.path == p.path && o.device.Same(p.device) }
 
 // deviceOrigin is a block device as an origin.
 func deviceOrigin(d blockdev.Device, err error) (origin, error) {
-	return origin{d.Path, d.Number}, err
+	return origin{d.Path, mount.Device{Number: d.Number, Seq: d.Seq}}, err
 }
 
 // named is find for what has no block device.

@@ -171,16 +171,22 @@ func TestOnlyEphemeralStoragesThatAreMountedAreUpdated(t *testing.T) {
 }
 
 func TestOriginIsADeviceByItsNumberAndOthersByName(t *testing.T) {
-	disk, shm := origin{"/dev/vda", unix.Mkdev(254, 0)}, origin{path: "shm"}
-	onDisk := &mount.Info{Source: "/dev/root", Major: 254, Minor: 0}
-	inMemory := &mount.Info{Source: "shm", Major: 0, Minor: 31}
-	named := &mount.Info{Source: "shm", Major: 254, Minor: 16}
+	disk, shm := origin{"/dev/vda", mount.Device{Number: unix.Mkdev(254, 0)}}, origin{path: "shm"}
+	ext4, tmpfs := request{fstype: "ext4"}, request{fstype: "tmpfs"}
+	onDisk := &mount.Info{Source: "/dev/root", Major: 254, Minor: 0, FSType: "ext4", Root: "/"}
+	folder := &mount.Info{Source: "/dev/root", Major: 254, Minor: 0, FSType: "ext4", Root: "/folder"}
+	inMemory := &mount.Info{Source: "shm", Major: 0, Minor: 31, FSType: "tmpfs", Root: "/"}
+	named := &mount.Info{Source: "shm", Major: 254, Minor: 16, FSType: "ext4", Root: "/"}
 	for _, test := range []struct {
+		request
 		of   origin
 		info *mount.Info
 		want bool
-	}{{disk, onDisk, true}, {disk, inMemory, false}, {disk, named, false}, {shm, inMemory, true}, {shm, onDisk, false}, {shm, named, false}} {
-		if got := test.of.isOf(test.info); got != test.want {
+	}{
+		{ext4, disk, onDisk, true}, {ext4, disk, folder, false}, {ext4, disk, inMemory, false}, {ext4, disk, named, false}, {tmpfs, disk, onDisk, false},
+		{tmpfs, shm, inMemory, true}, {tmpfs, shm, onDisk, false}, {tmpfs, shm, named, false}, {ext4, shm, inMemory, false},
+	} {
+		if got := test.isOf(test.of, test.info); got != test.want {
 			t.Errorf("%v of %v\nwant %v\ngot  %v", test.info, test.of, test.want, got)
 		}
 	}
@@ -211,6 +217,14 @@ func FuzzStorage(f *testing.F) {
 		if r.driver == nil || !filepath.IsAbs(r.mountPoint) || r.mountPoint != filepath.Clean(r.mountPoint) || r.mountPoint == "/" ||
 			len(r.data) > dataBytes || strings.ContainsRune(r.data+r.mountPoint+r.source, 0) {
 			t.Errorf("%v was taken as %+v", s, r)
+		}
+		for option := range strings.SplitSeq(r.data, ",") {
+			if once := canonical(option); canonical(once) != once {
+				t.Errorf("option %q is written as %q and as %q", option, once, canonical(once))
+			}
+		}
+		if missing, _ := r.differences(&mount.Info{FSType: r.fstype, Options: "rw", VFSOptions: r.data}); r.flags == 0 && !slices.Contains(missing, "relatime") {
+			t.Errorf("a mount without relatime agrees with %+v", r)
 		}
 	})
 }

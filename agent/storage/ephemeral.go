@@ -73,7 +73,7 @@ func (t *Table) remount(r request) error {
 	if err != nil {
 		return err
 	}
-	if m == nil || m.driver != ephemeral || top == nil || top.FSType != m.fstype || !m.from.isOf(top) {
+	if m == nil || m.driver != ephemeral || top == nil || !m.is(top) {
 		return refusal.New(refusal.NotFound, "storage %s: no %s storage is mounted there", r.mountPoint, ephemeral.name)
 	}
 	options := slices.DeleteFunc(strings.Split(r.data, ","), func(o string) bool { return o == remountOption })

@@ -16,17 +16,17 @@ import (
 )
 
 // mountOrigin mounts an origin, and tells whether it made the mount point. The same
-// one that is mounted there already is taken over; another one is refused: it
-// would be hidden, or hide.
+// one that is mounted there already, as it would be mounted, is taken over; another one
+// is refused: it would be hidden, or hide.
 func mountOrigin(d *devices, r request, from origin) (made bool, err error) {
 	switch top, err := mount.Topmost(r.mountPoint); {
 	case err != nil:
 		return false, err
 	case top == nil:
-	case from.isOf(top) && top.FSType == r.fstype:
-		return false, nil
+	case r.isOf(from, top):
+		return false, r.mustAgree(top, from)
 	default:
-		return false, occupied(r, from, top.Source, top.FSType)
+		return false, occupied(r, from, nameOf(top))
 	}
 	made, err = makeMountPoint(r.mountPoint)
 	if err != nil {
@@ -71,8 +71,28 @@ func wayOut(r request, from origin, err error) string {
 }
 
 // occupied refuses a mount point at which something else is mounted.
-func occupied(r request, from origin, source, fstype string) error {
-	return refusal.New(refusal.AlreadyExists, "storage %s: %s (%s) is mounted there already, not %s (%s)", r.mountPoint, source, fstype, from.path, r.fstype)
+func occupied(r request, from origin, by string) error {
+	return refusal.New(refusal.AlreadyExists, "storage %s: %s is mounted there already, not %s", r.mountPoint, by, from.named(r.fstype))
+}
+
+// named is an origin as a person tells it from another disk with the same name.
+func (o origin) named(fstype string) string {
+	if o.device.Seq == 0 {
+		return fmt.Sprintf("%s (%s)", o.path, fstype)
+	}
+	return fmt.Sprintf("%s (%s, diskseq %d)", o.path, fstype, o.device.Seq)
+}
+
+// nameOf is a mount as occupied names it.
+func nameOf(top *mount.Info) string {
+	by := origin{path: top.Source}
+	if devices := mount.Filesystem(top).Devices; len(devices) > 0 {
+		by.device = devices[0]
+	}
+	if top.Root == "/" {
+		return by.named(top.FSType)
+	}
+	return fmt.Sprintf("folder %s of %s", top.Root, by.named(top.FSType))
 }
 
 // mountKind is what an error of mount(2) means to who asked for the mount.
@@ -123,7 +143,7 @@ func makeMountPoint(path string) (made bool, err error) {
 func (m *mounted) stands() (bool, error) {
 	mounts, err := mount.At(m.mountPoint)
 	for i, at := range mounts {
-		if m.from.isOf(at) && at.FSType == m.fstype {
+		if m.is(at) {
 			if top := mounts[len(mounts)-1]; top != mounts[i] {
 				return true, refusal.New(refusal.FailedPrecondition, "storage %s: %s (%s) is mounted over it: unmount that first", m.mountPoint, top.Source, top.FSType)
 			}

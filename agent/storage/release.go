@@ -14,6 +14,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 )
@@ -110,9 +111,9 @@ func (t *Table) unmount(ctx context.Context, m *mounted) error {
 		return err
 	}
 	if m.driver.device { // or two proofs, or a mount, meet each other's claim of it
-		done, err := t.devices.turns.Take(ctx, m.from.path)
+		done, err := t.devices.turns.Take(ctx, m.origin().path)
 		if err != nil {
-			return refusal.New(refusal.DeadlineExceeded, "unmount %s: another call is at its device %s: %w", m.mountPoint, m.from.path, err)
+			return refusal.New(refusal.DeadlineExceeded, "unmount %s: another call is at its device %s: %w", m.mountPoint, m.origin().path, err)
 		}
 		defer done()
 	}
@@ -130,7 +131,7 @@ func (t *Table) unmount(ctx context.Context, m *mounted) error {
 		// in other namespaces (detach_mounts in vfs_rmdir), from under its users.
 		os.Remove(m.mountPoint) // refused where it is not empty, which is right
 	}
-	t.log.WithFields(logrus.Fields{"mountpoint": m.mountPoint, "device": m.from.path}).Info("storage unmounted")
+	t.log.WithFields(logrus.Fields{"mountpoint": m.mountPoint, "device": m.origin().path}).Info("storage unmounted")
 	return nil
 }
 
@@ -156,7 +157,7 @@ func (m *mounted) flush(ctx context.Context) error {
 		defer close(done)
 		syncFS(m.mountPoint)
 		if m.driver.device {
-			askDisk(m.from.path)
+			askDisk(m.origin().path)
 		}
 	}()
 	return m.flushed(ctx)
@@ -218,14 +219,14 @@ func (t *Table) proveFree(m *mounted) error {
 	if t.isElsewhere(m) {
 		return nil
 	}
-	disk, err := claim(m.from.path)
+	disk, err := claim(m.origin().path)
 	switch {
 	case err == nil:
 		return disk.Close()
-	case !isDevice(m.from), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
+	case !isDevice(m.origin()), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
 		return nil // it is gone, or another one has its name
 	case errors.Is(err, unix.EBUSY):
-		return refusal.New(refusal.FailedPrecondition, "volume %s is unmounted, but its device %s is still in use in the guest%s: end that and try again: %w", m.mountPoint, m.from.path, users(m.from.number), err)
+		return refusal.New(refusal.FailedPrecondition, "volume %s is unmounted, but its device %s is still in use in the guest%s: end that and try again: %w", m.mountPoint, m.origin().path, users(m.origin().device.Number), err)
 	default:
 		return fmt.Errorf("volume %s is unmounted, but whether its device is free is not known: %w", m.mountPoint, err)
 	}
@@ -237,7 +238,7 @@ func (t *Table) isElsewhere(m *mounted) bool {
 	t.mu.Lock()
 	var others []*mounted
 	for _, other := range t.mounts {
-		if other != m && other.from == m.from {
+		if other != m && other.origin().same(m.origin()) {
 			others = append(others, other)
 		}
 	}
@@ -250,8 +251,8 @@ func (t *Table) isElsewhere(m *mounted) bool {
 
 // isDevice reports whether an origin's node is still that device's.
 func isDevice(from origin) bool {
-	var st unix.Stat_t
-	return unix.Stat(from.path, &st) == nil && st.Rdev == from.number
+	number, err := blockdev.NumberOf(from.path)
+	return err == nil && from.device.Same(mount.Device{Number: number, Seq: blockdev.SeqOf("/", number)})
 }
 
 // maxUsers is how many users of a device are named.

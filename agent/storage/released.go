@@ -30,7 +30,7 @@ func (t *Table) CheckReleased(ctx context.Context, driverName, source string) er
 		return err
 	}
 	if err := t.refuseHeld(func(m *mounted) bool {
-		return m.driver == driver && m.source == source || err == nil && m.from == from
+		return m.driver == driver && m.source == source || err == nil && m.origin().same(from)
 	}); err != nil || missing {
 		return err
 	}
@@ -44,7 +44,7 @@ func (t *Table) CheckReleased(ctx context.Context, driverName, source string) er
 	case err == nil:
 		return disk.Close()
 	case errors.Is(err, unix.EBUSY):
-		return refusal.New(refusal.FailedPrecondition, "device %s is in use in the guest%s: end that and try again: %w", from.path, users(from.number), err)
+		return refusal.New(refusal.FailedPrecondition, "device %s is in use in the guest%s: end that and try again: %w", from.path, users(from.device.Number), err)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
 		return nil // it has just gone
 	default:

@@ -101,12 +101,15 @@ type record struct {
 	MountPoint string      `json:"mount_point"`
 	Made       bool        `json:"made,omitempty"` // the mount point is ours to remove
 	Device     string      `json:"device"`
-	Number     uint64      `json:"number,omitempty"` // dev_t
+	Number     uint64      `json:"number,omitempty"`  // dev_t
+	Seq        uint64      `json:"diskseq,omitempty"` // of the disk with that number; since version 2
 	Holders    []string    `json:"holders"`
 	MountID    int         `json:"mount_id,omitempty"` // of Mount, for agents of version 1
 	Past       health.Past `json:"past,omitzero"`
 
-	Mount mount.Identity `json:"mount,omitzero"` // that Past is about
+	// Mount is the mount that was made, and that Past is about. A later version may
+	// know more of it, and goes by as much as is there; since version 2.
+	Mount mount.Identity `json:"mount,omitzero"`
 
 	more rest
 }
@@ -175,16 +178,19 @@ func (s *State) parse(text []byte) (snapshot, error) {
 
 // recordOf is a storage as it is written down.
 func recordOf(m *mounted, of mount.Identity, past health.Past) record {
+	if !of.Same(m.mount()) { // somebody has mounted something there meanwhile
+		past = health.Past{}
+	}
 	return record{
 		Driver: m.driver.name, Source: m.source, FSType: m.fstype, Flags: m.flags, Data: m.data,
-		MountPoint: m.mountPoint, Made: m.made, Device: m.from.path, Number: m.from.number,
-		Holders: m.heldOrNeeded(), MountID: of.ID, Mount: of, Past: past, more: m.more,
+		MountPoint: m.mountPoint, Made: m.made, Device: m.origin().path, Number: m.origin().device.Number, Seq: m.origin().device.Seq,
+		Holders: m.heldOrNeeded(), MountID: m.mount().ID, Mount: m.mount(), Past: past, more: m.more,
 	}
 }
 
 // identity is of the mount that Past is about, as far as the record's version knows it.
 func (r record) identity() mount.Identity {
-	if r.Mount.IsMount() {
+	if r.Mount.IsMount() || r.MountID == 0 {
 		return r.Mount
 	}
 	return mount.Identity{ID: r.MountID, FSType: r.FSType, Number: r.Number}
@@ -205,7 +211,7 @@ func (m *mounted) heldOrNeeded() []string {
 func (r record) mounted() (*mounted, error) {
 	m := &mounted{
 		request: request{driver: driverOf(r.Driver), source: r.Source, fstype: r.FSType, flags: r.Flags, data: r.Data, mountPoint: r.MountPoint},
-		from:    origin{r.Device, r.Number}, made: r.Made, holders: map[string]bool{}, calls: map[*call]string{}, more: r.more,
+		from:    origin{r.Device, mount.Device{Number: r.Number, Seq: r.Seq}}, made: r.Made, holders: map[string]bool{}, calls: map[*call]string{}, more: r.more, identity: r.identity(),
 	}
 	if m.driver == nil {
 		return nil, fmt.Errorf("storage %.200q: unknown driver %.40q", r.MountPoint, r.Driver)
@@ -279,7 +285,7 @@ func (t *Table) recover(r record) error {
 	if err != nil {
 		return err
 	}
-	entry := t.log.WithFields(logrus.Fields{"mountpoint": m.mountPoint, "device": m.from.path, "holders": r.Holders})
+	entry := t.log.WithFields(logrus.Fields{"mountpoint": m.mountPoint, "device": m.origin().path, "holders": r.Holders})
 	if !there && t.proveFree(m) != nil {
 		entry.Warn("storage is unmounted, and its device is still in use: its holders keep it")
 		t.mu.Lock()
@@ -298,6 +304,9 @@ func (t *Table) recover(r record) error {
 	t.mounts[m.mountPoint] = m
 	t.mu.Unlock()
 	entry.Info("storage taken over")
+	if err := t.adopt(m); err != nil {
+		return err
+	}
 	if !m.driver.device {
 		return nil // nothing watches it, and its root may hang
 	}

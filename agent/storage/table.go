@@ -20,6 +20,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/turns"
 	"github.com/directvol/directvol/agent/volume"
@@ -48,18 +49,22 @@ type Table struct {
 
 // mounted is a storage that is mounted. It is changed in its mount point's turn
 // and under Table.mu, so that either is enough to read it: but for its owners, which
-// Table.mu alone guards. It gets new ones and loses its last one in its turn only, and
-// is unmounted in the same one.
+// Table.mu alone guards, and what which guards. It gets new owners and loses its last
+// one in its turn only, and is unmounted in the same one.
 type mounted struct {
 	request
-	from    origin
 	made    bool // the mount point's directory is ours to remove
 	holders map[string]bool
 	calls   map[*call]string // that need it, and for whom: a holder once they have succeeded
 
-	more rest // of its record
+	which    sync.Mutex // of from and identity, set in the turn and read at any time
+	from     origin
+	identity mount.Identity // of the mount that was made or taken over; not known before that
 
+	reading  reading
 	flushing chan struct{} // closed when a flush that has begun has ended; nil before the first
+
+	more rest // of its record
 }
 
 // call is one Hold under way.
@@ -164,6 +169,9 @@ func (t *Table) inTurn(ctx context.Context, what, mountPoint string, do func() e
 // needFound is need for what is there, in the mount point's turn.
 func (t *Table) needFound(c *call, r request, from origin) error {
 	if m := t.at(r.mountPoint); m != nil {
+		if err := t.follow(m, r, from); err != nil {
+			return err
+		}
 		if err := m.agrees(r, from); err != nil {
 			return err
 		}
@@ -187,9 +195,11 @@ func (t *Table) needFound(c *call, r request, from origin) error {
 	c.needs = append(c.needs, m)
 	t.mu.Unlock()
 	t.log.WithFields(logrus.Fields{"mountpoint": r.mountPoint, "device": from.path, "driver": r.driver.name, "fstype": r.fstype}).Info("storage mounted")
-	if r.driver.volume {
-		_, err = t.volumes.Lookup(r.mountPoint)
+	if err := t.adopt(m); err != nil || !r.driver.volume {
+		return err
 	}
+	t.saveOrLog() // now that it is known which mount it is; without that it is known by its disk
+	_, err = t.volumes.Lookup(r.mountPoint)
 	return err
 }
 
@@ -277,11 +287,17 @@ func (t *Table) drop(c *call, m *mounted) (err error) {
 
 // mountAgain mounts a storage that someone else has unmounted.
 func (t *Table) mountAgain(m *mounted) error {
-	if there, err := m.driver.there(m); there || err != nil {
+	if there, err := m.driver.there(m); err != nil {
 		return err
+	} else if there {
+		return t.adopt(m)
 	}
 	t.volumes.Forget(m.mountPoint) // what was known of the mount that is gone
-	made, err := m.driver.mount(&t.devices, m.request, m.from)
+	made, err := m.driver.mount(&t.devices, m.request, m.origin())
+	if err == nil {
+		m.set(m.origin(), mount.Identity{}) // that of the mount which is gone goes with it
+		err = t.adopt(m)
+	}
 	if err == nil && m.driver.volume {
 		_, err = t.volumes.Lookup(m.mountPoint)
 	}
@@ -325,8 +341,8 @@ func (t *Table) intended(m *mounted) {
 // agrees refuses a request for a mount point where something else is mounted, or
 // the same otherwise.
 func (m *mounted) agrees(r request, from origin) error {
-	if m.driver != r.driver || m.from != from || m.fstype != r.fstype {
-		return occupied(r, from, m.from.path, m.fstype)
+	if m.driver != r.driver || !m.origin().same(from) || m.fstype != r.fstype {
+		return occupied(r, from, m.origin().named(m.fstype))
 	}
 	if m.flags != r.flags || m.data != r.data {
 		return refusal.New(refusal.AlreadyExists, "storage %s: %s is mounted there with other options", r.mountPoint, from.path)

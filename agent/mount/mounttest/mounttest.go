@@ -53,6 +53,13 @@ func Image(t *testing.T, fstype string, options ...string) (path string) {
 	if err := os.Truncate(path, imageBytes); err != nil {
 		t.Fatal(err)
 	}
+	Format(t, fstype, path, options...)
+	return path
+}
+
+// Format makes a filesystem in a file or on a disk, whatever was there.
+func Format(t *testing.T, fstype, path string, options ...string) {
+	t.Helper()
 	mkfs, err := exec.LookPath("mkfs." + fstype)
 	if err != nil {
 		mkfs, err = exec.LookPath("/sbin/mkfs." + fstype)
@@ -60,8 +67,11 @@ func Image(t *testing.T, fstype string, options ...string) (path string) {
 	if err != nil {
 		t.Skipf("it makes a %s: install mkfs.%s (e2fsprogs, xfsprogs, btrfs-progs)", fstype, fstype)
 	}
-	Run(t, mkfs, append(options, "-q", path)...)
-	return path
+	force := "-f"
+	if fstype == "ext4" {
+		force = "-F"
+	}
+	Run(t, mkfs, append(options, "-q", force, path)...)
 }
 
 // Attach makes an image a disk, until the test ends or Detach.

@@ -1,0 +1,164 @@
+package storage
+
+import (
+	"os"
+	"sync"
+	"time"
+
+	"github.com/directvol/directvol/agent/filesystem"
+	"github.com/directvol/directvol/agent/mount"
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// wants is what a mount of an origin has, for a request: the whole of its filesystem,
+// on the very disk.
+func (r request) wants(from origin) mount.Identity {
+	want := mount.Identity{FSType: r.fstype, Root: "/"}
+	if from.device.Number != 0 {
+		want.Devices = []mount.Device{from.device}
+	} else {
+		want.Source = from.path
+	}
+	return want
+}
+
+// origin is where the storage is mounted from.
+func (m *mounted) origin() origin {
+	m.which.Lock()
+	defer m.which.Unlock()
+	return m.from
+}
+
+// mount is which mount it is; not known while there is none yet.
+func (m *mounted) mount() mount.Identity {
+	m.which.Lock()
+	defer m.which.Unlock()
+	return m.identity
+}
+
+// set is for who has the mount point's turn.
+func (m *mounted) set(from origin, identity mount.Identity) {
+	m.which.Lock()
+	defer m.which.Unlock()
+	m.from, m.identity = from, identity
+}
+
+// isOf tells whether a mount is one that a request for an origin would make.
+func (r request) isOf(from origin, at *mount.Info) bool {
+	return r.wants(from).Same(mount.Filesystem(at))
+}
+
+// is tells whether a mount is the storage's: the one that was made, or another one of
+// the same filesystem, which somebody has mounted again meanwhile.
+func (m *mounted) is(at *mount.Info) bool {
+	was := m.mount()
+	if !m.isOf(m.origin(), at) {
+		return false
+	}
+	if !was.IsMount() || was.UUID == "" || mount.Identify(at).Same(was) {
+		return true
+	}
+	uuid := m.reading.uuid(m.origin().path, m.fstype)
+	return uuid == "" || uuid == was.UUID
+}
+
+// adopt notes which mount a storage is, in its turn. It reads the disk, which has just
+// been mounted, or waits for it no longer than uuidLimit.
+func (t *Table) adopt(m *mounted) error {
+	if !m.driver.volume {
+		return nil
+	}
+	mounts, err := mount.At(m.mountPoint)
+	if err != nil {
+		return err
+	}
+	for _, at := range mounts {
+		if !m.is(at) {
+			continue
+		}
+		now, was := mount.Identify(at), m.mount()
+		if was.IsMount() && now.Same(was) {
+			return nil
+		}
+		now.UUID = m.reading.uuid(m.origin().path, m.fstype)
+		m.set(m.origin(), now)
+		return nil
+	}
+	return refusal.New(refusal.FailedPrecondition, "storage %s: somebody in the guest has unmounted it meanwhile: call again", m.mountPoint)
+}
+
+// follow gives a storage the disk that is by now where its source leads, if the one
+// that it had is gone, and its mount with it. It goes in the mount point's turn.
+func (t *Table) follow(m *mounted, r request, from origin) error {
+	if m.origin().same(from) || r.source != m.source || isDevice(m.origin()) {
+		return nil
+	}
+	if there, err := m.driver.there(m); there || err != nil {
+		return err
+	}
+	m.set(from, mount.Identity{})
+	t.log.WithField("mountpoint", m.mountPoint).WithField("device", from.path).Warn("storage has lost its disk, and gets the one that has taken its place")
+	return nil
+}
+
+// uuidLimit is how long a disk is waited for that is asked for a UUID: without it the
+// other marks of a mount have to do.
+const uuidLimit = time.Second
+
+// reading reads UUIDs from one disk: while it hangs, one thread waits for it, however
+// often it is asked.
+type reading struct {
+	mu   sync.Mutex
+	read chan struct{} // closed at its end; nil where none is under way
+	last string
+}
+
+// uuid is the UUID of the filesystem on a disk; "" where it cannot be read in time.
+func (r *reading) uuid(disk, fstype string) string {
+	done := r.begin(disk, fstype)
+	limit := time.NewTimer(uuidLimit)
+	defer limit.Stop()
+	select {
+	case <-done:
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.last
+	case <-limit.C:
+		return ""
+	}
+}
+
+func (r *reading) begin(disk, fstype string) (done <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.read != nil {
+		return r.read
+	}
+	read := make(chan struct{})
+	r.read = read
+	go func() {
+		uuid := readUUID(disk, fstype)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.read, r.last = nil, uuid
+		close(read)
+	}()
+	return read
+}
+
+func readUUID(path, fstype string) string {
+	of, ok := filesystem.Lookup(fstype)
+	if !ok {
+		return ""
+	}
+	disk, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer disk.Close()
+	uuid, err := of.UUID(disk)
+	if err != nil {
+		return ""
+	}
+	return uuid
+}
