@@ -131,6 +131,7 @@ func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
 	d.half = true
 	if err = vm.plug(ctx, d, again); err == nil {
 		d.half = false
+		d.plugged.Store(true)
 		return d.attached(), nil
 	}
 	err = fmt.Errorf("attach disk %s (%s): %w", d.ID, d.Path, err)
@@ -160,15 +161,15 @@ func (vm *VM) takeUp(ctx context.Context, want Disk) (*disk, error) {
 // plug adds a disk's nodes and its device; again where some of it may be there. Nodes may come at any time, as the guest does not
 // see them.
 func (vm *VM) plug(ctx context.Context, d *disk, again bool) error {
-	var nodes map[string]uint64
+	var now state
 	if again {
 		var err error
-		if nodes, err = vm.blockNodes(ctx); err != nil {
+		if now, err = vm.state(ctx); err != nil {
 			return err
 		}
 	}
 	for _, node := range []nodeOptions{d.fileNode(), d.rawNode(FileNode(d.ID))} {
-		if _, there := nodes[node.NodeName]; there {
+		if _, there := now.nodes[node.NodeName]; there {
 			continue
 		}
 		if err := vm.execute(ctx, "blockdev-add", node, nil); err != nil {
@@ -181,7 +182,7 @@ func (vm *VM) plug(ctx context.Context, d *disk, again bool) error {
 	}
 	defer done()
 	if again {
-		if there, err := vm.hasDevice(ctx, d.ID); err != nil || there {
+		if now, err = vm.state(ctx); err != nil || now.devices[DeviceID(d.ID)] {
 			return err
 		}
 	}
@@ -189,22 +190,6 @@ func (vm *VM) plug(ctx context.Context, d *disk, again bool) error {
 	d.added = time.Now()
 	d.mu.Unlock()
 	return vm.execute(ctx, "device_add", d.device(), nil)
-}
-
-// hasDevice asks whether a disk's device is there.
-func (vm *VM) hasDevice(ctx context.Context, id string) (bool, error) {
-	var devices []struct {
-		Name string `json:"name"`
-	}
-	if err := vm.execute(ctx, "qom-list", map[string]string{"path": "/machine/peripheral"}, &devices); err != nil {
-		return false, err
-	}
-	for _, device := range devices {
-		if device.Name == DeviceID(id) {
-			return true, nil
-		}
-	}
-	return false, nil
 }
 
 // removeNodes removes a disk's block nodes, or what is there of them.

@@ -42,12 +42,12 @@ func TestAttachUnwindsEachStep(t *testing.T) {
 		t.Run(fmt.Sprintf("step %d", failing), func(t *testing.T) {
 			vm, q := fakeVM(t)
 			step := 0
-			q.hook = func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
+			q.answerBy(func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
 				if command == "blockdev-add" || command == "device_add" {
 					step++
 				}
 				return nil, &qmp.Error{Class: "GenericError", Desc: "no"}, step == failing && strings.HasSuffix(command, "add")
-			}
+			})
 			path := image(t, mib)
 			if _, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: path}); err == nil || !strings.Contains(err.Error(), path) {
 				t.Errorf("want an error with the path, got %v", err)
@@ -68,13 +68,13 @@ func TestAttachUnwindsEachStep(t *testing.T) {
 // QEMU may carry out a device_add whose caller has given up: the disk is then there, and must stay known.
 func TestAttachThatCannotBeUndoneIsLeftToDetach(t *testing.T) {
 	vm, q := fakeVM(t)
-	q.hook = func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
+	q.answerBy(func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
 		if command == "device_add" {
 			q.devices[DeviceID("data")] = true
 			return nil, &qmp.Error{Class: "GenericError", Desc: "no"}, true
 		}
 		return nil, nil, false
-	}
+	})
 	d := Disk{ID: "data", Path: image(t, mib)}
 	if _, err := vm.AttachDisk(limited(t), d); err == nil || !strings.Contains(err.Error(), "detach the disk") {
 		t.Errorf("want an error that says what to do, got %v", err)
@@ -277,12 +277,12 @@ func TestDetachIsTakenUpWhereItStopped(t *testing.T) {
 
 func TestDetachTellsThatGuestRefuses(t *testing.T) {
 	vm, q := fakeVM(t)
-	q.hook = func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
+	q.answerBy(func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
 		if command == "device_del" {
 			q.event("DEVICE_UNPLUG_GUEST_ERROR", `{"device": "disk-data", "path": "/machine/peripheral/disk-data"}`)
 		}
 		return struct{}{}, nil, command == "device_del"
-	}
+	})
 	if _, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)}); err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -67,6 +68,9 @@ type disk struct {
 
 	gone    chan struct{} // closed when the machine has its device no more
 	refused chan struct{} // gets a token when the guest refuses to let go of it
+
+	// plugged is set when QEMU has its device, and stays: a device that is not there any more has left.
+	plugged atomic.Bool
 
 	mu    sync.Mutex // guards what follows
 	added time.Time  // before its device was
@@ -131,8 +135,22 @@ func (t *diskTable) addBoot(number int, want Disk) error {
 	if err != nil {
 		return fmt.Errorf("boot %w", err)
 	}
+	d.plugged.Store(true) // it comes with QEMU
 	d.unlock()
 	return nil
+}
+
+// plugged returns the ids of the disks whose devices QEMU has, or had.
+func (t *diskTable) plugged() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var ids []string
+	for id, d := range t.disks {
+		if d.plugged.Load() {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 func (t *diskTable) add(want Disk, choose func(taken map[slot]bool) (slot, error)) (*disk, error) {

@@ -1,19 +1,23 @@
 package qemu
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/host/qmp"
 )
@@ -33,7 +37,9 @@ type fakeQEMU struct {
 	conn     net.Conn
 	commands []string          // what came in, in order
 	nodes    map[string]uint64 // virtual sizes
-	files    map[string]string // what a node is above
+	files    map[string]string // what a node is above, or its filename
+	sets     map[int]*os.File  // sets of descriptors, of one each
+	received []*os.File        // that no command has taken yet
 	devices  map[string]bool
 	leaving  map[string]bool // devices that the guest was asked to let go of
 	// hook may answer a command first, where it says that it does.
@@ -44,28 +50,37 @@ type fakeQEMU struct {
 
 func newFakeQEMU() *fakeQEMU {
 	return &fakeQEMU{
-		nodes: make(map[string]uint64), files: make(map[string]string), devices: make(map[string]bool), leaving: make(map[string]bool), guestLetsGo: true,
+		nodes: make(map[string]uint64), files: make(map[string]string), devices: make(map[string]bool), sets: make(map[int]*os.File), leaving: make(map[string]bool), guestLetsGo: true,
 	}
 }
 
-// serve plays QEMU's side of one connection.
+// serve plays QEMU's side of one connection after the other.
 func (q *fakeQEMU) serve(l net.Listener) {
-	conn, err := l.Accept()
-	if err != nil {
-		return
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		q.converse(conn.(*net.UnixConn))
+		conn.Close()
+		q.with(q.hungUp)
 	}
+}
+
+// converse plays QEMU's side of one connection.
+func (q *fakeQEMU) converse(conn *net.UnixConn) {
 	q.mu.Lock()
 	q.conn = conn
 	q.mu.Unlock()
 	fmt.Fprintln(conn, `{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": ""}, "capabilities": []}}`)
-	lines := bufio.NewScanner(conn)
-	for lines.Scan() {
+	lines := json.NewDecoder(&withFiles{conn, q}) // a command begins at its closing brace, as in QEMU
+	for {
 		var cmd struct {
 			Execute   string
 			Arguments json.RawMessage
 			ID        uint64
 		}
-		if json.Unmarshal(lines.Bytes(), &cmd) != nil {
+		if lines.Decode(&cmd) != nil {
 			return
 		}
 		q.mu.Lock()
@@ -78,6 +93,52 @@ func (q *fakeQEMU) serve(l net.Listener) {
 		q.mu.Unlock()
 	}
 }
+
+// withFiles reads a connection, and takes the files that come with the bytes.
+type withFiles struct {
+	conn *net.UnixConn
+	q    *fakeQEMU
+}
+
+func (f *withFiles) Read(b []byte) (int, error) {
+	n, files, err := readWithFiles(f.conn, b)
+	f.q.with(func() { f.q.received = append(f.q.received, files...) })
+	return n, err
+}
+
+// readWithFiles reads from a socket, with the files that were passed (SCM_RIGHTS).
+func readWithFiles(conn *net.UnixConn, b []byte) (n int, files []*os.File, err error) {
+	rights := make([]byte, unix.CmsgSpace(4*16))
+	n, m, _, _, err := conn.ReadMsgUnix(b, rights)
+	if n == 0 && err == nil {
+		err = io.EOF
+	}
+	messages, _ := unix.ParseSocketControlMessage(rights[:max(m, 0)])
+	for _, message := range messages {
+		fds, _ := unix.ParseUnixRights(&message)
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), "passed"))
+		}
+	}
+	return max(n, 0), files, err
+}
+
+// hungUp is what QEMU does when its only client has gone: it drops the sets that no node uses (monitor_fdset_cleanup in
+// monitor/misc.c), and the files of commands that did not come.
+func (q *fakeQEMU) hungUp() {
+	for _, file := range q.received {
+		file.Close()
+	}
+	q.received = nil
+	for id, file := range q.sets {
+		if !slices.Contains(slices.Collect(maps.Values(q.files)), setName(id)) {
+			file.Close()
+			delete(q.sets, id)
+		}
+	}
+}
+
+func setName(id int) string { return fmt.Sprintf("/dev/fdset/%d", id) }
 
 func (q *fakeQEMU) run(command string, arguments json.RawMessage) (any, *qmp.Error) {
 	q.commands = append(q.commands, command)
@@ -93,36 +154,89 @@ func (q *fakeQEMU) run(command string, arguments json.RawMessage) (any, *qmp.Err
 		File     string
 		Drive    string
 		Size     uint64
+		Set      int `json:"fdset-id"`
 	}
 	json.Unmarshal(arguments, &a)
 	switch command {
 	case "blockdev-add":
-		size := q.nodes[a.File]
-		if info, err := os.Stat(a.Filename); err == nil {
-			size = uint64(info.Size())
-		}
-		q.nodes[a.NodeName], q.files[a.NodeName] = size, a.File
+		return q.blockdevAdd(a.NodeName, a.File, a.Filename)
 	case "blockdev-del":
 		return q.blockdevDel(a.NodeName)
 	case "device_add":
+		if q.devices[a.ID] {
+			return nil, &qmp.Error{Class: "GenericError", Desc: "Duplicate device ID '" + a.ID + "'"}
+		}
 		q.devices[a.ID] = true
 	case "device_del":
 		return q.deviceDel(a.ID)
 	case "block_resize":
 		q.nodes[a.NodeName] = a.Size
-	case "qom-list":
-		devices := []any{}
-		for id := range q.devices {
-			devices = append(devices, map[string]any{"name": id})
-		}
-		return devices, nil
 	case "query-named-block-nodes":
 		nodes := []any{}
 		for name, size := range q.nodes {
 			nodes = append(nodes, map[string]any{"node-name": name, "image": map[string]any{"virtual-size": size}})
 		}
 		return nodes, nil
+	case "query-status":
+		return map[string]string{"status": "running"}, nil
+	case "qom-list":
+		devices := []any{}
+		for id := range q.devices {
+			devices = append(devices, map[string]string{"name": id, "type": "child<virtio-blk-pci>"})
+		}
+		return devices, nil
+	case "add-fd", "remove-fd", "query-fdsets":
+		return q.fdset(command, a.Set)
 	}
+	return struct{}{}, nil
+}
+
+func (q *fakeQEMU) fdset(command string, id int) (any, *qmp.Error) {
+	switch {
+	case command == "query-fdsets":
+		sets := []any{}
+		for id := range q.sets {
+			sets = append(sets, map[string]any{"fdset-id": id, "fds": []any{}})
+		}
+		return sets, nil
+	case command == "add-fd" && len(q.received) == 0:
+		return nil, &qmp.Error{Class: "GenericError", Desc: "No file descriptor supplied via SCM_RIGHTS"}
+	case command == "add-fd":
+		q.sets[id], q.received = q.received[0], q.received[1:]
+		return map[string]int{"fdset-id": id, "fd": 7}, nil
+	case q.sets[id] == nil:
+		return nil, &qmp.Error{Class: "GenericError", Desc: fmt.Sprintf("File descriptor named 'fdset-id:%d' not found", id)}
+	}
+	q.sets[id].Close()
+	delete(q.sets, id)
+	return struct{}{}, nil
+}
+
+func (q *fakeQEMU) blockdevAdd(name, file, filename string) (any, *qmp.Error) {
+	if _, exists := q.nodes[name]; exists {
+		return nil, &qmp.Error{Class: "GenericError", Desc: "Duplicate nodes with node-name='" + name + "'"}
+	}
+	size, below := q.nodes[file]
+	var info os.FileInfo
+	err := errors.New("No such file or directory")
+	if filename == "" && !below {
+		return nil, &qmp.Error{Class: "GenericError", Desc: "Cannot find device='' nor node-name='" + file + "'"}
+	}
+	if id := 0; strings.HasPrefix(filename, "/dev/fdset/") {
+		fmt.Sscanf(filename, "/dev/fdset/%d", &id)
+		if q.sets[id] != nil {
+			info, err = q.sets[id].Stat()
+		}
+	} else if filename != "" {
+		info, err = os.Stat(filename)
+	}
+	if filename != "" {
+		if err != nil {
+			return nil, &qmp.Error{Class: "GenericError", Desc: "Could not open '" + filename + "': " + err.Error()}
+		}
+		size, file = uint64(info.Size()), filename
+	}
+	q.nodes[name], q.files[name] = size, file
 	return struct{}{}, nil
 }
 
@@ -178,8 +292,13 @@ func (q *fakeQEMU) with(f func()) {
 	f()
 }
 
-// fakeVM returns a VM whose QEMU is a fake in this process.
-func fakeVM(t *testing.T) (*VM, *fakeQEMU) {
+// answerBy sets the hook.
+func (q *fakeQEMU) answerBy(hook func(command string, arguments json.RawMessage) (result any, err *qmp.Error, answered bool)) {
+	q.with(func() { q.hook = hook })
+}
+
+// listenFake returns a fake QEMU in this process, and its socket.
+func listenFake(t *testing.T) (*fakeQEMU, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "qmp.sock")
 	l, err := net.Listen("unix", path)
@@ -189,16 +308,30 @@ func fakeVM(t *testing.T) (*VM, *fakeQEMU) {
 	t.Cleanup(func() { l.Close() })
 	q := newFakeQEMU()
 	go q.serve(l)
-	client, err := qmp.Dial(limited(t), path)
+	return q, path
+}
+
+// fakeVM returns a VM whose QEMU is a fake in this process.
+func fakeVM(t *testing.T) (*VM, *fakeQEMU) {
+	t.Helper()
+	q, path := listenFake(t)
+	return vmOn(t, path), q
+}
+
+// vmOn returns a VM whose QEMU answers at path.
+func vmOn(t *testing.T, path string) *VM {
+	t.Helper()
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	vm := &VM{disks: newDiskTable(2), hotplug: newHotplug(), qemu: &process{done: make(chan struct{})}, log: logrus.NewEntry(log)}
+	client, err := qmp.Dial(limited(t), path, vm.settle)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { client.Close() })
-	log := logrus.New()
-	log.SetOutput(io.Discard)
-	vm := &VM{log: logrus.NewEntry(log), disks: newDiskTable(2), hotplug: newHotplug(), qmp: client, qemu: &process{done: make(chan struct{})}}
+	vm.qmp = client
 	go vm.watchDisks(client.Subscribe(diskEvents...).Events())
-	return vm, q
+	return vm
 }
 
 // image makes a file to be a disk.

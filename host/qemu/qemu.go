@@ -212,7 +212,7 @@ func (vm *VM) startQEMU(ctx context.Context) error {
 		return err
 	}
 	listener.Close() // QEMU's copy is now the only one: when QEMU ends, so does the Dial
-	client, err := qmp.Dial(ctx, path)
+	client, err := qmp.Dial(ctx, path, vm.settle)
 	if err != nil {
 		return vm.explain(ctx, err)
 	}
@@ -237,20 +237,6 @@ func (vm *VM) Version() string { return vm.qmp.Version().String() }
 
 // QMP returns the VM's QMP connection, which stays the VM's: do not close it, and leave its disks' nodes and devices alone.
 func (vm *VM) QMP() *qmp.Client { return vm.qmp }
-
-// execute runs a QMP command; where QEMU has ended, the error says so.
-func (vm *VM) execute(ctx context.Context, command string, arguments, result any) error {
-	err := vm.qmp.Execute(ctx, command, arguments, result)
-	if err == nil {
-		return nil
-	}
-	select {
-	case <-vm.qmp.Done():
-		return vm.explain(ctx, err)
-	default:
-		return err
-	}
-}
 
 // explain says that QEMU has ended, where that is what a failed QMP connection means: the socket closes a moment before the
 // process is reaped.

@@ -86,18 +86,6 @@ func (vm *VM) virtualSize(ctx context.Context, id string) (uint64, error) {
 
 // blockNodes returns the virtual size of each block node, by its name.
 func (vm *VM) blockNodes(ctx context.Context) (map[string]uint64, error) {
-	var answer []struct {
-		NodeName string `json:"node-name"`
-		Image    struct {
-			VirtualSize uint64 `json:"virtual-size"`
-		} `json:"image"`
-	}
-	if err := vm.execute(ctx, "query-named-block-nodes", map[string]bool{"flat": true}, &answer); err != nil {
-		return nil, err
-	}
-	nodes := make(map[string]uint64, len(answer))
-	for _, node := range answer {
-		nodes[node.NodeName] = node.Image.VirtualSize
-	}
-	return nodes, nil
+	nodes, err := askNodes(ctx, vm.qmp.Execute)
+	return nodes, vm.explained(ctx, err)
 }

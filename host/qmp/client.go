@@ -1,81 +1,101 @@
 // Package qmp is a client of QEMU's machine protocol: JSON lines over a unix socket, as docs/interop/qmp-spec in QEMU's
 // sources has it. Commands carry an id and several may be in flight; every one has a deadline. Events go to subscribers.
 //
+// A Client outlives its connections. One that is cut is dialled again, and before a command may use the new one its Settle asks
+// what is true now. A call that is given up, comes late or is cut off:
+//
+//	before its first byte was sent   ErrNotSent; the connection stays
+//	when a part of it was sent       the connection ends; sent again by itself on the next one while its deadline allows
+//	when it was sent, and then cut   ErrOutcomeUnknown; what only asks ("query-…", "qom-list", "qom-get") is asked again by itself
+//	when it was sent, and given up   ErrOutcomeUnknown; its late answer belongs to nobody, as no id is given twice
+//	while there is no connection     waits for the next one, until its deadline (ErrNotSent)
+//	after QEMU's end, or Close       fails with why
+//
 // What the protocol does not do: a QMP socket serves one client, and one that comes second is neither served nor refused; it
-// just gets no greeting (ErrNoGreeting). QEMU carries out the commands of a connection one after the other.
+// just gets no greeting (ErrNoGreeting). QEMU carries out the commands of a connection one after the other, and those of the next
+// connection after them, so what is asked there is true of all that was sent before.
 package qmp
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// DefaultTimeout limits a command or a Dial whose context has no deadline.
+// DefaultTimeout limits a command or a Dial whose context has no deadline, and a Settle.
 const DefaultTimeout = 10 * time.Second
+
+// The pauses between two connections that end early: none before the first, then from firstPause twice as long each time.
+const (
+	firstPause = 10 * time.Millisecond
+	lastPause  = time.Second
+)
 
 var (
 	// ErrNoGreeting is the failure of a Dial whose peer accepts and says nothing.
 	ErrNoGreeting = errors.New("no greeting: another client holds the QMP socket, which serves one at a time (or QEMU hangs)")
-	// ErrClosed is the end of a connection by Close.
+	// ErrClosed is the end of a Client by Close.
 	ErrClosed = errors.New("connection closed by this side")
+	// ErrNotSent is the failure of a command that QEMU has not carried out, and never will: it was not sent, or not whole.
+	ErrNotSent = errors.New("the command was not sent")
+	// ErrOutcomeUnknown is the failure of a command that was sent and whose answer did not come: QEMU may have carried it out, or
+	// may still do so. What is asked afterwards is true of it, as QEMU carries out one command after the other.
+	ErrOutcomeUnknown = errors.New("outcome unknown")
 
 	// errUnaddressed is the answer to what QEMU could not even read.
 	errUnaddressed = errors.New("an answer without an id")
 )
 
-// Client is a QMP connection. It is safe for concurrent use.
+// Ask runs one command on a connection that nobody else uses yet, as Client.Execute does.
+type Ask func(ctx context.Context, command string, arguments, result any) error
+
+// Settle asks what is true on a new connection, before any other command may use it, and returns the events that were missed
+// since the last one was lost. Subscribers get what the new connection says from its first byte on, so an event may come twice:
+// once by itself, once from Settle. Where Settle fails, the connection is dialled again.
+type Settle func(ctx context.Context, ask Ask) (missed []Event, err error)
+
+// Client is a QMP client that dials again when its connection is lost. It is safe for concurrent use.
 type Client struct {
-	conn    net.Conn
-	lines   *bufio.Scanner
+	path    string
+	settle  Settle
 	version Version
-	writing chan struct{} // holds a token while a command is written
-	done    chan struct{} // closed when the connection has ended
+	lastID  atomic.Uint64
+	done    chan struct{} // closed when the Client has ended
+	life    context.Context
+	finish  context.CancelFunc
 
 	mu            sync.Mutex
-	err           error // why the connection ended
-	lastID        uint64
-	pending       map[uint64]chan message
+	conn          *connection   // nil while there is none that is settled
+	number        uint64        // of connections that were settled
+	changed       chan struct{} // closed, and made anew, when conn or err changes
+	lost          error         // why the last connection ended
+	err           error         // why the Client ended
 	subscriptions map[*Subscription]struct{}
 }
 
-// Dial connects to the QMP socket at path, reads the greeting and leaves capabilities negotiation. The context limits the
-// Dial, not the connection.
-func Dial(ctx context.Context, path string) (*Client, error) {
+// Dial connects to the QMP socket at path, reads the greeting and leaves capabilities negotiation. The context limits the Dial,
+// not the Client. Settle may be nil; it is for the connections after the first.
+func Dial(ctx context.Context, path string, settle Settle) (*Client, error) {
 	ctx, cancel := withDeadline(ctx)
 	defer cancel()
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
-	if errors.Is(err, unix.EAGAIN) { // the listener's backlog is full of those who wait already
-		err = fmt.Errorf("%w: %w", ErrNoGreeting, err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("qmp %s: connect: %w", path, err)
-	}
 	c := &Client{
-		conn: conn, lines: bufio.NewScanner(conn),
-		writing: make(chan struct{}, 1), done: make(chan struct{}),
-		pending: make(map[uint64]chan message), subscriptions: make(map[*Subscription]struct{}),
+		path: path, settle: settle, done: make(chan struct{}), changed: make(chan struct{}), number: 1,
+		subscriptions: make(map[*Subscription]struct{}),
 	}
-	c.lines.Buffer(nil, MaxLine)
-	c.lines.Split(splitLines)
-	if err := c.greet(ctx); err != nil {
-		conn.Close()
+	conn, err := connect(ctx, path, &c.lastID, c.publish)
+	if err != nil {
 		return nil, fmt.Errorf("qmp %s: %w", path, err)
 	}
-	go c.read()
-	if err := c.Execute(ctx, "qmp_capabilities", nil, nil); err != nil {
-		c.Close()
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
+	c.conn, c.version = conn, conn.version
+	c.life, c.finish = context.WithCancel(context.Background())
+	go c.keep(conn)
 	return c, nil
 }
 
@@ -87,217 +107,178 @@ func withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, DefaultTimeout)
 }
 
-// greet reads the greeting, until the context ends.
-func (c *Client) greet(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, func() { c.conn.SetReadDeadline(time.Unix(1, 0)) })
-	line, err := c.nextLine()
-	if !stop() {
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return fmt.Errorf("%w: %w", ErrNoGreeting, ctx.Err())
+// keep dials again whenever a connection ends, until the Client is closed or nobody listens any more.
+func (c *Client) keep(conn *connection) {
+	pause := time.Duration(0)
+	for {
+		<-conn.done
+		if time.Since(conn.since) > lastPause {
+			pause = 0
 		}
-		return fmt.Errorf("wait for the greeting: %w", ctx.Err())
+		lost := conn.reason()
+		c.mu.Lock()
+		c.conn, c.lost = nil, lost
+		c.mu.Unlock()
+		next, err := c.redial(&pause)
+		if err != nil {
+			c.end(fmt.Errorf("%w; dialled again: %w", lost, err))
+			return
+		}
+		conn = next
 	}
-	if err != nil {
-		return fmt.Errorf("wait for the greeting: %w", err)
-	}
-	m, err := parseLine(line)
-	if err != nil {
-		return err
-	}
-	if m.Greeting == nil {
-		return fmt.Errorf("want a greeting, got %s", excerpt(line))
-	}
-	v := m.Greeting.Version
-	c.version = Version{Major: v.QEMU.Major, Minor: v.QEMU.Minor, Micro: v.QEMU.Micro, Package: v.Package}
-	return nil
 }
 
-// nextLine returns the next line. It is valid until the next call.
-func (c *Client) nextLine() ([]byte, error) {
-	if c.lines.Scan() {
-		return c.lines.Bytes(), nil
+// redial connects until it succeeds. It fails where nobody listens any more, which means that QEMU has ended, and after Close.
+func (c *Client) redial(pause *time.Duration) (*connection, error) {
+	for {
+		select {
+		case <-time.After(*pause):
+		case <-c.life.Done():
+			return nil, ErrClosed
+		}
+		*pause = min(max(2**pause, firstPause), lastPause)
+		conn, err := c.connect()
+		if err == nil {
+			return conn, nil
+		}
+		if c.life.Err() != nil {
+			return nil, ErrClosed
+		}
+		if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) {
+			return nil, err
+		}
 	}
-	switch err := c.lines.Err(); {
-	case err == nil:
-		return nil, fmt.Errorf("QEMU closed the connection: %w", io.EOF)
-	case errors.Is(err, bufio.ErrTooLong):
-		return nil, fmt.Errorf("a line of more than %d bytes: %w", MaxLine, err)
-	default:
+}
+
+// connect makes the next connection and settles it. The greeting has no limit: QEMU serves us when it has seen the old
+// connection's end, and a QEMU that ends refuses.
+func (c *Client) connect() (*connection, error) {
+	conn, err := connect(c.life, c.path, &c.lastID, c.publish)
+	if err != nil {
 		return nil, err
 	}
-}
-
-// read distributes what comes in until the connection ends.
-func (c *Client) read() {
-	for {
-		line, err := c.nextLine()
+	if c.settle != nil {
+		ctx, cancel := context.WithTimeout(c.life, DefaultTimeout)
+		defer cancel()
+		missed, err := c.settle(ctx, func(ctx context.Context, command string, arguments, result any) error {
+			return named(command, conn.execute(ctx, request{command: command, arguments: arguments}, result))
+		})
 		if err != nil {
-			c.end(err)
-			return
+			conn.end(err)
+			return nil, err
 		}
-		m, err := parseLine(line)
-		if err != nil {
-			c.end(err)
-			return
+		for _, event := range missed {
+			c.publish(event)
 		}
-		if err := c.dispatch(&m); err != nil {
-			c.end(err)
-			return
-		}
-	}
-}
-
-// dispatch gives a message to who waits for it.
-func (c *Client) dispatch(m *message) error {
-	switch {
-	case m.Greeting != nil:
-		return errors.New("a second greeting")
-	case m.Event != "":
-		c.publish(m)
-		return nil
-	case m.ID == nil && m.Error != nil:
-		return fmt.Errorf("%w: %w", errUnaddressed, m.Error)
-	case m.ID == nil:
-		return errUnaddressed
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if *m.ID == 0 || *m.ID > c.lastID {
-		return fmt.Errorf("an answer to command %d, which was never sent", *m.ID)
+	if c.err != nil { // closed meanwhile
+		conn.end(c.err)
+		return nil, c.err
 	}
-	// A command that is no longer there is one whose caller gave up.
-	if answer, ok := c.pending[*m.ID]; ok {
-		delete(c.pending, *m.ID)
-		answer <- *m
+	c.conn = conn
+	c.number++
+	c.change()
+	return conn, nil
+}
+
+// change wakes who waits for a connection. The lock is held.
+func (c *Client) change() {
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// current waits for a connection.
+func (c *Client) current(ctx context.Context) (*connection, error) {
+	for {
+		c.mu.Lock()
+		conn, err, lost, changed := c.conn, c.err, c.lost, c.changed
+		c.mu.Unlock()
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
+		case conn != nil && !conn.ended():
+			return conn, nil
+		case conn != nil:
+			lost = conn.reason()
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: the connection was lost (%w) and there is no other yet: %w", ErrNotSent, lost, ctx.Err())
+		}
 	}
-	return nil
 }
 
 // Execute runs a command and waits for its answer. Arguments may be nil, else it is what encoding/json makes an object of; the
 // answer is decoded into result unless that is nil. A failure that QEMU answers is an *Error, for errors.As. When the context
-// ends first (after DefaultTimeout where it has no deadline), QEMU may still carry out the command.
+// ends first (after DefaultTimeout where it has no deadline), the error says whether QEMU may carry out the command all the same
+// (ErrOutcomeUnknown) or will not (ErrNotSent).
 func (c *Client) Execute(ctx context.Context, command string, arguments, result any) error {
+	return c.ExecuteWithFile(ctx, command, arguments, result, nil)
+}
+
+// ExecuteWithFile is Execute of a command that takes a file: add-fd or getfd. The file stays the caller's, who may close it
+// afterwards; QEMU has a descriptor of its own for the same open file.
+func (c *Client) ExecuteWithFile(ctx context.Context, command string, arguments, result any, file *os.File) error {
 	ctx, cancel := withDeadline(ctx)
 	defer cancel()
-	id, answer, err := c.register()
-	if err != nil {
-		return fmt.Errorf("qmp %s: %w", command, err)
+	for {
+		conn, err := c.current(ctx)
+		if err != nil {
+			return named(command, err)
+		}
+		err = conn.execute(ctx, request{command, arguments, file}, result)
+		again := errors.Is(err, ErrNotSent) || errors.Is(err, ErrOutcomeUnknown) && onlyAsks(command)
+		if !again || ctx.Err() != nil || !conn.ended() {
+			return named(command, err)
+		}
 	}
-	defer c.forget(id)
-	line, err := json.Marshal(struct {
-		Execute   string `json:"execute"`
-		Arguments any    `json:"arguments,omitempty"`
-		ID        uint64 `json:"id"`
-	}{command, arguments, id})
-	if err != nil {
-		return fmt.Errorf("qmp %s: encode the arguments: %w", command, err)
-	}
-	if err := c.write(ctx, append(line, '\n')); err != nil {
-		return fmt.Errorf("qmp %s: %w", command, err)
-	}
-	m, err := c.await(ctx, answer)
-	if err != nil {
-		return fmt.Errorf("qmp %s: %w", command, err)
-	}
-	if m.Error != nil {
-		return fmt.Errorf("qmp %s: %w", command, m.Error)
-	}
-	if result == nil {
-		return nil
-	}
-	if err := json.Unmarshal(m.Return, result); err != nil {
-		return fmt.Errorf("qmp %s: decode the answer: %w: %s", command, err, excerpt(m.Return))
-	}
-	return nil
 }
 
-// register makes an id, and the channel on which its answer will come.
-func (c *Client) register() (uint64, <-chan message, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.err != nil {
-		return 0, nil, c.err
-	}
-	c.lastID++
-	answer := make(chan message, 1)
-	c.pending[c.lastID] = answer
-	return c.lastID, answer, nil
+// onlyAsks reports whether a command changes nothing, so that it may be sent twice.
+func onlyAsks(command string) bool {
+	return strings.HasPrefix(command, "query-") || command == "qom-list" || command == "qom-get"
 }
 
-// forget drops a command: its answer, if one still comes, is ignored.
-func (c *Client) forget(id uint64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.pending, id)
-}
-
-// write sends one line. A line that could not be sent whole ends the connection: what follows it would not be understood.
-func (c *Client) write(ctx context.Context, line []byte) error {
-	select {
-	case c.writing <- struct{}{}:
-		defer func() { <-c.writing }()
-	case <-ctx.Done():
-		return fmt.Errorf("wait for another command to be sent: %w", ctx.Err())
-	case <-c.done:
-		return c.Err()
-	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	deadline, _ := ctx.Deadline()
-	c.conn.SetWriteDeadline(deadline)
-	sent, err := c.conn.Write(line)
+// named says of which command an error is.
+func named(command string, err error) error {
 	if err == nil {
 		return nil
 	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		if sent == 0 { // the caller's time was up: nothing of it is on its way
-			return fmt.Errorf("the command was not sent: %w", err)
-		}
-		err = fmt.Errorf("QEMU does not read: %w", err)
-	}
-	c.end(err)
-	return err
-}
-
-// await waits for an answer.
-func (c *Client) await(ctx context.Context, answer <-chan message) (message, error) {
-	select {
-	case m := <-answer:
-		return m, nil
-	case <-ctx.Done():
-		return message{}, fmt.Errorf("no answer: %w", ctx.Err())
-	case <-c.done:
-	}
-	select { // the answer may have come just before the end
-	case m := <-answer:
-		return m, nil
-	default:
-		return message{}, c.Err()
-	}
+	return fmt.Errorf("qmp %s: %w", command, err)
 }
 
 // Version returns QEMU's version, from its greeting.
 func (c *Client) Version() Version { return c.version }
 
-// Done returns a channel that is closed when the connection has ended, for whatever reason.
+// Connection returns the number of the present connection, or of the last one: it changes with each that is lost and replaced,
+// so that a caller of several commands knows whether something came between them.
+func (c *Client) Connection() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.number
+}
+
+// Done returns a channel that is closed when the Client has ended: by Close, or because nobody listens on the socket any more.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// Err returns why the connection ended, nil while it has not. It wraps io.EOF where QEMU closed it, as it does when it exits,
-// and ErrClosed after Close.
+// Err returns why the Client ended, nil while it has not. It wraps io.EOF where QEMU closed the last connection, as it does when
+// it exits, and ErrClosed after Close.
 func (c *Client) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// Close ends the connection; commands in flight fail with ErrClosed. It may be called more than once.
+// Close ends the Client; commands in flight fail with ErrClosed. It may be called more than once.
 func (c *Client) Close() error {
 	c.end(ErrClosed)
 	return nil
 }
 
-// end ends the connection; the first reason stays.
+// end ends the Client; the first reason stays.
 func (c *Client) end(reason error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -305,10 +286,14 @@ func (c *Client) end(reason error) {
 		return
 	}
 	c.err = reason
-	c.conn.Close()
+	c.finish()
+	if c.conn != nil {
+		c.conn.end(reason)
+	}
 	for s := range c.subscriptions {
 		close(s.events)
 	}
 	clear(c.subscriptions)
+	c.change()
 	close(c.done)
 }

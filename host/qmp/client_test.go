@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // longEnough limits what must happen; nothing waits for it to pass.
@@ -46,8 +49,9 @@ func (p *peer) say(format string, args ...any) { fmt.Fprintf(p.conn, format+"\r\
 
 func (p *peer) answer(cmd command, result string) { p.say(`{"return": %s, "id": %d}`, result, cmd.ID) }
 
-// listen plays QEMU for one connection and returns its socket.
-func listen(t *testing.T, play func(*peer)) string {
+// listen plays QEMU for one connection after the other and returns its socket. When the last one has come nobody listens any
+// more, as after QEMU's end.
+func listen(t *testing.T, plays ...func(*peer)) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "qmp.sock")
 	l, err := net.Listen("unix", path)
@@ -57,36 +61,53 @@ func listen(t *testing.T, play func(*peer)) string {
 	played := make(chan struct{})
 	go func() {
 		defer close(played)
-		conn, err := l.Accept()
-		if err != nil {
-			return
+		for i, play := range plays {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			if i == len(plays)-1 {
+				l.Close()
+			}
+			lines := bufio.NewScanner(conn)
+			lines.Buffer(nil, 8<<20)
+			play(&peer{t, conn, lines})
+			conn.Close()
 		}
-		defer conn.Close()
-		play(&peer{t, conn, bufio.NewScanner(conn)})
 	}()
 	t.Cleanup(func() { l.Close(); <-played })
 	return path
 }
 
-// connect dials a peer that is through with the negotiation when it plays.
-func connect(t *testing.T, play func(*peer)) *Client {
-	t.Helper()
-	path := listen(t, func(p *peer) {
+// negotiated plays what comes after the negotiation.
+func negotiated(play func(*peer)) func(*peer) {
+	return func(p *peer) {
 		p.say("%s", greetingLine)
 		cmd := p.next()
-		if cmd.Execute != "qmp_capabilities" {
-			t.Errorf("first command:\nwant qmp_capabilities\ngot  %q", cmd.Execute)
+		if cmd.Execute != "qmp_capabilities" && cmd.Execute != "" {
+			p.t.Errorf("first command:\nwant qmp_capabilities\ngot  %q", cmd.Execute)
 		}
 		p.answer(cmd, "{}")
 		play(p)
-	})
-	c, err := Dial(limited(t), path)
+	}
+}
+
+// converse dials peers that are through with the negotiation when they play, one connection each.
+func converse(t *testing.T, settle Settle, plays ...func(*peer)) *Client {
+	t.Helper()
+	for i, play := range plays {
+		plays[i] = negotiated(play)
+	}
+	c, err := Dial(limited(t), listen(t, plays...), settle)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
 	return c
 }
+
+// dial is that with one connection, after whose end there is no other.
+func dial(t *testing.T, play func(*peer)) *Client { return converse(t, nil, play) }
 
 func limited(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), longEnough)
@@ -95,7 +116,7 @@ func limited(t *testing.T) context.Context {
 }
 
 func TestDialReadsVersion(t *testing.T) {
-	c := connect(t, func(p *peer) { p.next() })
+	c := dial(t, func(p *peer) { p.next() })
 	if want, got := "7.2.22 (Debian)", c.Version().String(); got != want {
 		t.Errorf("version:\nwant %s\ngot  %s", want, got)
 	}
@@ -105,7 +126,7 @@ func TestDialSaysThatSocketIsTaken(t *testing.T) {
 	path := listen(t, func(p *peer) { p.next() }) // accepts, and greets nobody
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	_, err := Dial(ctx, path)
+	_, err := Dial(ctx, path, nil)
 	if !errors.Is(err, ErrNoGreeting) || !strings.Contains(err.Error(), path) {
 		t.Errorf("want ErrNoGreeting and the path, got %v", err)
 	}
@@ -114,14 +135,14 @@ func TestDialSaysThatSocketIsTaken(t *testing.T) {
 func TestDialRefusesOtherProtocols(t *testing.T) {
 	for _, line := range []string{"HTTP/1.1 400 Bad Request", `{"return": {}}`, ""} {
 		path := listen(t, func(p *peer) { p.say("%s", line) })
-		if _, err := Dial(limited(t), path); err == nil {
+		if _, err := Dial(limited(t), path, nil); err == nil {
 			t.Errorf("%q taken for a greeting", line)
 		}
 	}
 }
 
 func TestAnswersAreMatchedById(t *testing.T) {
-	c := connect(t, func(p *peer) {
+	c := dial(t, func(p *peer) {
 		first, second := p.next(), p.next()
 		p.answer(second, `"`+second.Execute+`"`)
 		p.answer(first, `"`+first.Execute+`"`)
@@ -146,7 +167,7 @@ func TestAnswersAreMatchedById(t *testing.T) {
 }
 
 func TestErrorIsTyped(t *testing.T) {
-	c := connect(t, func(p *peer) {
+	c := dial(t, func(p *peer) {
 		p.say(`{"id": %d, "error": {"class": "DeviceNotFound", "desc": "Device 'x' not found"}}`, p.next().ID)
 		p.next()
 	})
@@ -162,7 +183,7 @@ func TestErrorIsTyped(t *testing.T) {
 
 func TestLateAnswerReachesNobody(t *testing.T) {
 	given := make(chan struct{})
-	c := connect(t, func(p *peer) {
+	c := dial(t, func(p *peer) {
 		late := p.next()
 		<-given
 		p.answer(late, `"late"`)
@@ -183,16 +204,17 @@ func TestLateAnswerReachesNobody(t *testing.T) {
 
 func TestPeerThatDoesNotReadEndsTheConnection(t *testing.T) {
 	over := make(chan struct{})
-	c := connect(t, func(*peer) { <-over })
+	c := dial(t, func(*peer) { <-over })
 	defer close(over)
 	// On a slow machine a first limit may pass before anything is written.
 	for limit := 50 * time.Millisecond; c.Err() == nil && limit < longEnough; limit *= 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
-		if err := c.Execute(ctx, "big", strings.Repeat("x", 1<<20), nil); err == nil {
-			t.Error("a command that nobody read succeeded")
+		if err := c.Execute(ctx, "big", strings.Repeat("x", 1<<20), nil); !errors.Is(err, ErrNotSent) {
+			t.Errorf("a command that nobody read:\nwant %v\ngot  %v", ErrNotSent, err)
 		}
 		cancel()
 	}
+	<-c.Done()
 	if err := c.Err(); err == nil || !strings.Contains(err.Error(), "does not read") {
 		t.Errorf("reason:\nwant QEMU does not read\ngot  %v", err)
 	}
@@ -207,7 +229,7 @@ func TestGarbageEndsTheConnectionWithReason(t *testing.T) {
 		{"an oversize line", strings.Repeat("x", MaxLine+1), "4194304 bytes"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			c := connect(t, func(p *peer) {
+			c := dial(t, func(p *peer) {
 				p.next()
 				p.say("%s", test.line)
 				p.next()
@@ -225,7 +247,7 @@ func TestGarbageEndsTheConnectionWithReason(t *testing.T) {
 }
 
 func TestAnswerJustBeforeTheEndCounts(t *testing.T) {
-	c := connect(t, func(p *peer) { p.answer(p.next(), "{}") }) // and hangs up, as QEMU does after quit
+	c := dial(t, func(p *peer) { p.answer(p.next(), "{}") }) // and hangs up, as QEMU does after quit
 	if err := c.Execute(limited(t), "quit", nil, nil); err != nil {
 		t.Error(err)
 	}
@@ -237,7 +259,7 @@ func TestAnswerJustBeforeTheEndCounts(t *testing.T) {
 
 func TestCloseFailsWhatIsInFlight(t *testing.T) {
 	sent := make(chan struct{})
-	c := connect(t, func(p *peer) { p.next(); close(sent); p.next() })
+	c := dial(t, func(p *peer) { p.next(); close(sent); p.next() })
 	failure := make(chan error)
 	go func() { failure <- c.Execute(limited(t), "slow", nil, nil) }()
 	<-sent
@@ -250,7 +272,7 @@ func TestCloseFailsWhatIsInFlight(t *testing.T) {
 
 func TestSubscriberThatDoesNotReadHoldsUpNothing(t *testing.T) {
 	const sent = eventBuffer + 10
-	c := connect(t, func(p *peer) {
+	c := dial(t, func(p *peer) {
 		cmd := p.next()
 		for i := range sent {
 			p.say(`{"event": "TICK", "data": {"n": %d}, "timestamp": {"seconds": 1, "microseconds": 2}}`, i)
@@ -280,7 +302,7 @@ func TestSubscriberThatDoesNotReadHoldsUpNothing(t *testing.T) {
 }
 
 func TestSubscriptionEndsOnce(t *testing.T) {
-	c := connect(t, func(p *peer) { p.next() })
+	c := dial(t, func(p *peer) { p.next() })
 	s := c.Subscribe("X")
 	s.Close()
 	s.Close()
@@ -292,4 +314,26 @@ func TestSubscriptionEndsOnce(t *testing.T) {
 	if _, open := <-c.Subscribe("X").Events(); open {
 		t.Error("a subscription on a connection that ended gave an event")
 	}
+}
+
+// receive takes one command with a file, and returns the file.
+func receive(t *testing.T, p *peer) *os.File {
+	t.Helper()
+	line, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := p.conn.(*net.UnixConn).ReadMsgUnix(line, rights)
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	messages, err := unix.ParseSocketControlMessage(rights[:n])
+	if err != nil || len(messages) != 1 {
+		t.Errorf("want one message with a file\ngot  %v, %v", messages, err)
+		return nil
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) != 1 {
+		t.Errorf("want one file\ngot  %v, %v", fds, err)
+		return nil
+	}
+	return os.NewFile(uintptr(fds[0]), "received")
 }

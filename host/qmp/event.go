@@ -28,7 +28,8 @@ type Subscription struct {
 }
 
 // Subscribe returns a subscription to the events of these names, from now on. To miss nothing, subscribe before the command
-// that causes the event.
+// that causes the event. The subscription outlives a connection that is lost and dialled again; what happened in between comes
+// where the Client's Settle derives it.
 func (c *Client) Subscribe(names ...string) *Subscription {
 	s := &Subscription{client: c, names: make(map[string]bool), events: make(chan Event, eventBuffer)}
 	for _, name := range names {
@@ -44,7 +45,7 @@ func (c *Client) Subscribe(names ...string) *Subscription {
 	return s
 }
 
-// Events returns the channel of events, in their order. It is closed when the subscription or the connection ends.
+// Events returns the channel of events, in their order. It is closed when the subscription or the Client ends.
 func (s *Subscription) Events() <-chan Event { return s.events }
 
 // Dropped returns how many events were lost because nobody read.
@@ -65,15 +66,15 @@ func (s *Subscription) Close() {
 }
 
 // publish gives an event to its subscribers and never blocks.
-func (c *Client) publish(m *message) {
+func (c *Client) publish(e Event) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for s := range c.subscriptions {
-		if !s.names[m.Event] {
+		if !s.names[e.Name] {
 			continue
 		}
 		select {
-		case s.events <- Event{Name: m.Event, Data: m.Data, Time: m.time()}:
+		case s.events <- e:
 		default:
 			s.dropped++
 		}

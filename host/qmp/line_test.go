@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
 )
 
@@ -78,7 +79,8 @@ func FuzzLine(f *testing.F) {
 		m.time()
 		// What was accepted goes through the client's hands without harm, and never to a caller who did not ask.
 		answer := make(chan message, 1)
-		c := &Client{lastID: 7, pending: map[uint64]chan message{7: answer}, subscriptions: make(map[*Subscription]struct{})}
+		c := &connection{lastID: new(atomic.Uint64), pending: map[uint64]chan message{7: answer}, publish: func(Event) {}}
+		c.lastID.Store(7)
 		if err := c.dispatch(&m); err == nil && len(answer) > 0 && (m.ID == nil || *m.ID != 7) {
 			t.Errorf("%q answered command 7", line)
 		}

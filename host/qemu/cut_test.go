@@ -1,0 +1,255 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/directvol/directvol/host/qmp"
+)
+
+// script attaches a disk, grows it and detaches it.
+func script(ctx context.Context, vm *VM, id, path string) error {
+	if _, err := vm.AttachDisk(ctx, Disk{ID: id, Path: path}); err != nil {
+		return err
+	}
+	if err := vm.ResizeDisk(ctx, id, 2*mib); err != nil {
+		return err
+	}
+	return vm.DetachDisk(ctx, id)
+}
+
+// cutVM returns a VM on a fake QEMU behind a proxy that cuts a connection.
+func cutVM(t *testing.T, which, direction, bytes int) (*VM, *fakeQEMU, *proxy) {
+	t.Helper()
+	q, path := listenFake(t)
+	p, front := listenProxy(t, path)
+	vm := vmOn(t, front)
+	p.cutAt(which, direction, bytes)
+	if which > 1 {
+		p.cutAll()
+	}
+	return vm, q, p
+}
+
+// afterCut runs the script over a connection that is cut, and checks that nobody notices.
+func afterCut(t *testing.T, made *atomic.Int64, which, direction, bytes int) {
+	vm, q, p := cutVM(t, which, direction, bytes)
+	path := image(t, mib)
+	if err := script(limited(t), vm, "data", path); err != nil {
+		t.Errorf("attach, resize, detach: %v", err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Size() > 2*mib {
+		t.Errorf("the store: %v, %v", info, err)
+	}
+	q.with(func() {
+		if len(q.nodes) != 0 || len(q.devices) != 0 || len(q.sets) != 0 {
+			t.Errorf("left behind: nodes %v, devices %v, sets %v", q.nodes, q.devices, q.sets)
+		}
+	})
+	if left := len(vm.disks.disks); left != 0 {
+		t.Errorf("the VM has %d disks", left)
+	}
+	made.Add(int64(p.cuts))
+}
+
+var directions = []string{toQEMU: "to QEMU", fromQEMU: "from QEMU"}
+
+// The connection is cut behind each byte that the script sends or receives on it.
+func TestCutBehindEachByteChangesNothing(t *testing.T) { cutEverywhere(t, 1, 1) }
+
+// The next connection is cut as well: while it is negotiated, while QEMU is asked what it has, and in the script.
+func TestCutOfTheNextConnectionChangesNothing(t *testing.T) { cutEverywhere(t, 2, 3) }
+
+// cutEverywhere cuts a connection of the script behind each byte that it carries without a cut, or one in so many.
+func cutEverywhere(t *testing.T, which, step int) {
+	vm, _, whole := cutVM(t, which, toQEMU, -1)
+	if err := script(limited(t), vm, "data", image(t, mib)); err != nil {
+		t.Fatal(err)
+	}
+	var made atomic.Int64
+	tries := 0
+	for direction, bytes := range whole.carried[which-1] {
+		t.Run(directions[direction], func(t *testing.T) {
+			for cut := 0; cut < bytes; cut += step {
+				tries++
+				t.Run(fmt.Sprint(cut), func(t *testing.T) {
+					t.Parallel()
+					afterCut(t, &made, which, direction, cut)
+				})
+			}
+		})
+	}
+	// The last bytes may not come: a path or a number may be shorter.
+	t.Logf("%d of %d connections were cut", made.Load(), tries)
+	if got := made.Load(); got > int64(tries) || got < int64(tries)*9/10 {
+		t.Errorf("connections that were cut:\nwant nearly all %d\ngot  %d", tries, got)
+	}
+}
+
+// A detach that waits for a guest holds no connection up, and its end ends none: seen, a limit of 5 s, which is askAgain too,
+// has ended the only connection in 29 of 60 tries.
+func TestDetachThatEndsWhileItAsksAgainKeepsTheConnection(t *testing.T) {
+	vm, q := fakeVM(t)
+	q.guestLetsGo = false
+	if _, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)}); err != nil {
+		t.Fatal(err)
+	}
+	for range 60 {
+		// The limit ends anywhere: before a command is sent, in the middle of it, behind it.
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rand.Int64N(int64(500*time.Microsecond))))
+		err := vm.DetachDisk(ctx, "data")
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("want a deadline that is over\ngot  %v", err)
+		}
+	}
+	if _, err := vm.blockNodes(limited(t)); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+	if want, got := uint64(1), vm.qmp.Connection(); got != want {
+		t.Errorf("connection:\nwant %d, the first\ngot  %d", want, got)
+	}
+}
+
+func TestDiskThatLeavesWhileNobodyListensIsSaid(t *testing.T) {
+	q, path := listenFake(t)
+	p, front := listenProxy(t, path)
+	vm := vmOn(t, front)
+	for _, id := range []string{"stays", "leaves"} {
+		if _, err := vm.AttachDisk(limited(t), Disk{ID: id, Path: image(t, mib)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	events := vm.QMP().Subscribe("DEVICE_DELETED")
+	q.with(func() { delete(q.devices, DeviceID("leaves")) })
+	p.cutAll()
+	var data struct{ Device string }
+	var event qmp.Event
+	select {
+	case event = <-events.Events():
+	case <-limited(t).Done():
+		t.Fatal("nothing was said of it")
+	}
+	if err := json.Unmarshal(event.Data, &data); err != nil || data.Device != DeviceID("leaves") {
+		t.Errorf("missed event:\nwant %s\ngot  %s, %v", DeviceID("leaves"), event.Data, err)
+	}
+	if _, err := vm.blockNodes(limited(t)); err != nil {
+		t.Error(err)
+	}
+	if left := len(events.Events()); left != 0 {
+		t.Errorf("%d more events", left)
+	}
+}
+
+// Whether a command without a state of its own was carried out is not known, and it is not sent twice.
+func TestOutcomeThatNothingDecidesIsUnknown(t *testing.T) {
+	q, path := listenFake(t)
+	p, front := listenProxy(t, path)
+	vm := vmOn(t, front)
+	q.answerBy(func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
+		if command == "human-monitor-command" {
+			p.cutAll()
+		}
+		return nil, nil, false
+	})
+	err := vm.execute(limited(t), "human-monitor-command", map[string]string{"command-line": "info"}, nil)
+	if !errors.Is(err, qmp.ErrOutcomeUnknown) {
+		t.Errorf("want %v\ngot  %v", qmp.ErrOutcomeUnknown, err)
+	}
+	sent := 0
+	q.with(func() {
+		for _, command := range q.commands {
+			if command == "human-monitor-command" {
+				sent++
+			}
+		}
+	})
+	if sent != 1 {
+		t.Errorf("sent:\nwant once\ngot  %d times", sent)
+	}
+}
+
+// FuzzState reads what a QEMU may answer when it is asked what it has.
+func FuzzState(f *testing.F) {
+	f.Add([]byte(`{"status": "running"}`), []byte(`[{"node-name": "a", "image": {"virtual-size": 7}}]`), []byte(`[{"name": "disk-a", "type": "child<virtio-blk-pci>"}, {"name": "type", "type": "string"}]`), []byte(`[{"fdset-id": 1}]`))
+	f.Add([]byte(`null`), []byte(`[null]`), []byte(`[{}]`), []byte(`[{"fdset-id": -1}]`))
+	f.Add([]byte(`[]`), []byte(`{}`), []byte(`7`), []byte(`"x"`))
+	f.Fuzz(func(t *testing.T, status, nodes, devices, sets []byte) {
+		answers := map[string][]byte{"query-status": status, "query-named-block-nodes": nodes, "qom-list": devices, "query-fdsets": sets}
+		now, err := askState(t.Context(), func(_ context.Context, command string, _, result any) error {
+			return json.Unmarshal(answers[command], result)
+		})
+		if err != nil {
+			return
+		}
+		// Any answer decides each command one way, and an empty name is no node.
+		for _, command := range []string{"blockdev-add", "blockdev-del", "device_add", "device_del", "block_resize", "add-fd", "remove-fd"} {
+			if (subject{Node: "none", Device: "none", Bytes: 1 << 40, Set: 1 << 30}).outcome(command, now) == unknown {
+				t.Errorf("%s: not decided by %+v", command, now)
+			}
+		}
+	})
+}
+
+// A QEMU that runs is cut off at places chosen by chance, in either direction. Its processor stands still: a reset carries out
+// what it asked its guest for.
+func TestRealQEMUThatIsCutOffGoesOn(t *testing.T) {
+	vm := realVM(t)
+	must(t, vm.execute(limited(t), "set-action", map[string]string{"reboot": "reset"}, nil))
+	p, front := listenProxy(t, vm.path(monitorSocket))
+	first := vm.qmp
+	const rounds = 40
+	for round := range rounds {
+		vm.qmp.Close()
+		p.mu.Lock()
+		next := p.number + 1
+		p.mu.Unlock()
+		// What the script says, and what it hears in answers and events.
+		p.cutAt(next, round%2, rand.IntN([]int{toQEMU: 900, fromQEMU: 1500}[round%2]))
+		for err := errors.New("not yet"); err != nil; { // the first greeting may be cut
+			vm.qmp, err = qmp.Dial(limited(t), front, vm.settle)
+		}
+		go vm.watchDisks(vm.qmp.Subscribe(diskEvents...).Events())
+		stop, reset := make(chan struct{}), make(chan struct{})
+		go func() { defer close(reset); resetUntil(vm, stop) }()
+		id := fmt.Sprintf("d%d", round)
+		err := script(limited(t), vm, id, image(t, mib))
+		close(stop)
+		<-reset
+		if err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		now, err := askState(limited(t), vm.qmp.Execute)
+		must(t, err)
+		if len(now.nodes) != 0 || now.devices[DeviceID(id)] || now.run == "running" {
+			t.Errorf("round %d:\nwant nothing left\ngot  %+v", round, now)
+		}
+	}
+	vm.qmp.Close()
+	vm.qmp = first
+	t.Logf("%d of %d connections were cut", p.cuts, rounds)
+	if p.cuts < rounds/2 {
+		t.Errorf("cuts:\nwant at least %d\ngot  %d", rounds/2, p.cuts)
+	}
+}
+
+// resetUntil resets the machine again and again.
+func resetUntil(vm *VM, stop <-chan struct{}) {
+	again := time.NewTicker(20 * time.Millisecond)
+	defer again.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-again.C:
+			_ = vm.qmp.Execute(context.Background(), "system_reset", nil, nil) // it may be cut off too
+		}
+	}
+}

@@ -1,0 +1,212 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/directvol/directvol/host/qmp"
+)
+
+// maxCuts is how often one command is taken up on a new connection before its outcome is left unknown.
+const maxCuts = 10
+
+// state is what QEMU has, as it says itself.
+type state struct {
+	run     string            // its run state, of RunState in qapi/run-state.json
+	nodes   map[string]uint64 // the virtual size of each block node, by its name
+	devices map[string]bool   // by their ids
+	sets    map[int]bool      // of descriptors (add-fd)
+}
+
+// askState asks QEMU what it has.
+func askState(ctx context.Context, ask qmp.Ask) (state, error) {
+	s := state{devices: make(map[string]bool), sets: make(map[int]bool)}
+	var status struct {
+		Status string `json:"status"`
+	}
+	if err := ask(ctx, "query-status", nil, &status); err != nil {
+		return state{}, err
+	}
+	s.run = status.Status
+	var err error
+	if s.nodes, err = askNodes(ctx, ask); err != nil {
+		return state{}, err
+	}
+	var devices []struct {
+		Name string `json:"name"`
+		Type string `json:"type"`
+	}
+	// Where devices with an id are kept (qdev_set_id in softmmu/qdev-monitor.c).
+	if err := ask(ctx, "qom-list", map[string]string{"path": "/machine/peripheral"}, &devices); err != nil {
+		return state{}, err
+	}
+	for _, device := range devices {
+		if strings.HasPrefix(device.Type, "child<") { // else it is a property of the container itself
+			s.devices[device.Name] = true
+		}
+	}
+	var sets []struct {
+		ID int `json:"fdset-id"`
+	}
+	if err := ask(ctx, "query-fdsets", nil, &sets); err != nil {
+		return state{}, err
+	}
+	for _, set := range sets {
+		s.sets[set.ID] = true
+	}
+	return s, nil
+}
+
+// state asks QEMU what it has.
+func (vm *VM) state(ctx context.Context) (state, error) {
+	now, err := askState(ctx, vm.qmp.Execute)
+	return now, vm.explained(ctx, err)
+}
+
+// askNodes asks for the virtual size of each block node.
+func askNodes(ctx context.Context, ask qmp.Ask) (map[string]uint64, error) {
+	var answer []struct {
+		NodeName string `json:"node-name"`
+		Image    struct {
+			VirtualSize uint64 `json:"virtual-size"`
+		} `json:"image"`
+	}
+	if err := ask(ctx, "query-named-block-nodes", map[string]bool{"flat": true}, &answer); err != nil {
+		return nil, err
+	}
+	nodes := make(map[string]uint64, len(answer))
+	for _, node := range answer {
+		nodes[node.NodeName] = node.Image.VirtualSize
+	}
+	return nodes, nil
+}
+
+// settle asks what is true on a new QMP connection, and derives what was missed without one: the devices that have gone. One may
+// be said twice to have gone.
+func (vm *VM) settle(ctx context.Context, ask qmp.Ask) ([]qmp.Event, error) {
+	asked := time.Now()
+	now, err := askState(ctx, ask)
+	if err != nil {
+		return nil, err
+	}
+	var missed []qmp.Event
+	for _, id := range vm.disks.plugged() {
+		if device := DeviceID(id); !now.devices[device] {
+			data, err := json.Marshal(map[string]string{"device": device})
+			if err != nil {
+				return nil, err
+			}
+			missed = append(missed, qmp.Event{Name: "DEVICE_DELETED", Data: data, Time: asked})
+		}
+	}
+	vm.log.Warnf("the QMP connection was lost, and is there again: QEMU is %s and has %d block nodes and %d devices; %d disks have left meanwhile",
+		now.run, len(now.nodes), len(now.devices), len(missed))
+	return missed, nil
+}
+
+// execute runs a QMP command. One that was cut off is decided by what QEMU has afterwards, and sent again where it was not
+// carried out; where that does not decide it the error is qmp.ErrOutcomeUnknown. Where QEMU has ended, the error says so.
+func (vm *VM) execute(ctx context.Context, command string, arguments, result any) error {
+	return vm.explained(ctx, vm.decided(ctx, command, arguments, func() error { return vm.qmp.Execute(ctx, command, arguments, result) }))
+}
+
+// explained adds that QEMU has ended, where it has.
+func (vm *VM) explained(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	select {
+	case <-vm.qmp.Done():
+		return vm.explain(ctx, err)
+	default:
+		return err
+	}
+}
+
+// decided sends a command until its outcome is known.
+func (vm *VM) decided(ctx context.Context, command string, arguments any, send func() error) error {
+	err := send()
+	for range maxCuts {
+		if !errors.Is(err, qmp.ErrOutcomeUnknown) || ctx.Err() != nil {
+			return err
+		}
+		subject, parseErr := subjectOf(arguments)
+		if parseErr != nil {
+			return errors.Join(err, parseErr)
+		}
+		now, askErr := askState(ctx, vm.qmp.Execute)
+		if askErr != nil {
+			return fmt.Errorf("%w, and could not be asked: %w", err, askErr)
+		}
+		switch subject.outcome(command, now) {
+		case carriedOut:
+			return nil
+		case unknown:
+			return err
+		}
+		err = send()
+		if answer := new(qmp.Error); command == "device_del" && errors.As(err, &answer) && answer.Class != qmp.DeviceNotFound {
+			return nil // "already in the process of unplug": the first one was carried out
+		}
+	}
+	return err
+}
+
+// subject is what a command is about: the names in its arguments.
+type subject struct {
+	Node   string `json:"node-name"`
+	Device string `json:"id"`
+	Bytes  uint64 `json:"size"`
+	Set    int    `json:"fdset-id"`
+}
+
+func subjectOf(arguments any) (s subject, err error) {
+	text, err := json.Marshal(arguments)
+	if err == nil && arguments != nil {
+		err = json.Unmarshal(text, &s)
+	}
+	return s, err
+}
+
+// outcome of a command that was cut off.
+type outcome int
+
+const (
+	unknown    outcome = iota
+	carriedOut         // what it was to do is done
+	notYet             // it was not carried out, and may be sent again
+)
+
+// outcome says by what QEMU has now whether a command was carried out.
+func (s subject) outcome(command string, now state) outcome {
+	done := false
+	switch command {
+	case "blockdev-add":
+		_, done = now.nodes[s.Node]
+	case "blockdev-del":
+		_, exists := now.nodes[s.Node]
+		done = !exists
+	case "block_resize":
+		done = now.nodes[s.Node] == s.Bytes
+	case "device_add":
+		done = now.devices[s.Device]
+	case "device_del":
+		done = !now.devices[s.Device]
+	case "add-fd":
+		done = now.sets[s.Set]
+	case "remove-fd":
+		done = !now.sets[s.Set]
+	case "blockdev-reopen", "set-action", "stop", "cont":
+		// Twice is as good as once.
+	default:
+		return unknown
+	}
+	if done {
+		return carriedOut
+	}
+	return notYet
+}

@@ -1,0 +1,142 @@
+package qemu
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// proxy passes on QMP connections, with the files that go with them, and cuts one of them at a byte.
+type proxy struct {
+	to string // QEMU's socket
+
+	mu      sync.Mutex
+	number  int      // of connections so far
+	which   int      // the connection that is cut, by its number
+	left    [2]int   // bytes that it still passes on, to QEMU and from it; -1 for no limit
+	cuts    int      // how many were cut
+	carried [][2]int // bytes that each connection has passed on since cutAt, to QEMU and from it
+	open    []*net.UnixConn
+}
+
+const toQEMU, fromQEMU = 0, 1
+
+// listenProxy returns a proxy before a socket, and the proxy's own socket.
+func listenProxy(t *testing.T, to string) (*proxy, string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "proxy.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{to: to}
+	served := make(chan struct{})
+	go func() { defer close(served); p.serve(l) }()
+	t.Cleanup(func() { l.Close(); p.cutAll(); <-served })
+	return p, path
+}
+
+// cutAt makes the proxy cut the connection of a number, 1 for the first, when it has passed on so many bytes in one direction.
+func (p *proxy) cutAt(which, direction, bytes int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.which, p.left = which, [2]int{-1, -1}
+	p.left[direction] = bytes
+	for i := range p.carried {
+		p.carried[i] = [2]int{} // from now on
+	}
+}
+
+// cutAll cuts the connections that there are.
+func (p *proxy) cutAll() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, conn := range p.open {
+		conn.Close()
+	}
+	p.open = nil
+}
+
+func (p *proxy) serve(l net.Listener) {
+	var pumps sync.WaitGroup
+	defer pumps.Wait()
+	for {
+		client, err := l.Accept()
+		if err != nil {
+			return
+		}
+		qemu, err := net.Dial("unix", p.to)
+		if err != nil {
+			client.Close()
+			continue
+		}
+		ends := [2]*net.UnixConn{client.(*net.UnixConn), qemu.(*net.UnixConn)}
+		p.mu.Lock()
+		p.number++
+		number := p.number
+		p.carried = append(p.carried, [2]int{})
+		p.open = append(p.open, ends[0], ends[1])
+		p.mu.Unlock()
+		for direction := range ends {
+			pumps.Go(func() {
+				p.pump(number, direction, ends[direction], ends[1-direction])
+				ends[0].Close()
+				ends[1].Close()
+			})
+		}
+	}
+}
+
+// pump passes on one direction of a connection until it ends or is cut.
+func (p *proxy) pump(number, direction int, from, to *net.UnixConn) {
+	b := make([]byte, 64<<10)
+	for {
+		n, files, err := readWithFiles(from, b)
+		if err != nil {
+			return
+		}
+		n, cut := p.allowed(number, direction, n)
+		ok := n == 0 || pass(to, b[:n], files)
+		for _, file := range files {
+			file.Close()
+		}
+		if cut || !ok {
+			return
+		}
+	}
+}
+
+func pass(to *net.UnixConn, b []byte, files []*os.File) bool {
+	var fds []int
+	for _, file := range files {
+		fds = append(fds, int(file.Fd()))
+	}
+	var rights []byte
+	if len(fds) > 0 {
+		rights = unix.UnixRights(fds...)
+	}
+	sent, _, err := to.WriteMsgUnix(b, rights, nil)
+	if err == nil && sent < len(b) {
+		_, err = to.Write(b[sent:])
+	}
+	return err == nil
+}
+
+// allowed says how many of n bytes pass, and whether the connection is cut behind them.
+func (p *proxy) allowed(number, direction, n int) (int, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	cut := false
+	if left := p.left[direction]; number == p.which && left >= 0 && n >= left {
+		n, cut = left, true
+		p.cuts++
+	} else if number == p.which && left >= 0 {
+		p.left[direction] -= n
+	}
+	p.carried[number-1][direction] += n
+	return n, cut
+}
