@@ -312,13 +312,42 @@ func TestBackendThatDoesNotComeUpIsTold(t *testing.T) {
 	}
 }
 
-func TestQEMUDoesNotOutliveItsParent(t *testing.T) {
+func TestQEMUDoesNotOutliveItsParent(t *testing.T) { killedParent(t) }
+
+// TestADirectoryWhoseOwnerWasKilledIsTakenOver: its sockets are stale, and it is not locked.
+func TestADirectoryWhoseOwnerWasKilledIsTakenOver(t *testing.T) {
+	dir := killedParent(t)
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) == 0 {
+		t.Fatalf("want what a killed process leaves\ngot  %v, %v", left, err)
+	}
+	t.Setenv(playQEMU, "serves")
+	t.Setenv(playBackend, "serves")
+	for ctx := limited(t); ; {
+		vm, err := Start(ctx, playedConfig(dir))
+		if err == nil {
+			vm.Kill()
+			break
+		}
+		if ctx.Err() != nil || !strings.Contains(err.Error(), "is taken") { // by the backend, which is killed after its parent
+			t.Fatal(err)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("afterwards\nwant an empty directory\ngot  %v, %v", left, err)
+	}
+}
+
+// killedParent kills a process with a VM, waits until its QEMU has ended and returns its directory.
+func killedParent(t *testing.T) (dir string) {
+	t.Helper()
+	dir = shortDir(t)
 	program, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	parent := exec.Command(program)
-	parent.Env = append(os.Environ(), playParent+"="+shortDir(t), playQEMU+"=serves", playBackend+"=serves")
+	parent.Env = append(os.Environ(), playParent+"="+dir, playQEMU+"=serves", playBackend+"=serves")
 	parent.Stderr = os.Stderr
 	out, err := parent.StdoutPipe()
 	if err != nil {
@@ -349,7 +378,7 @@ func TestQEMUDoesNotOutliveItsParent(t *testing.T) {
 		if n != 1 || err != nil {
 			t.Errorf("QEMU runs on without its parent: %d, %v", n, err)
 		}
-		return
+		return dir
 	}
 }
 

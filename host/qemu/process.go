@@ -1,11 +1,8 @@
 package qemu
 
 import (
-	"errors"
 	"fmt"
 	"io"
-	"net"
-	"os"
 	"os/exec"
 	"runtime"
 	"strings"
@@ -14,8 +11,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/directvol/directvol/protocols/address"
 )
 
 const (
@@ -118,36 +113,4 @@ func (d *drain) Write(p []byte) (int, error) {
 		d.failed = err != nil
 	}
 	return len(p), nil
-}
-
-// listenUnix listens on a unix socket and returns its descriptor, to be inherited.
-func listenUnix(path string) (*os.File, error) {
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		return nil, err
-	}
-	defer listener.Close()
-	listener.SetUnlinkOnClose(false)
-	return listener.File()
-}
-
-// claimSocket makes sure that a socket can be made at path: a stale one is removed, one on which somebody listens is left.
-func claimSocket(path string) error {
-	if len(path) > address.MaxPath {
-		return fmt.Errorf("socket %s: the path has %d bytes, the kernel takes %d: use a shorter runtime directory", path, len(path), address.MaxPath)
-	}
-	conn, err := net.Dial("unix", path)
-	switch {
-	case err == nil:
-		conn.Close()
-		return fmt.Errorf("socket %s is taken: a VM runs in this directory: stop it or use another one", path)
-	case errors.Is(err, os.ErrNotExist):
-		return nil
-	case !errors.Is(err, unix.ECONNREFUSED):
-		return fmt.Errorf("socket %s: %w", path, err)
-	}
-	if err := os.Remove(path); err != nil {
-		return fmt.Errorf("stale socket: %w", err)
-	}
-	return nil
 }

@@ -19,12 +19,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/directvol/directvol/host/qmp"
+	"github.com/directvol/directvol/protocols/address"
 )
 
 // startTimeout limits a Start whose context has no deadline.
@@ -32,7 +32,8 @@ const startTimeout = 30 * time.Second
 
 // Config says what a VM is. Dir, Kernel and GuestCID are needed to boot; Directvol where the host has no /dev/vhost-vsock.
 type Config struct {
-	// Dir is for the VM's sockets. It is made, with mode 0700, where it is not there; what was made is removed when the VM ends.
+	// Dir is for the VM's sockets, and is locked while the VM runs. It is made, with mode 0700, where it is not there; what was made
+	// is removed when the VM ends.
 	Dir string
 	// Kernel and Initrd are files of a kernel and its initial file system, Append the kernel's command line.
 	Kernel, Initrd, Append string
@@ -102,7 +103,8 @@ type VM struct {
 	accelerator Accelerator
 	vsock       vsockTransport
 	confined    bool // by QEMU's seccomp filter
-	madeDir     bool
+	dir         *directory
+	monitor     *address.UnixSocket
 	disks       *diskTable
 	hotplug     *hotplug
 	qemu        *process
@@ -155,10 +157,7 @@ func (vm *VM) start(ctx context.Context) error {
 	vm.log.Infof("accelerator %s: %s", vm.accelerator.Name, vm.accelerator.Reason)
 	vm.vsock = detectVsock("/")
 	vm.log.Infof("vsock by %s: %s", vm.vsock.name(), vm.vsock.reason)
-	if err := vm.makeDir(); err != nil {
-		return err
-	}
-	if err := claimSocket(vm.path(monitorSocket)); err != nil { // before anything that runs in the directory is touched
+	if vm.dir, err = claimDirectory(vm.cfg.Dir); err != nil {
 		return err
 	}
 	if !vm.vsock.inKernel {
@@ -169,46 +168,19 @@ func (vm *VM) start(ctx context.Context) error {
 	return vm.startQEMU(ctx)
 }
 
-// makeDir makes the runtime directory, or takes one that is there.
-func (vm *VM) makeDir() error {
-	err := os.Mkdir(vm.cfg.Dir, 0o700)
-	switch {
-	case err == nil:
-		vm.madeDir = true
-	case !errors.Is(err, os.ErrExist):
-		return fmt.Errorf("runtime directory: %w", err)
-	}
-	return vm.checkDir()
-}
-
-// checkDir refuses a directory that others may enter, or that is another's:
-// whoever may connect to the sockets owns the guest. It is not changed, as it may
-// be anything, /tmp say.
-func (vm *VM) checkDir() error {
-	info, err := os.Lstat(vm.cfg.Dir)
-	if err != nil {
-		return fmt.Errorf("runtime directory: %w", err)
-	}
-	owner, ok := info.Sys().(*syscall.Stat_t)
-	if !info.IsDir() || info.Mode().Perm()&0o077 != 0 || !ok || int(owner.Uid) != os.Geteuid() {
-		return fmt.Errorf("runtime directory %s: want one that is yours with mode 0700, or none yet: it is made then", vm.cfg.Dir)
-	}
-	return nil
-}
-
 // startQEMU starts QEMU with a QMP socket that listens already, so that nothing needs to wait for it to appear.
 func (vm *VM) startQEMU(ctx context.Context) error {
 	path := vm.path(monitorSocket)
-	listener, err := listenUnix(path)
-	if err != nil {
+	var err error
+	if vm.monitor, err = address.ListenUnix(path); err != nil {
 		return err
 	}
+	listener := os.NewFile(uintptr(vm.monitor.FD), path)
 	defer listener.Close()
 	cmd := vm.command(fmt.Sprintf("fd=%d", firstExtraFile))
 	cmd.ExtraFiles = []*os.File{listener}
 	cmd.Stdout = &drain{to: vm.cfg.Console}
 	if vm.qemu, err = startProcess("QEMU", cmd); err != nil {
-		os.Remove(path)
 		return err
 	}
 	listener.Close() // QEMU's copy is now the only one: when QEMU ends, so does the Dial

@@ -5,8 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"time"
+
+	"github.com/directvol/directvol/protocols/address"
 )
 
 // ErrEnded is the failure of a call on a VM whose QEMU has ended; the error says how, and what QEMU said last.
@@ -100,14 +101,17 @@ func (vm *VM) cleanUp() {
 	if vm.qmp != nil {
 		vm.qmp.Close()
 	}
-	if vm.qemu != nil {
-		os.Remove(vm.path(monitorSocket))
+	if vm.monitor != nil {
+		vm.monitor.Remove()
 	}
 	if vm.backend != nil {
-		os.Remove(vm.path(vhostSocket))
-		os.Remove(vm.path(vsockSocket))
+		for _, name := range []string{vhostSocket, vsockSocket} { // a backend that was killed has left them
+			if err := address.ClaimUnix(vm.path(name)); err != nil {
+				vm.log.WithError(err).Warn("a socket of the vsock backend's has become another file")
+			}
+		}
 	}
-	if vm.madeDir {
-		os.Remove(vm.cfg.Dir) // stays where somebody else put something into it
+	if vm.dir != nil {
+		vm.dir.release(vm.log)
 	}
 }

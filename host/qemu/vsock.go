@@ -74,7 +74,7 @@ func (vm *VM) startBackend(ctx context.Context) error {
 		return fmt.Errorf("the host's kernel offers no vsock (%s) and there is no program for it: set Directvol", vm.vsock.reason)
 	}
 	for _, name := range []string{vhostSocket, vsockSocket} {
-		if err := claimSocket(vm.path(name)); err != nil {
+		if err := address.ClaimUnix(vm.path(name)); err != nil {
 			return err
 		}
 	}

@@ -37,7 +37,7 @@ func ListenUnix(path string) (*UnixSocket, error) {
 	}
 	defer end()
 	for _, name := range []string{path, path + newSuffix} {
-		if err := ClaimUnix(name); err != nil {
+		if err := claim(name); err != nil {
 			return nil, err
 		}
 	}
@@ -127,9 +127,13 @@ func (s *UnixSocket) Remove() {
 // ClaimUnix makes sure that a socket can be made at path: one that nobody listens on is removed. Anything else stays and is an error that names it,
 // EADDRINUSE where a process listens, which notices nothing.
 func ClaimUnix(path string) error {
-	if len(path) > MaxPath {
-		return checkListenPath(path)
+	if err := checkListenPath(path); err != nil {
+		return err
 	}
+	return claim(path)
+}
+
+func claim(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -1,0 +1,130 @@
+package qemu
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+)
+
+// directory is a VM's runtime directory. It is locked (flock(2) on the directory itself) as long as its VM uses it, and so it is
+// free again when the process that started the VM is gone: that has left stale sockets, which are replaced.
+type directory struct {
+	file *os.File
+	path string
+	made bool
+}
+
+// errMoved is the failure to take a directory that another VM has made or removed meanwhile.
+var errMoved = errors.New("it was made or removed while it was taken")
+
+// claimAttempts is how many VMs may begin or end in a directory while another begins.
+const claimAttempts = 8
+
+// claimDirectory makes the directory with mode 0700, or takes one that is there, and locks it. One that others may enter, or that
+// is another's, is refused: whoever may connect to the sockets owns the guest. It is not changed, as it may be anything, /tmp say.
+func claimDirectory(path string) (*directory, error) {
+	var err error
+	for range claimAttempts {
+		d := &directory{path: path}
+		if err = d.claim(); err == nil {
+			return d, nil
+		}
+		if d.file != nil {
+			d.file.Close()
+		}
+		if !errors.Is(err, errMoved) {
+			break
+		}
+	}
+	return nil, fmt.Errorf("runtime directory %s: %w", path, err)
+}
+
+func (d *directory) claim() error {
+	_, err := os.Lstat(d.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return d.make()
+	}
+	if err == nil {
+		err = d.open(d.path)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return errMoved
+	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
+		return errNotOurs
+	case err != nil:
+		return err
+	}
+	info, err := d.file.Stat()
+	if err != nil {
+		return err
+	}
+	if owner, ok := info.Sys().(*syscall.Stat_t); info.Mode().Perm()&0o077 != 0 || !ok || int(owner.Uid) != os.Geteuid() {
+		return errNotOurs
+	}
+	if err := d.lock(); err != nil {
+		return err
+	}
+	if now, err := os.Lstat(d.path); err != nil || !os.SameFile(info, now) {
+		return errMoved
+	}
+	return nil
+}
+
+var errNotOurs = errors.New("want one that is yours with mode 0700, or none yet: it is made then")
+
+// make makes the directory under a passing name, so that it is locked when it appears.
+func (d *directory) make() (err error) {
+	passing, err := os.MkdirTemp(filepath.Dir(d.path), filepath.Base(d.path)+".new-")
+	if err != nil {
+		return err
+	}
+	if err = d.open(passing); err == nil {
+		err = d.lock()
+	}
+	if err == nil {
+		err = unix.Renameat2(unix.AT_FDCWD, passing, unix.AT_FDCWD, d.path, unix.RENAME_NOREPLACE)
+	}
+	if err != nil {
+		os.Remove(passing)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return errMoved
+	}
+	d.made = err == nil
+	return err
+}
+
+func (d *directory) open(path string) (err error) {
+	d.file, err = os.OpenFile(path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	return err
+}
+
+func (d *directory) lock() error {
+	err := unix.Flock(int(d.file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return errors.New("it is taken: a VM runs in it: stop that one or use another directory")
+	}
+	return os.NewSyscallError("flock", err)
+}
+
+// release removes the directory if it was made, unless something is in it, and gives up the lock.
+func (d *directory) release(log *logrus.Entry) {
+	defer d.file.Close()
+	if !d.made {
+		return
+	}
+	if err := os.Remove(d.path); errors.Is(err, unix.ENOTEMPTY) {
+		left, _ := d.file.Readdirnames(-1)
+		log.Warnf("runtime directory %s stays: somebody else's files are in it: %s", d.path, strings.Join(left, ", "))
+	} else if err != nil {
+		log.WithError(err).Warn("remove the runtime directory")
+	}
+}
