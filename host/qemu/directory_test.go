@@ -59,7 +59,7 @@ func TestOfSeveralStartsInADirectoryOneIsNotRefused(t *testing.T) {
 		if err := vm.execute(limited(t), "query-status", nil, nil); err != nil {
 			t.Errorf("the one that runs: %v", err)
 		}
-		vm.Kill()
+		kill(t, vm)
 	}
 	if _, err := os.Lstat(cfg.Dir); err == nil {
 		t.Errorf("%s is left", cfg.Dir)
@@ -78,15 +78,15 @@ func TestADirectoryIsItsSandboxsWhateverIsInIt(t *testing.T) {
 	if other, err := Start(limited(t), vm.cfg); err == nil || !strings.Contains(err.Error(), vm.cfg.Dir+": it is taken") {
 		t.Errorf("a second VM in it\nwant a refusal\ngot  %v", err)
 		if err == nil {
-			other.Kill()
+			kill(t, other)
 		}
 	}
-	vm.Kill()
+	kill(t, vm)
 	again, err := Start(limited(t), vm.cfg)
 	if err != nil {
 		t.Fatalf("after its end: %v", err)
 	}
-	again.Kill()
+	kill(t, again)
 }
 
 func TestForeignFilesStayAndAreNamed(t *testing.T) {
@@ -126,7 +126,7 @@ func TestWhatCameSinceStaysAtTheEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	vm.Kill()
+	kill(t, vm)
 	for _, name := range names {
 		if text, err := os.ReadFile(vm.path(name)); string(text) != "mine" {
 			t.Errorf("%s is gone: %v", vm.path(name), err)

@@ -227,6 +227,14 @@ func (t *diskTable) release(d *disk) {
 	t.freed[d.slot] = t.freeing
 }
 
+// hotplugged returns the ids of the disks that are not boot disks, in their order.
+func (t *diskTable) hotplugged() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	ids := slices.Sorted(maps.Keys(t.disks))
+	return slices.DeleteFunc(ids, func(id string) bool { return t.disks[id].slot.bridge == 0 })
+}
+
 // bootDisks returns the boot disks in their order.
 func (t *diskTable) bootDisks() []*disk {
 	t.mu.Lock()

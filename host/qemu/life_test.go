@@ -110,6 +110,15 @@ func beParent(dir string) {
 	select {}
 }
 
+// kill ends a VM.
+func kill(t *testing.T, vm *VM) {
+	ctx, cancel := context.WithTimeout(context.Background(), longEnough)
+	defer cancel()
+	if err := vm.Kill(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
 func playedConfig(dir string) Config {
 	program, err := os.Executable()
 	if err != nil {
@@ -129,7 +138,7 @@ func startPlayed(t *testing.T, qemu, backend string, change func(*Config)) (*VM,
 	}
 	vm, err := Start(limited(t), cfg)
 	if err == nil {
-		t.Cleanup(vm.Kill)
+		t.Cleanup(func() { kill(t, vm) })
 	}
 	return vm, err
 }
@@ -268,8 +277,8 @@ func TestKillIsNoShutdown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	vm.Kill()
-	vm.Kill()
+	kill(t, vm)
+	kill(t, vm)
 	if _, err := vm.AwaitShutdown(limited(t)); !errors.Is(err, ErrEnded) || !strings.Contains(err.Error(), "killed") {
 		t.Errorf("want ErrEnded by a signal, got %v", err)
 	}
@@ -282,7 +291,7 @@ func startBackendAlone(t *testing.T, how string) (*VM, error) {
 	vm.cfg.Dir = filepath.Dir(shortDir(t))
 	err := vm.startBackend(limited(t))
 	if vm.backend != nil {
-		t.Cleanup(vm.backend.kill)
+		t.Cleanup(func() { _ = vm.backend.kill(longEnough) })
 	}
 	return vm, err
 }
@@ -326,7 +335,7 @@ func TestADirectoryWhoseOwnerWasKilledIsTakenOver(t *testing.T) {
 	for ctx := limited(t); ; {
 		vm, err := Start(ctx, playedConfig(dir))
 		if err == nil {
-			vm.Kill()
+			kill(t, vm)
 			break
 		}
 		if ctx.Err() != nil || !strings.Contains(err.Error(), "is taken") { // by the backend, which is killed after its parent

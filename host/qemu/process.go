@@ -1,8 +1,10 @@
 package qemu
 
 import (
+	"bytes"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"runtime"
 	"strings"
@@ -53,10 +55,30 @@ func startProcess(name string, cmd *exec.Cmd) (*process, error) {
 	return p, nil
 }
 
-// kill ends the process and waits until it has ended.
-func (p *process) kill() {
-	p.cmd.Process.Kill() // fails only where it has ended
-	<-p.done
+// signalKill sends the process SIGKILL, which fails only where it has ended.
+func (p *process) signalKill() { _ = p.cmd.Process.Kill() }
+
+// kill ends the process and waits until it has ended, or says that it has not.
+func (p *process) kill(patience time.Duration) error {
+	p.signalKill()
+	limit := time.NewTimer(patience)
+	defer limit.Stop()
+	select {
+	case <-p.done:
+		return nil
+	case <-limit.C:
+		return fmt.Errorf("%s was killed and has not ended after %v", p.describe(), patience)
+	}
+}
+
+// describe names a process that runs, and says what the kernel has it do: D waits for a disk (proc_pid_stat(5)).
+func (p *process) describe() string {
+	pid, state := p.cmd.Process.Pid, "?"
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if behind := bytes.LastIndexByte(text, ')'); behind >= 0 && len(text) > behind+2 {
+		state = string(text[behind+2])
+	}
+	return fmt.Sprintf("%s (process %d, state %s)", p.name, pid, state)
 }
 
 // running reports whether the process has not ended.

@@ -36,7 +36,7 @@ func realVM(t *testing.T, boot ...Disk) *VM {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(vm.Kill)
+	t.Cleanup(func() { kill(t, vm) })
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("to reproduce:\n%s", vm.Reproduce())
@@ -81,7 +81,7 @@ func TestRealQEMU(t *testing.T) {
 		if vm.backend == nil {
 			t.Skip("the host's kernel is the backend (run it where there is no /dev/vhost-vsock)")
 		}
-		vm.backend.kill()
+		must(t, vm.backend.kill(longEnough))
 		<-vm.VsockDone()
 		if _, err := vm.AttachDisk(limited(t), Disk{ID: "after", Path: image(t, mib)}); err != nil {
 			t.Errorf("disks should go on without vsock: %v", err)

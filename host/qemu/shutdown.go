@@ -41,10 +41,16 @@ func (vm *VM) AwaitShutdown(ctx context.Context) (Shutdown, error) {
 	return *vm.shutdown, nil
 }
 
-// Kill ends the VM at once, as pulling the plug does, and returns when it has ended.
-func (vm *VM) Kill() {
-	vm.qemu.kill()
-	<-vm.done
+// Kill ends the VM at once, as pulling the plug does, and returns when it has ended. Where ctx ends first the error says what is
+// left running: QEMU, which waits for a disk that does not answer, and ends when that does.
+func (vm *VM) Kill(ctx context.Context) error {
+	vm.qemu.signalKill()
+	select {
+	case <-vm.done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%s was killed and has not ended: %w", vm.qemu.describe(), ctx.Err())
+	}
 }
 
 // ended says how QEMU ended.
@@ -95,7 +101,9 @@ func (vm *VM) watchBackend() {
 func (vm *VM) cleanUp() {
 	for _, p := range []*process{vm.qemu, vm.backend} {
 		if p != nil {
-			p.kill()
+			if left := p.kill(reapTimeout); left != nil {
+				vm.log.Error(left)
+			}
 		}
 	}
 	if vm.qmp != nil {

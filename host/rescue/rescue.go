@@ -268,6 +268,9 @@ const (
 // stopLimit is for a VM's power-off after a mount that failed or was interrupted.
 const stopLimit = 30 * time.Second
 
+// killLimit is for QEMU's end when it is killed: only a disk that does not answer holds it up.
+const killLimit = 30 * time.Second
+
 // inVM boots the VM and has it mount and unmount the disk.
 func (r *rescue) inVM(ctx context.Context) (err error) {
 	dir, err := os.MkdirTemp("", "directvol-rescue-") // with mode 0700
@@ -279,19 +282,22 @@ func (r *rescue) inVM(ctx context.Context) (err error) {
 	defer cancel()
 	said := new(console)
 	var vm *sandbox.Sandbox
+	var accelerator string
 	err = r.step(ctx, "boot a VM with Linux "+r.report.Kernel, func() (_ string, err error) {
-		vm, err = sandbox.Start(ctx, r.sandbox(dir, said))
+		vm, err = sandbox.Start(ctx, r.sandbox(dir, said, &accelerator))
 		if err != nil {
 			return "", explained(ctx, err)
 		}
-		return vm.VM().Accelerator().Name, nil
+		return accelerator, nil
 	})
 	if err != nil {
 		return err
 	}
 	// Whatever happens from here on, the VM is gone before its disk and its folder are let go.
 	defer func() {
-		vm.Kill()
+		if left := r.kill(ctx, vm); left != nil {
+			err = errors.Join(err, left)
+		}
 		r.said = said.said()
 		r.report.KernelLog = append(r.report.KernelLog, r.said...)
 		r.recovered(err == nil)
@@ -396,8 +402,15 @@ func explained(ctx context.Context, err error) error {
 	return err
 }
 
-func (r *rescue) sandbox(dir string, console *console) sandbox.Config {
-	return sandbox.Config{ID: sandboxID, VM: qemu.Config{
+// kill ends a VM. Its disk is not let go of before: an error says that it still is.
+func (r *rescue) kill(ctx context.Context, vm *sandbox.Sandbox) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
+	defer cancel()
+	return vm.Kill(ctx)
+}
+
+func (r *rescue) sandbox(dir string, console *console, accelerator *string) sandbox.Config {
+	cfg := qemu.Config{
 		Dir:       dir,
 		Kernel:    r.Kernel,
 		Initrd:    r.Image,
@@ -407,6 +420,14 @@ func (r *rescue) sandbox(dir string, console *console) sandbox.Config {
 		Console:   console,
 		Directvol: r.Directvol,
 		Log:       quiet(),
+	}
+	return sandbox.Config{ID: sandboxID, Log: cfg.Log, Boot: func(ctx context.Context) (sandbox.Machine, error) {
+		machine, err := qemu.StartMachine(ctx, cfg)
+		if err != nil {
+			return nil, err
+		}
+		*accelerator = machine.Accelerator().Name
+		return machine, nil
 	}}
 }
 

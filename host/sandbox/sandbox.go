@@ -1,6 +1,24 @@
-// Package sandbox is one VM, the agent in it and the volumes it has been given,
-// as a whole: a volume is attached to the VM, mounted by the agent, measured,
-// grown on both sides and taken away again, in the only order that is safe.
+// Package sandbox is one machine, the agent in it and the volumes that it has been
+// given, each a state machine (State). A volume is attached to the machine, mounted by
+// the agent, measured, grown on both sides and taken away again, in the only order that
+// is safe. The package knows of no kind of machine: host/qemu has one.
+//
+// Each call may be made twice, late, be cut off, come beside its opposite or after what
+// it is about has gone by itself:
+//
+//	call     again       after it was cut off     in the state leaving       when the disk was lost
+//	attach   no change   goes on                  finishes that, then does   cleans up, then does
+//	mount    looks anew  asks again (mounting)    ErrBusy                    ErrLost
+//	unmount  no change   asks again (mounting)    no change                  lets go in the guest
+//	resize   no change   goes on                  ErrBusy                    ErrLost
+//	stats    asks        asks                     ErrBusy                    the condition says it
+//	detach   no change   goes on                  finishes that              cleans up
+//
+// Calls of one volume wait for each other, until their contexts end; only Stats waits
+// for nobody. A disk is pulled only when the agent has let go of the volume and has said
+// that nobody else in the guest uses it. From the moment on at which the machine was asked
+// to let go of a disk the volume is leaving, whatever became of the call: nothing is
+// mounted that may lose its disk a moment later.
 package sandbox
 
 import (
@@ -13,81 +31,106 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/directvol/directvol/host/agentclient"
-	"github.com/directvol/directvol/host/qemu"
+	"github.com/directvol/directvol/host/trial"
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// baseAppend is every guest's kernel command line: a console that says little,
-// a panic that ends the VM, and an agent that powers off when it is done.
-const baseAppend = "console=ttyS0 loglevel=1 panic=-1 agent.directvol.poweroff=on"
+// KernelOptions are for every sandbox's kernel: its agent powers off when it is done.
+const KernelOptions = "agent.directvol.poweroff=on"
 
 // recheck is the pause before an agent that answers, but is not ready, is asked
 // again: nothing tells the host when it is.
 const recheck = 50 * time.Millisecond
 
-// tryLimit is for one attempt to reach it, which a guest that boots may leave
-// without an answer, and endLimit for a VM's end to be known after its vsock's.
 const (
+	// tryLimit is for one attempt to reach the agent, which a guest that boots may leave
+	// without an answer, and endLimit for a machine's end to be known after its vsock's.
 	tryLimit = 5 * time.Second
 	endLimit = 5 * time.Second
+	// killLimit is how long the end of a machine that is killed is waited for, when the
+	// time of who wants it is over.
+	killLimit = 5 * time.Second
+	// trialLimit is how long a store has for the small read that is made before a machine
+	// gets it.
+	trialLimit = 10 * time.Second
 )
 
 // Config says what a sandbox is.
 type Config struct {
 	// ID names the sandbox.
 	ID string
-	// VM is its machine. Append is added to what every sandbox's kernel is told.
-	VM qemu.Config
+	// Log is logrus's standard logger where it is nil.
+	Log *logrus.Entry
+	// Boot starts its machine, whose kernel gets KernelOptions. ctx limits the start alone.
+	Boot func(ctx context.Context) (Machine, error)
 }
 
-// Sandbox is a VM whose agent answers. It is safe for concurrent use; what
-// concerns one volume happens one call at a time.
+// Sandbox is a machine whose agent answers. It is safe for concurrent use.
 type Sandbox struct {
-	id    string
-	log   *logrus.Entry
-	vm    *qemu.VM
-	agent *agentclient.Client
+	id      string
+	log     *logrus.Entry
+	machine Machine
+	agent   Agent
+	client  *agentclient.Client                          // agent, where it is one
+	try     func(ctx context.Context, path string) error // whether a store answers
 
 	mu      sync.Mutex
-	volumes map[string]*attached
+	volumes map[string]*volume // those with a state, and those that a call is at
+}
+
+func newSandbox(id string, log *logrus.Entry, machine Machine, agent Agent) *Sandbox {
+	return &Sandbox{id: id, log: log, machine: machine, agent: agent, try: tried(new(trial.Trials)), volumes: map[string]*volume{}}
+}
+
+// tried says of a store that hangs that it does.
+func tried(trials *trial.Trials) func(context.Context, string) error {
+	return func(ctx context.Context, path string) error {
+		ctx, cancel := context.WithTimeout(ctx, trialLimit)
+		defer cancel()
+		err := trials.Read(ctx, path)
+		if errors.Is(err, trial.ErrHangs) {
+			return also(ErrStoreHangs, err)
+		}
+		return err
+	}
 }
 
 // Start boots a sandbox, and returns when its agent has taken it on. ctx limits
-// Start alone. A Start that fails leaves no VM behind.
+// Start alone. A Start that fails kills its machine.
 func Start(ctx context.Context, cfg Config) (*Sandbox, error) {
-	if cfg.VM.Append != "" {
-		cfg.VM.Append = " " + cfg.VM.Append
+	if cfg.Log == nil {
+		cfg.Log = logrus.NewEntry(logrus.StandardLogger())
 	}
-	cfg.VM.Append = baseAppend + cfg.VM.Append
-	if cfg.VM.Log == nil {
-		cfg.VM.Log = logrus.NewEntry(logrus.StandardLogger())
-	}
-	vm, err := qemu.Start(ctx, cfg.VM)
+	machine, err := cfg.Boot(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("sandbox %s: %w", cfg.ID, err)
 	}
-	s := &Sandbox{id: cfg.ID, log: cfg.VM.Log, vm: vm, volumes: map[string]*attached{}}
-	if err := s.takeOn(ctx); err != nil {
-		vm.Kill()
-		return nil, fmt.Errorf("sandbox %s: %w\nboot the same by hand:\n%s", cfg.ID, err, vm.Reproduce())
+	s, err := takeOn(ctx, cfg, machine)
+	if err != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
+		defer cancel()
+		return nil, fmt.Errorf("sandbox %s: %w\nboot the same by hand:\n%s", cfg.ID, errors.Join(err, machine.Kill(ctx)), machine.Reproduce())
 	}
 	return s, nil
 }
 
-func (s *Sandbox) takeOn(ctx context.Context) error {
-	to, err := address.Parse(s.vm.AgentAddress())
+func takeOn(ctx context.Context, cfg Config, machine Machine) (*Sandbox, error) {
+	to, err := address.Parse(machine.AgentAddress())
 	if err != nil {
-		return err
+		return nil, err
 	}
-	s.agent = agentclient.New(to, agentclient.Config{Vsock: s.vm})
+	agent := agentclient.New(to, agentclient.Config{Vsock: machine})
+	s := newSandbox(cfg.ID, cfg.Log, machine, agent)
+	s.client = agent
 	if err = s.awaitAgent(ctx); err == nil {
-		err = s.agent.CreateSandbox(ctx, &agentpb.CreateSandboxRequest{SandboxId: s.id})
+		err = agent.CreateSandbox(ctx, &agentpb.CreateSandboxRequest{SandboxId: s.id})
 	}
 	if err != nil {
-		s.agent.Close()
+		agent.Close()
+		return nil, err
 	}
-	return err
+	return s, nil
 }
 
 // awaitAgent returns as soon as the agent is ready.
@@ -102,7 +145,7 @@ func (s *Sandbox) awaitAgent(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("the agent does not answer: %w", err)
-		case <-s.vm.VsockDone():
+		case <-s.machine.VsockDone():
 			return s.explain(ctx, err)
 		case <-again.C:
 		}
@@ -115,16 +158,15 @@ func (s *Sandbox) tryAgent(ctx context.Context) error {
 	return s.agent.Check(ctx)
 }
 
-// explain says that it was the VM's end that ended its vsock, where it was.
+// explain says that it was the machine's end that ended its vsock, where it was.
 func (s *Sandbox) explain(ctx context.Context, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, endLimit)
 	defer cancel()
-	end, endErr := s.vm.AwaitShutdown(ctx)
-	switch {
-	case endErr == nil:
-		return fmt.Errorf("the VM ended before its agent answered: %s, QEMU exits %d", end.Reason, end.ExitCode)
-	case errors.Is(endErr, qemu.ErrEnded):
-		return fmt.Errorf("the VM ended before its agent answered: %w", endErr)
+	switch end := s.machine.AwaitEnd(ctx); {
+	case end == nil:
+		return fmt.Errorf("its guest powered off before its agent answered: %w", err)
+	case errors.Is(end, ErrEnded):
+		return fmt.Errorf("it ended before its agent answered: %w", end)
 	default:
 		return err
 	}
@@ -133,9 +175,5 @@ func (s *Sandbox) explain(ctx context.Context, err error) error {
 // ID returns the sandbox's name.
 func (s *Sandbox) ID() string { return s.id }
 
-// VM returns the sandbox's machine, which stays the sandbox's: its disks are
-// attached and detached here.
-func (s *Sandbox) VM() *qemu.VM { return s.vm }
-
 // Agent returns the connection to the agent, which stays the sandbox's.
-func (s *Sandbox) Agent() *agentclient.Client { return s.agent }
+func (s *Sandbox) Agent() *agentclient.Client { return s.client }

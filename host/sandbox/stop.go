@@ -6,50 +6,65 @@ import (
 	"fmt"
 
 	"github.com/directvol/directvol/host/agentclient"
-	"github.com/directvol/directvol/host/qemu"
 )
 
-// Stop has the agent unmount everything and power off, and waits until QEMU has
-// said so and exited. Where a volume is in use the error names it, and the
-// sandbox goes on. It goes on as well where its VM has lost its vsock, and with it
-// the way to its agent: then only Kill is left. A guest that does not end before
-// ctx does is killed: that is an error too, whatever it has cost.
+// Stop has the agent unmount everything and power off, and waits until the machine has
+// ended. Where a volume is in use the error names it, and the sandbox goes on. An agent
+// that cannot be reached is asked by the power button, where the machine has one.
+//
+// A guest that does not end before ctx does is killed, whatever that costs, and so is one
+// that nobody can ask: the error says so, and what has been tried. It may take five seconds
+// longer than ctx then.
 func (s *Sandbox) Stop(ctx context.Context) error {
+	tried := ""
 	err := s.agent.DestroySandbox(ctx)
-	if err != nil && !s.mayEnd(err) && ctx.Err() == nil {
-		return fmt.Errorf("stop sandbox %s: %w", s.id, err)
+	switch {
+	case err == nil || s.ended() || errors.Is(err, ErrEnded) || ctx.Err() != nil:
+	case s.machine.VsockErr() != nil:
+		if tried, err = s.pressPower(ctx, err); err != nil {
+			return fmt.Errorf("stop sandbox %s: %w", s.id, errors.Join(err, s.kill(ctx)))
+		}
+	case errors.Is(err, agentclient.ErrOutcomeUnknown): // a connection that ends may take the answer with it
+	default:
+		return fmt.Errorf("stop sandbox %s: %w", s.id, ofTake.typed(ctx, err))
 	}
 	// The guest ends when it has seen its answer taken.
 	s.agent.Close()
-	end, err := s.vm.AwaitShutdown(ctx)
-	switch {
-	case err != nil && ctx.Err() != nil:
-		s.vm.Kill()
-		return fmt.Errorf("stop sandbox %s: its guest did not power off in time and was killed: %w", s.id, ctx.Err())
-	case err != nil:
+	err = s.machine.AwaitEnd(ctx)
+	if err != nil && ctx.Err() != nil && !s.ended() {
+		err = fmt.Errorf("its guest did not power off in time%s, and was killed: %w", tried, errors.Join(ctx.Err(), s.kill(ctx)))
+	}
+	if err != nil {
 		return fmt.Errorf("stop sandbox %s: %w", s.id, err)
-	case end != orderly:
-		return fmt.Errorf("stop sandbox %s: it ended otherwise than by its guest's power-off: reason %s, by the guest %v, QEMU exits %d", s.id, end.Reason, end.Guest, end.ExitCode)
 	}
 	return nil
 }
 
-// orderly is how a sandbox ends that was stopped.
-var orderly = qemu.Shutdown{Guest: true, Reason: "guest-shutdown", ExitCode: 0}
-
-// mayEnd says that the guest may power off though DestroySandbox has failed, or
-// has done so: a connection that ends may take the answer with it.
-func (s *Sandbox) mayEnd(err error) bool {
-	select {
-	case <-s.vm.Done():
-		return true
-	default:
-		return errors.Is(err, agentclient.ErrOutcomeUnknown) || errors.Is(err, qemu.ErrEnded)
+// pressPower asks a guest to power off whose agent cannot be reached, and returns what to
+// say of that when it did not help.
+func (s *Sandbox) pressPower(ctx context.Context, why error) (tried string, err error) {
+	if !s.machine.Capabilities().PowerButton {
+		return "", fmt.Errorf("its machine has no power button, and was killed: %w", why)
 	}
+	if err := s.machine.PressPower(ctx); err != nil {
+		return "", fmt.Errorf("its power button did not work, and it was killed: %w", errors.Join(err, why))
+	}
+	return fmt.Sprintf(" by its power button, its agent being out of reach (%v)", why), nil
 }
 
-// Kill ends the VM at once, as pulling the plug does.
-func (s *Sandbox) Kill() {
+// kill ends the machine when ctx has, or is about to.
+func (s *Sandbox) kill(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
+	defer cancel()
+	return s.machine.Kill(ctx)
+}
+
+// Kill ends the machine at once, as pulling the plug does. An error says what is left
+// running when ctx ends.
+func (s *Sandbox) Kill(ctx context.Context) error {
 	s.agent.Close()
-	s.vm.Kill()
+	if err := s.machine.Kill(ctx); err != nil {
+		return fmt.Errorf("kill sandbox %s: %w", s.id, err)
+	}
+	return nil
 }

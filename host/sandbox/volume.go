@@ -2,24 +2,17 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"regexp"
 	"slices"
-	"strings"
-	"sync"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
-	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/guestpath"
 )
 
 // Volume is a volume for a sandbox.
 type Volume struct {
-	// ID names the volume, its disk and, for as long as no container of its
-	// own uses it, the container that holds it in the guest.
+	// ID is the caller's name of it: any 1 to 128 bytes.
 	ID string
 	// Path is its store on the host: an image file or a block device that
 	// holds a filesystem and nothing else.
@@ -30,133 +23,209 @@ type Volume struct {
 	ReadOnly bool
 }
 
-// attached is a volume whose disk the VM has, or is being given. Its lock is
-// held for each call that changes it.
-type attached struct {
-	mu sync.Mutex
-	Volume
-	storage *agentpb.Storage // nil until the disk is there; written under Sandbox.mu too
-	mounted bool             // as far as the agent has answered
+func (v Volume) is(other Volume) bool {
+	return v.Path == other.Path && v.FSType == other.FSType && v.ReadOnly == other.ReadOnly && slices.Equal(v.Options, other.Options)
 }
 
-// volumeID is what names both a disk and a container.
-var volumeID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{1,24}$`)
-
-// Attach gives the VM a volume's disk. The guest does not use it yet. Repeated
+// Attach gives the machine a volume's disk. The guest does not use it yet. Repeated
 // with the same volume it changes nothing.
-func (s *Sandbox) Attach(ctx context.Context, v Volume) error {
-	if !volumeID.MatchString(v.ID) {
-		return fmt.Errorf("volume id %.60q: want 2 to 25 letters, digits, '.', '_' and '-', the first a letter or digit", v.ID)
-	}
-	a, done := s.reserve(v)
-	defer done()
-	if a.storage != nil {
-		if a.Path != v.Path || a.FSType != v.FSType || a.ReadOnly != v.ReadOnly || !slices.Equal(a.Options, v.Options) {
-			return fmt.Errorf("volume %s is attached already, from %s as %s with %q: detach it first", v.ID, a.Path, a.FSType, a.Options)
+func (s *Sandbox) Attach(ctx context.Context, want Volume) error {
+	return s.inTurn(ctx, "attach", want.ID, func(v *volume) error {
+		switch state := s.look(v); state {
+		case Attached, Mounting, Mounted, Attaching:
+			if !v.want.is(want) {
+				return also(ErrOtherParameters, fmt.Errorf("it is %v already, from %s as %s with %q: detach it first", state, v.want.Path, v.want.FSType, v.want.Options))
+			}
+			if state != Attaching {
+				return nil
+			}
+		case Lost, Leaving:
+			if err := s.takeAway(ctx, v); err != nil {
+				return also(ErrBusy, fmt.Errorf("what is left of its last disk is in the way: %w", err))
+			}
 		}
-		return nil
+		if err := s.try(ctx, want.Path); err != nil {
+			return err
+		}
+		return s.attach(ctx, v, want)
+	})
+}
+
+// attach plugs a disk in, or goes on with that.
+func (s *Sandbox) attach(ctx context.Context, v *volume, want Volume) error {
+	s.mu.Lock()
+	v.want = want
+	s.mu.Unlock()
+	s.decide(v, Attaching)
+	place, err := s.machine.Attach(ctx, Disk{ID: DiskID(v.id), Path: want.Path, ReadOnly: want.ReadOnly})
+	if err != nil && ctx.Err() != nil {
+		return also(ErrOutcomeUnknown, err)
 	}
-	storage, err := s.plug(ctx, v)
+	var point string
+	if err == nil {
+		point, err = guestpath.Of(place.Source)
+	}
 	if err != nil {
-		s.drop(a)
-		return fmt.Errorf("volume %s: %w", v.ID, err)
+		s.decide(v, Leaving)
+		if left := s.leave(ctx, v); left != nil {
+			return fmt.Errorf("%w; what was done is not undone yet: %w", err, left)
+		}
+		return err
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	a.Volume, a.storage = v, storage
-	return nil
-}
-
-func (s *Sandbox) plug(ctx context.Context, v Volume) (*agentpb.Storage, error) {
-	disk, err := s.vm.AttachDisk(ctx, qemu.Disk{ID: v.ID, Path: v.Path, ReadOnly: v.ReadOnly})
-	if err != nil {
-		return nil, err
-	}
-	mountPoint, err := guestpath.Of(disk.PCIPath)
-	if err != nil {
-		return nil, err
-	}
-	options := v.Options
-	if v.ReadOnly {
-		options = append([]string{"ro"}, options...)
-	}
-	return &agentpb.Storage{Driver: "blk", Source: disk.PCIPath, Fstype: v.FSType, Options: options, MountPoint: mountPoint}, nil
+	v.place, v.point = place, point
+	s.mu.Unlock()
+	go s.watch(v, place)
+	return s.decide(v, Attached).refuse()
 }
 
 // Mount has the agent mount an attached volume, and returns where in the guest.
 func (s *Sandbox) Mount(ctx context.Context, id string) (guestPath string, err error) {
-	a, done, err := s.find(id)
+	err = s.inTurn(ctx, "mount", id, func(v *volume) error {
+		was := s.look(v)
+		if err := was.refuse(); err != nil {
+			return err
+		}
+		if was == Attached {
+			s.decide(v, Mounting)
+		}
+		s.hold(v, true)
+		err := s.agent.CreateContainer(ctx, &agentpb.CreateContainerRequest{ContainerId: holder(id), Storages: []*agentpb.Storage{v.storage(s.machine.Capabilities())}})
+		if err != nil {
+			if isKnown(ctx, err) {
+				s.decide(v, was)
+			}
+			return fmt.Errorf("from %s: %w", v.want.Path, ofMount.typed(ctx, err))
+		}
+		guestPath = v.point
+		return s.decide(v, Mounted).refuse()
+	})
 	if err != nil {
 		return "", err
 	}
-	defer done()
-	err = s.agent.CreateContainer(ctx, &agentpb.CreateContainerRequest{ContainerId: id, Storages: []*agentpb.Storage{a.storage}})
-	if err != nil {
-		return "", fmt.Errorf("mount volume %s from %s: %w", id, a.Path, err)
-	}
-	a.mounted = true
-	return a.storage.MountPoint, nil
+	return guestPath, nil
+}
+
+func (s *Sandbox) hold(v *volume, held bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v.held = held
 }
 
 // Unmount has the agent unmount a volume, which stays attached.
 func (s *Sandbox) Unmount(ctx context.Context, id string) error {
-	a, done, err := s.find(id)
-	if err != nil {
-		return err
-	}
-	defer done()
-	return s.unmount(ctx, a)
+	return s.inTurn(ctx, "unmount", id, func(v *volume) error {
+		switch s.look(v) {
+		case Absent:
+			return Absent.refuse()
+		case Attaching, Leaving: // nobody holds it
+			return nil
+		}
+		return s.unmount(ctx, v)
+	})
 }
 
-func (s *Sandbox) unmount(ctx context.Context, a *attached) error {
-	if err := s.agent.RemoveContainer(ctx, a.ID); err != nil {
-		return fmt.Errorf("unmount volume %s: %w", a.ID, err)
+// unmount has the agent let go of a volume. A call of ours may hold it though none was
+// answered with OK.
+func (s *Sandbox) unmount(ctx context.Context, v *volume) error {
+	if !v.held {
+		s.decide(v, Attached)
+		return nil
 	}
-	a.mounted = false
+	was := s.look(v)
+	s.decide(v, Mounting)
+	if err := s.agent.RemoveContainer(ctx, holder(v.id)); err != nil {
+		if isKnown(ctx, err) {
+			s.decide(v, was)
+		}
+		return ofTake.typed(ctx, err)
+	}
+	s.hold(v, false)
+	s.decide(v, Attached)
 	return nil
 }
 
-// Stats asks the agent for a mounted volume's usage and condition. It waits for
-// no other call.
+// Stats asks the agent for an attached volume's usage and condition. It waits for no
+// other call, and answers with nobody else's: a place in the guest that was the volume's
+// when the agent was asked, and is not when it has answered, may be another's.
 func (s *Sandbox) Stats(ctx context.Context, id string) (*agentpb.VolumeStatsResponse, error) {
-	s.mu.Lock()
-	var storage *agentpb.Storage
-	if a := s.volumes[id]; a != nil {
-		storage = a.storage
-	}
-	s.mu.Unlock()
-	if storage == nil {
-		return nil, s.notAttached(id)
-	}
-	stats, err := s.agent.GetVolumeStats(ctx, storage.MountPoint)
+	state, point, err := s.where(id, nil)
 	if err != nil {
-		return nil, fmt.Errorf("stats of volume %s: %w", id, err)
+		return nil, &Error{Call: "stats of", Volume: id, State: state, Err: err}
+	}
+	stats, err := s.agent.GetVolumeStats(ctx, point.path)
+	state, _, moved := s.where(id, &point)
+	switch {
+	case moved != nil:
+		err = moved
+	case err != nil && state == Lost:
+		err = also(ErrLost, err)
+	case err != nil:
+		err = ofStats.typed(ctx, err)
+	case state == Lost && !stats.VolumeCondition.GetAbnormal():
+		stats.VolumeCondition = &agentpb.VolumeCondition{Abnormal: true, Message: ErrLost.Error()}
+	}
+	if err != nil {
+		return nil, &Error{Call: "stats of", Volume: id, State: state, Err: err}
 	}
 	return stats, nil
+}
+
+// point is where one attachment of a volume is mounted.
+type point struct {
+	path string
+	gone <-chan struct{}
+}
+
+// where returns a volume's mount point, for as long as the place is its own; before, if
+// it is not nil, is what it must still be.
+func (s *Sandbox) where(id string, before *point) (State, point, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := s.volumes[id]
+	if v == nil {
+		return Absent, point{}, Absent.refuse()
+	}
+	state := s.lookLocked(v)
+	if err := state.refuse(); err != nil && (state != Lost || v.point == "") {
+		return state, point{}, err
+	}
+	now := point{v.point, v.place.Gone}
+	if before != nil && *before != now {
+		return state, point{}, also(ErrBusy, errors.New("it was attached anew meanwhile: ask again"))
+	}
+	return state, now, nil
 }
 
 // Resize makes a mounted volume's disk so many bytes large, and its filesystem
 // fill it, while both are in use. It never makes anything smaller. Repeated, it
 // goes on where it stopped.
 func (s *Sandbox) Resize(ctx context.Context, id string, bytes uint64) error {
-	a, done, err := s.find(id)
-	if err != nil {
-		return err
-	}
-	defer done()
-	if !a.mounted {
-		return fmt.Errorf("resize volume %s: it is not mounted: only the guest can grow its filesystem", id)
-	}
-	if err := s.canGrow(ctx, a.storage.MountPoint, bytes); err != nil {
-		return fmt.Errorf("resize volume %s: its disk is as it was: %w", id, err)
-	}
-	if err := s.vm.ResizeDisk(ctx, id, bytes); err != nil {
-		return fmt.Errorf("resize volume %s: %w", id, err)
-	}
-	if err := s.agent.ResizeVolume(ctx, a.storage.MountPoint, bytes); err != nil {
-		return fmt.Errorf("resize volume %s: its disk has %d bytes now: %w", id, bytes, err)
-	}
-	return nil
+	return s.inTurn(ctx, "resize", id, func(v *volume) error {
+		switch state := s.look(v); state {
+		case Mounted:
+		case Attached, Mounting:
+			return also(ErrInfeasible, errors.New("it is not mounted: only the guest can grow its filesystem"))
+		default:
+			return state.refuse()
+		}
+		if !s.machine.Capabilities().Grow {
+			return also(ErrInfeasible, errors.New("disks of this kind of machine do not grow while it runs"))
+		}
+		if err := s.canGrow(ctx, v.point, bytes); err != nil {
+			return fmt.Errorf("its disk is as it was: %w", ofGrow.typed(ctx, err))
+		}
+		if err := s.machine.Resize(ctx, DiskID(id), bytes); err != nil {
+			if ctx.Err() != nil {
+				err = also(ErrOutcomeUnknown, err)
+			}
+			return err
+		}
+		if err := s.agent.ResizeVolume(ctx, v.point, bytes); err != nil {
+			return fmt.Errorf("its disk has %d bytes now: %w", bytes, ofGrow.typed(ctx, err))
+		}
+		return nil
+	})
 }
 
 // canGrow asks the agent before the disk grows, which it does for good. Of an
@@ -170,77 +239,63 @@ func (s *Sandbox) canGrow(ctx context.Context, guestPath string, bytes uint64) e
 	return s.agent.ResizeVolume(ctx, guestPath, 0)
 }
 
-// lacksService tells an agent that has no such service: Go's ttrpc answers
-// UNIMPLEMENTED for it, and Rust's INVALID_ARGUMENT with these words.
-func lacksService(err error) bool {
-	return status.Code(err) == codes.Unimplemented || status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), "service does not exist")
-}
-
 // Detach unmounts a volume where it is mounted, and takes its disk away. A disk
 // is never pulled from under a mount. A volume that is not attached is success.
 func (s *Sandbox) Detach(ctx context.Context, id string) error {
-	a, done, err := s.find(id)
-	if err != nil {
-		// Its disk may be half attached all the same.
-		return s.vm.DetachDisk(ctx, id)
-	}
-	defer done()
-	// Asked even where we think it unmounted: an answer may have been lost.
-	if err := s.unmount(ctx, a); err != nil {
-		return err
-	}
-	if err := s.vm.DetachDisk(ctx, id); err != nil {
-		return fmt.Errorf("detach volume %s: %w", id, err)
-	}
-	s.drop(a)
-	return nil
+	return s.inTurn(ctx, "detach", id, func(v *volume) error { return s.takeAway(ctx, v) })
 }
 
-// reserve returns the entry of a volume, new or not, locked.
-func (s *Sandbox) reserve(v Volume) (a *attached, done func()) {
-	for {
-		s.mu.Lock()
-		a := s.volumes[v.ID]
-		if a == nil {
-			a = &attached{Volume: v}
-			s.volumes[v.ID] = a
+// takeAway brings a volume from any state to absent.
+func (s *Sandbox) takeAway(ctx context.Context, v *volume) error {
+	if s.ended() {
+		s.decide(v, Absent)
+		return nil
+	}
+	switch s.look(v) {
+	case Absent:
+		return nil
+	case Attached, Mounting, Mounted, Lost: // the place of a lost disk may still have a mount
+		if err := s.unmount(ctx, v); err != nil {
+			return err
 		}
-		s.mu.Unlock()
-		a.mu.Lock()
-		if s.current(a) {
-			return a, a.mu.Unlock
+		if err := s.released(ctx, v); err != nil {
+			return err
 		}
-		a.mu.Unlock() // it was dropped while we waited
 	}
+	s.decide(v, Leaving)
+	return s.leave(ctx, v)
 }
 
-// find returns the entry of an attached volume, locked.
-func (s *Sandbox) find(id string) (a *attached, done func(), err error) {
-	s.mu.Lock()
-	a = s.volumes[id]
-	s.mu.Unlock()
-	if a != nil {
-		a.mu.Lock()
-		if a.storage != nil && s.current(a) {
-			return a, a.mu.Unlock, nil
-		}
-		a.mu.Unlock()
+// released asks whether anything in the guest still uses a disk: other containers may,
+// when ours has let go. Of an agent without directvol's own service nothing more is
+// known than that ours has.
+func (s *Sandbox) released(ctx context.Context, v *volume) error {
+	err := s.agent.CheckReleased(ctx, v.place.Driver, v.place.Source)
+	if err != nil && lacksService(err) {
+		return nil
 	}
-	return nil, nil, s.notAttached(id)
+	return ofTake.typed(ctx, err)
 }
 
-func (s *Sandbox) notAttached(id string) error {
-	return fmt.Errorf("volume %s is not attached to sandbox %s", id, s.id)
+// leave has the machine let go of a disk, in the state leaving.
+func (s *Sandbox) leave(ctx context.Context, v *volume) error {
+	err := s.machine.Detach(ctx, DiskID(v.id))
+	switch {
+	case err == nil || s.ended():
+		s.decide(v, Absent)
+		return nil
+	case errors.Is(err, ErrKept) && v.point != "":
+		s.decide(v, Attached)
+	}
+	return also(ErrBusy, err)
 }
 
-func (s *Sandbox) current(a *attached) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.volumes[a.ID] == a
-}
-
-func (s *Sandbox) drop(a *attached) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.volumes, a.ID)
+// ended reports whether the machine has ended, with all its disks.
+func (s *Sandbox) ended() bool {
+	select {
+	case <-s.machine.Done():
+		return true
+	default:
+		return false
+	}
 }

@@ -1,66 +1,291 @@
-package sandbox
+package sandbox_test
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/directvol/directvol/host/sandbox"
+	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-func newSandbox() *Sandbox { return &Sandbox{id: "test", volumes: map[string]*attached{}} }
+// fine is a trial of stores that all answer.
+func fine(context.Context, string) error { return nil }
 
-func TestVolumeIDNamesADiskAndAContainer(t *testing.T) {
-	for _, id := range []string{"", "x", "-x", "a/b", "a b", strings.Repeat("x", 26)} {
-		if err := newSandbox().Attach(t.Context(), Volume{ID: id}); err == nil || !strings.Contains(err.Error(), "volume id") {
-			t.Errorf("%q: want it refused\ngot  %v", id, err)
+func over(w *world) *sandbox.Sandbox { return sandbox.New(machine{w}, agent{w}, fine) }
+
+func TestAnyNameOf128BytesIsAVolume(t *testing.T) {
+	s := over(newWorld())
+	for _, id := range []string{"x", "/run/kata-containers/shared/direct-volumes/L3Zhci9saWI=", "pvc-6f0c7b3a-2a52-4b1d-9d8e-0f6a1f3f7f11", strings.Repeat("ü", 64), "a b\x00c"} {
+		if err := s.Attach(t.Context(), sandbox.Volume{ID: id, Path: "/stores/" + id, FSType: "ext4"}); err != nil {
+			t.Errorf("%q: %v", id, err)
+		}
+	}
+	for _, id := range []string{"", strings.Repeat("x", 129)} {
+		if err := s.Attach(t.Context(), sandbox.Volume{ID: id}); !errors.Is(err, sandbox.ErrInfeasible) || !strings.Contains(err.Error(), "volume id") {
+			t.Errorf("%q\nwant it refused\ngot  %v", id, err)
 		}
 	}
 }
 
-func TestVolumeThatIsNotAttachedIsNamed(t *testing.T) {
-	s := newSandbox()
+// A serial has room for 20 bytes (VIRTIO_BLK_ID_BYTES), a block node's name for 31.
+func TestDiskIDIsShortAndFollowsFromTheName(t *testing.T) {
+	seen := map[string]string{}
+	for _, id := range []string{"a", "b", "/run/a", "/run/a/", "pvc-1", "pvc-10", strings.Repeat("x", 128), strings.Repeat("x", 127)} {
+		disk := sandbox.DiskID(id)
+		if len(disk) > 20 || strings.Trim(disk, "abcdefghijklmnopqrstuvwxyz0123456789") != "" {
+			t.Errorf("%.20q: %q", id, disk)
+		}
+		if other, ok := seen[disk]; ok {
+			t.Errorf("%.20q and %.20q have one disk, %s", id, other, disk)
+		}
+		seen[disk] = id
+	}
+	if want, got := "dvzklycewkdo64v6wc", sandbox.DiskID("a"); got != want {
+		t.Errorf("it changed, and disks of running machines are known by it\nwant %s\ngot  %s", want, got)
+	}
+}
+
+func TestVolumeThatIsNotAttachedIsNotFound(t *testing.T) {
+	s := over(newWorld())
 	_, statsErr := s.Stats(t.Context(), "data")
 	_, mountErr := s.Mount(t.Context(), "data")
 	for call, err := range map[string]error{
 		"stats": statsErr, "mount": mountErr, "unmount": s.Unmount(t.Context(), "data"), "resize": s.Resize(t.Context(), "data", 1),
 	} {
-		if err == nil || !strings.Contains(err.Error(), "volume data is not attached to sandbox test") {
-			t.Errorf("%s: want it refused by name\ngot  %v", call, err)
+		var e *sandbox.Error
+		if !errors.Is(err, sandbox.ErrNotFound) || !errors.As(err, &e) || e.Volume != "data" || e.State != sandbox.Absent {
+			t.Errorf("%s\nwant %v of data\ngot  %v", call, sandbox.ErrNotFound, err)
 		}
 	}
-}
-
-// Whoever waits for a volume that is given up meanwhile begins anew with it.
-func TestVolumeIsReservedOnceAtATime(t *testing.T) {
-	s := newSandbox()
-	first, done := s.reserve(Volume{ID: "data"})
-	reserved := make(chan *attached)
-	go func() {
-		second, done := s.reserve(Volume{ID: "data"})
-		defer done()
-		reserved <- second
-	}()
-	s.drop(first)
-	done()
-	if second := <-reserved; second == first || !s.current(second) {
-		t.Error("it got an entry that was dropped")
-	}
-	if _, _, err := s.find("data"); err == nil {
-		t.Error("a volume without a disk was found")
+	if err := s.Detach(t.Context(), "data"); err != nil {
+		t.Errorf("detach: %v", err)
 	}
 }
 
-// kata-agent is written in Rust, whose ttrpc has another code for it.
-func TestAgentWithoutOurServiceIsKnownByItsAnswer(t *testing.T) {
-	for err, want := range map[error]bool{
-		status.Error(codes.Unimplemented, "service directvol.v1.VolumeService"):                                     true,
+// tabled calls in one virtual time, each with a second.
+func tabled(t *testing.T, do func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		defer w.die()
+		do(w, over(w), func(limit time.Duration, call func(context.Context) error) error {
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			return call(ctx)
+		})
+	})
+}
+
+// A detach that timed out does not take the disk from under the next mount.
+func TestDetachThatTimedOutTakesNoMountedDisk(t *testing.T) {
+	tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
+		v := sandbox.Volume{ID: "pvc-1", Path: storeOf("pvc-1"), FSType: "ext4"}
+		attach := func(ctx context.Context) error { return s.Attach(ctx, v) }
+		mount := func(ctx context.Context) error { _, err := s.Mount(ctx, v.ID); return err }
+		detach := func(ctx context.Context) error { return s.Detach(ctx, v.ID) }
+		if err := errors.Join(within(time.Second, attach), within(time.Second, mount)); err != nil {
+			t.Fatal(err)
+		}
+		w.change(func() { w.stuck = true })
+		if err := within(time.Second, detach); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, sandbox.ErrBusy) {
+			t.Errorf("detach\nwant %v\ngot  %v", context.DeadlineExceeded, err)
+		}
+		if err := within(time.Second, mount); !errors.Is(err, sandbox.ErrBusy) {
+			t.Errorf("mount\nwant %v\ngot  %v", sandbox.ErrBusy, err)
+		}
+		if err := within(time.Second, attach); !errors.Is(err, sandbox.ErrBusy) {
+			t.Errorf("attach\nwant %v\ngot  %v", sandbox.ErrBusy, err)
+		}
+		w.change(func() {
+			w.stuck = false
+			for _, d := range w.disks {
+				w.leave(d, false)
+			}
+		})
+		if err := errors.Join(within(time.Second, attach), within(time.Second, mount)); err != nil {
+			t.Errorf("when the guest has let go: %v", err)
+		}
+		if len(w.broken) > 0 {
+			t.Error(w.broken)
+		}
+	})
+}
+
+// A guest that refuses to let go of a disk, and says so, keeps it: the volume can be used.
+func TestDiskThatTheGuestKeepsCanBeMountedAgain(t *testing.T) {
+	tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
+		attach := func(ctx context.Context) error { return s.Attach(ctx, volumeOf("c")) }
+		detach := func(ctx context.Context) error { return s.Detach(ctx, "c") }
+		mount := func(ctx context.Context) error { _, err := s.Mount(ctx, "c"); return err }
+		w.keeps = true
+		if err := within(time.Second, attach); err != nil {
+			t.Fatal(err)
+		}
+		if err := within(time.Second, detach); !errors.Is(err, sandbox.ErrKept) || !errors.Is(err, sandbox.ErrBusy) {
+			t.Errorf("detach\nwant %v\ngot  %v", sandbox.ErrKept, err)
+		}
+		if err := within(time.Second, mount); err != nil {
+			t.Errorf("mount: %v", err)
+		}
+	})
+}
+
+// A caller waits for another call of the same volume until its own time is over.
+func TestCallerThatWaitsForItsVolumeGivesUpInTime(t *testing.T) {
+	tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
+		w.hung[storeOf("pvc-1")] = true
+		if err := within(time.Second, func(ctx context.Context) error { return s.Attach(ctx, volumeOf("pvc-1")) }); err != nil {
+			t.Fatal(err)
+		}
+		go within(time.Hour, func(ctx context.Context) error { _, err := s.Mount(ctx, "pvc-1"); return err })
+		synctest.Wait()
+		began := time.Now()
+		err := within(time.Second, func(ctx context.Context) error { return s.Detach(ctx, "pvc-1") })
+		if !errors.Is(err, sandbox.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second {
+			t.Errorf("after %v\nwant %v\ngot  %v", time.Since(began), sandbox.ErrBusy, err)
+		}
+		if err := within(time.Second, func(ctx context.Context) error { return s.Attach(ctx, volumeOf("c")) }); err != nil {
+			t.Errorf("another volume: %v", err)
+		}
+	})
+}
+
+// A disk that left by itself is said to be lost, and can be attached again.
+func TestDiskThatLeftIsLostUntilItIsAttachedAgain(t *testing.T) {
+	tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
+		v := volumeOf("pvc-1")
+		attach := func(ctx context.Context) error { return s.Attach(ctx, v) }
+		mount := func(ctx context.Context) error { _, err := s.Mount(ctx, v.ID); return err }
+		if err := errors.Join(within(time.Second, attach), within(time.Second, mount)); err != nil {
+			t.Fatal(err)
+		}
+		w.change(func() { w.leave(w.disks[v.DiskID()], true) })
+		if got := s.State(v.ID); got != sandbox.Lost {
+			t.Errorf("state\nwant %v\ngot  %v", sandbox.Lost, got)
+		}
+		if err := within(time.Second, mount); !errors.Is(err, sandbox.ErrLost) {
+			t.Errorf("mount\nwant %v\ngot  %v", sandbox.ErrLost, err)
+		}
+		var stats *agentpb.VolumeStatsResponse
+		err := within(time.Second, func(ctx context.Context) (err error) { stats, err = s.Stats(ctx, v.ID); return err })
+		if err != nil || !stats.VolumeCondition.GetAbnormal() {
+			t.Errorf("stats\nwant an abnormal condition\ngot  %v, %v", stats, err)
+		}
+		if err := errors.Join(within(time.Second, attach), within(time.Second, mount)); err != nil {
+			t.Errorf("attached again: %v", err)
+		}
+	})
+}
+
+// The place of a lost disk is nobody else's while anything in the guest is mounted there.
+func TestLostDiskKeepsItsPlaceWhileOthersHoldIt(t *testing.T) {
+	tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
+		detach := func(ctx context.Context) error { return s.Detach(ctx, "c") }
+		mountNow(t, s, within, "c")
+		w.change(func() {
+			for _, m := range w.mounts {
+				m.holders[foreign] = true
+			}
+			w.leave(w.disks[sandbox.DiskID("c")], true)
+		})
+		if err := within(time.Second, detach); !errors.Is(err, sandbox.ErrBusy) {
+			t.Errorf("with a holder\nwant %v\ngot  %v", sandbox.ErrBusy, err)
+		}
+		w.change(w.endForeign)
+		if err := within(time.Second, detach); err != nil {
+			t.Errorf("without: %v", err)
+		}
+	})
+}
+
+// mountNow attaches and mounts a volume.
+func mountNow(t *testing.T, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error, name string) {
+	t.Helper()
+	err := within(time.Second, func(ctx context.Context) error {
+		if err := s.Attach(ctx, volumeOf(name)); err != nil {
+			return err
+		}
+		_, err := s.Mount(ctx, name)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// An agent that answers late may have looked at a place that is another volume's by then.
+func TestStatisticsAreNeverAnotherVolumes(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
+			mountNow(t, s, within, "c")
+			w.change(func() { w.slow = time.Minute })
+			answer := make(chan error)
+			go func() {
+				answer <- within(time.Hour, func(ctx context.Context) error { _, err := s.Stats(ctx, "c"); return err })
+			}()
+			synctest.Wait()
+			if err := within(time.Second, func(ctx context.Context) error { return s.Detach(ctx, "c") }); err != nil {
+				t.Fatal(err)
+			}
+			mountNow(t, s, within, "pvc-1") // in the same place
+			if again {
+				mountNow(t, s, within, "c")
+			}
+			if err := <-answer; !errors.Is(err, sandbox.ErrBusy) && !errors.Is(err, sandbox.ErrNotFound) {
+				t.Errorf("attached again: %v\nwant it refused\ngot  %v", again, err)
+			}
+		})
+	}
+}
+
+// The store is tried before the machine gets it: a machine may stop for one that hangs.
+func TestStoreThatHangsReachesNoMachine(t *testing.T) {
+	w := newWorld()
+	hangs := errors.New("no answer")
+	s := sandbox.New(machine{w}, agent{w}, func(context.Context, string) error { return errors.Join(sandbox.ErrStoreHangs, hangs) })
+	if err := s.Attach(t.Context(), volumeOf("pvc-1")); !errors.Is(err, sandbox.ErrStoreHangs) || !errors.Is(err, hangs) {
+		t.Errorf("want %v\ngot  %v", sandbox.ErrStoreHangs, err)
+	}
+	if len(w.disks) > 0 || s.State("pvc-1") != sandbox.Absent {
+		t.Errorf("the machine has %v, and the volume is %v", w.disks, s.State("pvc-1"))
+	}
+}
+
+func TestOtherParametersAreRefused(t *testing.T) {
+	tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
+		v := volumeOf("pvc-1")
+		for _, other := range []func(*sandbox.Volume){
+			func(v *sandbox.Volume) {}, func(v *sandbox.Volume) { v.Path = "/stores/c" }, func(v *sandbox.Volume) { v.FSType = "xfs" },
+			func(v *sandbox.Volume) { v.ReadOnly = true }, func(v *sandbox.Volume) { v.Options = []string{"noatime"} },
+		} {
+			want := v
+			other(&want)
+			err := within(time.Second, func(ctx context.Context) error { return s.Attach(ctx, want) })
+			if same := want.Path == v.Path && want.FSType == v.FSType && !want.ReadOnly && want.Options == nil; same != (err == nil) || !same && !errors.Is(err, sandbox.ErrOtherParameters) {
+				t.Errorf("%+v\nwant %v\ngot  %v", want, sandbox.ErrOtherParameters, err)
+			}
+		}
+	})
+}
+
+// An agent that does not know directvol's own service is asked in another way;
+// its own refusals are what they are.
+func TestAgentWithoutOurServiceIsTold(t *testing.T) {
+	for err, lacks := range map[error]bool{
+		status.Error(codes.Unimplemented, "unknown method"):                                                         true,
 		status.Error(codes.InvalidArgument, "/directvol.v1.VolumeService/CheckResizeVolume service does not exist"): true,
-		status.Error(codes.InvalidArgument, "volume path is not absolute"):                                          false,
-		status.Error(codes.FailedPrecondition, "sparse_super2"):                                                     false,
+		status.Error(codes.InvalidArgument, "volume_guest_path: not a path"):                                        false,
+		status.Error(codes.FailedPrecondition, "cannot grow"):                                                       false,
 	} {
-		if got := lacksService(err); got != want {
-			t.Errorf("%v\nwant %v\ngot  %v", err, want, got)
+		if got := sandbox.LacksService(err); got != lacks {
+			t.Errorf("%v\nwant %v\ngot  %v", err, lacks, got)
 		}
 	}
 }

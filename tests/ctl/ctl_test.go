@@ -39,7 +39,7 @@ func TestAgentCtlTalksToBothAgents(t *testing.T) {
 	t.Run("directvol-agent", func(t *testing.T) {
 		ctl := ctl{t, ctx, program, g.VM().AgentAddress()}
 		ctl.speaks(v)
-		must(t, g.VM().ResizeDisk(ctx, v.ID, grownBytes))
+		must(t, g.VM().ResizeDisk(ctx, v.DiskID(), grownBytes))
 		ctl.ok(fmt.Sprintf("ResizeVolume\n  size: %d bytes (0.125 GiB)\n", grownBytes),
 			fmt.Sprintf(`ResizeVolume json://{"volume_guest_path":%q,"size":%d}`, v.GuestPath, grownBytes))
 		if total := ctl.total(v.GuestPath); total <= volumeBytes {

@@ -89,7 +89,7 @@ func (v *volume) begin(ctx context.Context, g *vm.Guest, w way) error {
 	if err := v.attach(ctx); err != nil {
 		return err
 	}
-	if err := g.Record(ctx, v.id, v.record); err != nil {
+	if err := g.Record(ctx, v.diskID(), v.record); err != nil {
 		return err
 	}
 	if err := v.mount(ctx); err != nil {

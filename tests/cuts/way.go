@@ -45,6 +45,14 @@ func (d *disk) attach(ctx context.Context) error {
 	return err
 }
 
+// diskID is what the machine knows the disk by.
+func (d *disk) diskID() string {
+	if d.agent {
+		return sandbox.DiskID(d.id)
+	}
+	return d.id
+}
+
 // mount mounts the attached disk.
 func (d *disk) mount(ctx context.Context) (err error) {
 	if d.agent {

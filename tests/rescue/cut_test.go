@@ -67,7 +67,7 @@ func newCut(t *testing.T, ctx context.Context) cut {
 // grow grows disk and filesystem to c.bytes.
 func (c cut) grow(t *testing.T, ctx context.Context, g *vm.Guest) {
 	t.Helper()
-	must(t, g.VM().ResizeDisk(ctx, c.ID, c.bytes))
+	must(t, g.VM().ResizeDisk(ctx, c.DiskID(), c.bytes))
 	awaitSize(t, ctx, g, c.bytes)
 	_, err := g.Act.Grow(ctx, act.Grow{Path: mountPoint, FSType: "xfs", Bytes: c.bytes})
 	must(t, err)

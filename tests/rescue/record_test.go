@@ -28,7 +28,7 @@ func cutBehindDirectory(t *testing.T) cut {
 	defer end(t, g)
 	must(t, g.Attach(ctx, c.Volume))
 	awaitSize(t, ctx, g, diskBytes)
-	must(t, g.Record(ctx, c.ID, record))
+	must(t, g.Record(ctx, c.DiskID(), record))
 	must(t, bareMount(t, ctx, g))
 	c.fill(t, ctx, g, manyFiles)
 	c.bytes = grownOnce[0]

@@ -8,7 +8,7 @@ import (
 )
 
 // faultNode is the block node that fails a volume's reads or writes.
-func (v *Volume) faultNode() string { return "fault-" + v.ID }
+func (v *Volume) faultNode() string { return "fault-" + v.DiskID() }
 
 // errnoEIO is EIO, as QEMU's blkdebug wants it.
 const errnoEIO = 5
@@ -32,7 +32,7 @@ func (v *Volume) breakIO(ctx context.Context, iotype string) error {
 // (qapi/block-core.json): a fault that QEMU makes and the guest's kernel meets.
 func (v *Volume) breakOn(ctx context.Context, inject map[string]any) error {
 	return v.insert(ctx, map[string]any{
-		"driver": "blkdebug", "node-name": v.faultNode(), "image": qemu.FileNode(v.ID), "inject-error": []map[string]any{inject},
+		"driver": "blkdebug", "node-name": v.faultNode(), "image": qemu.FileNode(v.DiskID()), "inject-error": []map[string]any{inject},
 	})
 }
 
@@ -41,7 +41,7 @@ func (v *Volume) insert(ctx context.Context, node map[string]any) error {
 	if err := v.guest.VM().QMP().Execute(ctx, "blockdev-add", node, nil); err != nil {
 		return fmt.Errorf("put a fault below volume %s: %w", v.ID, err)
 	}
-	return v.guest.VM().ReplaceFileNode(ctx, v.ID, v.faultNode())
+	return v.guest.VM().ReplaceFileNode(ctx, v.DiskID(), v.faultNode())
 }
 
 // Heal takes the fault away again. A disk that hangs answers first.
@@ -51,7 +51,7 @@ func (v *Volume) Heal(ctx context.Context) error {
 			return fmt.Errorf("heal volume %s: %w", v.ID, err)
 		}
 	}
-	if err := v.guest.VM().ReplaceFileNode(ctx, v.ID, qemu.FileNode(v.ID)); err != nil {
+	if err := v.guest.VM().ReplaceFileNode(ctx, v.DiskID(), qemu.FileNode(v.DiskID())); err != nil {
 		return err
 	}
 	err := v.guest.VM().QMP().Execute(ctx, "blockdev-del", map[string]any{"node-name": v.faultNode()}, nil)

@@ -53,6 +53,7 @@ type Guest struct {
 	Dir string
 
 	console *console
+	vm      *qemu.VM
 }
 
 // Limit is how long something may take that takes base with KVM: longer where
@@ -99,6 +100,21 @@ func Boot(ctx context.Context, o Options) (*Guest, error) {
 	return g, nil
 }
 
+// VM is the guest's machine, which stays its sandbox's: tests look at it, and put faults below its disks.
+func (g *Guest) VM() *qemu.VM { return g.vm }
+
+// killLimit is how long QEMU has to end, which only a disk that does not answer holds up.
+const killLimit = 10 * time.Second
+
+// Kill ends the guest as pulling the plug does.
+func (g *Guest) Kill() {
+	ctx, cancel := context.WithTimeout(context.Background(), Limit(killLimit))
+	defer cancel()
+	if err := g.Sandbox.Kill(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+}
+
 func (g *Guest) config(build Build, o Options) sandbox.Config {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -111,7 +127,7 @@ func (g *Guest) config(build Build, o Options) sandbox.Config {
 	} else {
 		o.Append = testInit + " " + o.Append
 	}
-	return sandbox.Config{ID: "test", VM: qemu.Config{
+	cfg := qemu.Config{
 		Dir:       filepath.Join(g.Dir, "vm"),
 		Kernel:    build.Kernel,
 		Initrd:    image,
@@ -121,6 +137,14 @@ func (g *Guest) config(build Build, o Options) sandbox.Config {
 		Console:   g.console,
 		Directvol: build.Directvol,
 		Log:       logrus.NewEntry(log),
+	}
+	return sandbox.Config{ID: "test", Log: cfg.Log, Boot: func(ctx context.Context) (sandbox.Machine, error) {
+		machine, err := qemu.StartMachine(ctx, cfg)
+		if err != nil {
+			return nil, err
+		}
+		g.vm = machine.VM
+		return machine, nil
 	}}
 }
 

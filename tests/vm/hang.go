@@ -160,7 +160,7 @@ func (v *Volume) Slow(ctx context.Context, perSecond int) error {
 		return fmt.Errorf("slow volume %s: %w", v.ID, err)
 	}
 	v.throttled = true
-	return v.insert(ctx, map[string]any{"driver": "throttle", "node-name": v.faultNode(), "throttle-group": v.throttle(), "file": qemu.FileNode(v.ID)})
+	return v.insert(ctx, map[string]any{"driver": "throttle", "node-name": v.faultNode(), "throttle-group": v.throttle(), "file": qemu.FileNode(v.DiskID())})
 }
 
 func (v *Volume) throttle() string { return "slow-" + v.ID }

@@ -108,7 +108,7 @@ func TestEphemeralStorageGetsAnotherSize(t *testing.T) {
 func TestOnlyEphemeralStoragesAreUpdated(t *testing.T) {
 	g := guest(t)
 	v := mounted(t, g, "ext4")
-	disk, _ := g.VM().Disk(v.ID)
+	disk, _ := g.VM().Disk(v.DiskID())
 	refused(t, update(t, g, &agentpb.Storage{Driver: "blk", Source: disk.PCIPath, Fstype: "ext4", MountPoint: v.GuestPath, Options: []string{"ro"}}), codes.InvalidArgument, "blk")
 	disguised := sharedMemory(v.GuestPath)
 	refused(t, update(t, g, disguised), codes.NotFound, v.GuestPath)

@@ -77,7 +77,7 @@ func attached(t *testing.T, g *vm.Guest, fstype string) (*vm.Volume, *agentpb.St
 	t.Helper()
 	v := newVolume(t, g, fstype)
 	must(t, g.Attach(limited(t), v.Volume))
-	disk, _ := g.VM().Disk(v.ID)
+	disk, _ := g.VM().Disk(v.DiskID())
 	return v, &agentpb.Storage{Driver: "blk", Source: disk.PCIPath, Fstype: fstype, MountPoint: "/run/test/" + v.ID}
 }
 

@@ -140,7 +140,7 @@ func remembers(t *testing.T, g *vm.Guest, v *vm.Volume) {
 		t.Errorf("want a condition that says \"records errors\" and names e2fsck\ngot  %v", c)
 	}
 	goal := sizes(t, v).DeviceBytes + 16*miB
-	must(t, g.VM().ResizeDisk(limited(t), v.ID, goal))
+	must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), goal))
 	before := extent(t, g, v)
 	refused(t, resize(t, g, v, goal), codes.FailedPrecondition, v.GuestPath, "records errors", "e2fsck")
 	if got := extent(t, g, v); got != before {
@@ -192,7 +192,7 @@ func TestShutdownIsAConditionUntilItIsMountedAgain(t *testing.T) {
 		v := mounted(t, g, fstype)
 		writer := written(t, v, 0)
 		goal := disks[fstype] + 16*miB
-		must(t, g.VM().ResizeDisk(limited(t), v.ID, goal))
+		must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), goal))
 		promised := writer.Ledger().Blocks()
 		must(t, g.Act.ShutdownFS(limited(t), v.GuestPath, flushJournal))
 		fails(t, writer)
@@ -217,7 +217,7 @@ func TestUnpluggedDiskIsAConditionAndCanBeUnmounted(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
 		writer := written(t, v, 0)
-		must(t, g.VM().QMP().Execute(limited(t), "device_del", map[string]string{"id": qemu.DeviceID(v.ID)}, nil))
+		must(t, g.VM().QMP().Execute(limited(t), "device_del", map[string]string{"id": qemu.DeviceID(v.DiskID())}, nil))
 		fails(t, writer)
 		turnsAbnormal(t, v, "gone")
 		if total := stats(t, v).Usage[0].Total; total == 0 {

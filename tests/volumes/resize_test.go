@@ -39,7 +39,7 @@ func TestResizeToZeroGoesToTheDevicesEnd(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
 		goal := disks[fstype] + 64*miB
-		must(t, g.VM().ResizeDisk(limited(t), v.ID, goal))
+		must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), goal))
 		// The capacity comes by an event, and 0 awaits none.
 		must(t, resize(t, g, v, goal))
 		full := extent(t, g, v)
@@ -56,7 +56,7 @@ func TestResizeGoesAsFarAsItIsAsked(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
 		before := extent(t, g, v)
-		must(t, g.VM().ResizeDisk(limited(t), v.ID, disks[fstype]+96*miB))
+		must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), disks[fstype]+96*miB))
 		must(t, resize(t, g, v, disks[fstype]+48*miB))
 		half := extent(t, g, v)
 		must(t, resize(t, g, v, 0))
@@ -137,7 +137,7 @@ func TestUnusableRestIsSuccessAnyNumberOfTimes(t *testing.T) {
 			g := guest(t)
 			v := mounted(t, g, c.fstype)
 			before := extent(t, g, v)
-			must(t, g.VM().ResizeDisk(limited(t), v.ID, c.size))
+			must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), c.size))
 			must(t, resize(t, g, v, c.size))
 			grown := extent(t, g, v)
 			for _, again := range []uint64{c.size, 0, c.size} {
@@ -163,7 +163,7 @@ func TestEveryRestIsSuccess(t *testing.T) {
 	for _, rest := range []uint64{1, 2, 200, 400, 512, 513, 514, 515, 516, 517, 600, 770, 771, 772, 773, 774, 775, 900, 8191} {
 		groups++
 		size := kiB + groups*group + rest*kiB
-		must(t, g.VM().ResizeDisk(limited(t), v.ID, size))
+		must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), size))
 		for range 2 {
 			if err := resize(t, g, v, size); err != nil {
 				t.Errorf("a rest of %d blocks: %v", rest, err)
@@ -247,7 +247,7 @@ func TestResizesAtOnceAllSucceed(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
 		goal := disks[fstype] + 64*miB
-		must(t, g.VM().ResizeDisk(limited(t), v.ID, goal))
+		must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), goal))
 		ctx := limited(t)
 		answers := make(chan error)
 		calls := []uint64{goal, goal, goal - 16*miB, goal - 32*miB}
@@ -278,7 +278,7 @@ func TestTwoGrowersNeverShrinkAnXFS(t *testing.T) {
 	reached := size
 	for range rounds {
 		size += 12 * miB // so that most ends lie inside a group
-		must(t, g.VM().ResizeDisk(limited(t), v.ID, size))
+		must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), size))
 		other := make(chan error)
 		go func() { other <- growElsewhere(t, g, v, size) }()
 		// Less than the device has, which the other grower may pass.
@@ -321,7 +321,7 @@ func TestSecondMountOfAGrownVolumeComesAndGoes(t *testing.T) {
 			must(t, container(t, g, "second-"+v.ID, &second))
 			must(t, g.Agent().RemoveContainer(limited(t), "second-"+v.ID))
 			size := disks[fstype] + (round+1)*48*miB
-			must(t, g.VM().ResizeDisk(limited(t), v.ID, size))
+			must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), size))
 			must(t, g.Agent().ResizeVolume(limited(t), first.MountPoint, size))
 		}
 		must(t, container(t, g, "second-"+v.ID, &second))
@@ -370,7 +370,7 @@ func TestWhatCannotGrowIsToldWhy(t *testing.T) {
 	t.Run("read-only", func(t *testing.T) {
 		eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 			v := mounted(t, g, fstype, "ro")
-			must(t, g.VM().ResizeDisk(limited(t), v.ID, 2*disks[fstype]))
+			must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), 2*disks[fstype]))
 			refused(t, resize(t, g, v, 2*disks[fstype]), codes.FailedPrecondition, v.GuestPath, "read-only")
 		})
 	})

@@ -80,7 +80,7 @@ func TestVolumeInUseIsNotTakenAway(t *testing.T) {
 		must(t, writer.Await(ctx, miB))
 		refused(t, v.Unmount(ctx), codes.FailedPrecondition, v.GuestPath, "in use")
 		refused(t, v.Detach(ctx), codes.FailedPrecondition, v.GuestPath, "in use")
-		if _, ok := g.VM().Disk(v.ID); !ok {
+		if _, ok := g.VM().Disk(v.DiskID()); !ok {
 			t.Error("its disk was detached all the same")
 		}
 		isHealthy(t, v)

@@ -109,7 +109,7 @@ func newVolume(t *testing.T, g *vm.Guest, id, fstype string) *vm.Volume {
 // holds has one more container hold a mounted volume.
 func holds(t *testing.T, g *vm.Guest, v *vm.Volume, container string) {
 	t.Helper()
-	disk, _ := g.VM().Disk(v.ID)
+	disk, _ := g.VM().Disk(v.DiskID())
 	must(t, g.Agent().CreateContainer(limited(t), &agentpb.CreateContainerRequest{ContainerId: container, Storages: []*agentpb.Storage{
 		{Driver: "blk", Source: disk.PCIPath, Fstype: v.FSType, MountPoint: v.GuestPath},
 	}}))
@@ -207,7 +207,7 @@ func answersBeforeItEnds(t *testing.T, s daemon) {
 	}
 	ids, err := s.Act.Signal(limited(t), s.agent, syscall.SIGTERM)
 	must(t, err)
-	must(t, s.VM().ResizeDisk(limited(t), v.ID, size))
+	must(t, s.VM().ResizeDisk(limited(t), v.DiskID(), size))
 	answer, err := io.ReadAll(conn)
 	must(t, err)
 	var response ttrpc.Response
@@ -229,7 +229,7 @@ func survivesAnyMoment(t *testing.T, s daemon) {
 	var storages []*agentpb.Storage
 	for _, v := range []*vm.Volume{first, second} {
 		must(t, s.Attach(limited(t), v.Volume))
-		disk, _ := s.VM().Disk(v.ID)
+		disk, _ := s.VM().Disk(v.DiskID())
 		storages = append(storages, &agentpb.Storage{Driver: "blk", Source: disk.PCIPath, Fstype: v.FSType, MountPoint: "/run/any/" + v.ID})
 	}
 	create := &agentpb.CreateContainerRequest{ContainerId: "any", Storages: storages}
@@ -284,7 +284,7 @@ func growsOn(t *testing.T, s daemon) {
 	size := uint64(320 * miB)
 	for round := range rounds {
 		size += 8192 * miB // of many groups, so that it takes its time
-		must(t, s.VM().ResizeDisk(limited(t), v.ID, size))
+		must(t, s.VM().ResizeDisk(limited(t), v.DiskID(), size))
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
@@ -362,7 +362,7 @@ func TestPanicInOneCallHarmsNoOther(t *testing.T) {
 	g := guest(t)
 	v := newVolume(t, g, "panic", "ext4")
 	must(t, g.Attach(limited(t), v.Volume))
-	disk, _ := g.VM().Disk(v.ID)
+	disk, _ := g.VM().Disk(v.DiskID())
 	const path = "/run/panic"
 	v.GuestPath = path
 

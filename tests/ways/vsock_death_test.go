@@ -17,6 +17,7 @@ import (
 
 	"github.com/directvol/directvol/host/agentclient"
 	"github.com/directvol/directvol/host/qemu"
+	"github.com/directvol/directvol/host/sandbox"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
@@ -55,7 +56,7 @@ func TestVolumesGoOnWithoutVsock(t *testing.T) {
 		other, err := g.Volume(limited(t), "other", "ext4", 64*miB)
 		must(t, err)
 		must(t, g.Attach(limited(t), other.Volume))
-		must(t, g.VM().ResizeDisk(limited(t), "other", 96*miB))
+		must(t, g.VM().ResizeDisk(limited(t), other.DiskID(), 96*miB))
 	})
 	t.Run("the writer goes on", func(t *testing.T) { awaitWritten(t, g) })
 	t.Run("QEMU still stops", func(t *testing.T) {
@@ -81,7 +82,6 @@ func toldAsWhatItIs(t *testing.T, g *vm.Guest) {
 		"CreateContainer": func(ctx context.Context) error {
 			return g.Agent().CreateContainer(ctx, &agentpb.CreateContainerRequest{ContainerId: "cc"})
 		},
-		"Stop": g.Stop,
 	} {
 		err := call(limited(t))
 		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), why.Error()) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, agentclient.ErrOutcomeUnknown) {
@@ -119,7 +119,7 @@ func written(t *testing.T, ctx context.Context, g *vm.Guest) blockStats {
 	var all []blockStats
 	must(t, g.VM().QMP().Execute(ctx, "query-blockstats", nil, &all))
 	for _, s := range all {
-		if strings.Contains(s.Device, "data") {
+		if strings.Contains(s.Device, sandbox.DiskID("data")) {
 			return s
 		}
 	}

@@ -104,8 +104,11 @@ func (l *lab) kernelSource() kernel.Source {
 
 func (l *lab) bootKernel() string { return filepath.Join(l.dir, "vmlinuz") }
 
+// endLimit is for the end of a guest that is killed.
+const endLimit = 30 * time.Second
+
 // bootOnce boots a guest, and adds to a trial how long it took from the kernel's start to each milestone.
-func (l *lab) bootOnce(ctx context.Context, b bootable, t trial) error {
+func (l *lab) bootOnce(ctx context.Context, b bootable, t trial) (err error) {
 	console := newFirstWord()
 	log := logrus.New()
 	log.SetOutput(l.log)
@@ -116,7 +119,11 @@ func (l *lab) bootOnce(ctx context.Context, b bootable, t trial) error {
 	if err != nil {
 		return err
 	}
-	defer guest.Kill()
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endLimit)
+		defer cancel()
+		err = errors.Join(err, guest.Kill(ctx))
+	}()
 	to, err := address.Parse(guest.GuestAddress(b.port))
 	if err != nil {
 		return err

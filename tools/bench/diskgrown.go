@@ -104,7 +104,7 @@ func (d *growingDisk) grow(ctx context.Context) (time.Duration, error) {
 	if err := d.awaitWaiting(ctx, before); err != nil {
 		return 0, err
 	}
-	arguments := map[string]any{"node-name": qemu.RawNode(d.ID), "size": d.size}
+	arguments := map[string]any{"node-name": qemu.RawNode(d.DiskID()), "size": d.size}
 	err = d.guest.VM().QMP().Execute(ctx, "block_resize", arguments, nil)
 	acknowledged := time.Now()
 	if err != nil {

@@ -125,7 +125,7 @@ func (p *pauses) byAgent(ctx context.Context) error {
 // byIoctl grows the disk the same way, and the filesystem behind the agent's back.
 func (p *pauses) byIoctl(ctx context.Context) error {
 	p.size += pauseStep
-	if err := p.guest.VM().ResizeDisk(ctx, p.disk.ID, p.size); err != nil {
+	if err := p.guest.VM().ResizeDisk(ctx, p.disk.DiskID(), p.size); err != nil {
 		return err
 	}
 	// The guest's kernel learns of the size on its own.

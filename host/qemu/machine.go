@@ -1,0 +1,95 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/directvol/directvol/host/sandbox"
+)
+
+// bootOptions are for the kernel of every sandbox's guest: a console that says little, and a panic that ends the VM.
+const bootOptions = "console=ttyS0 loglevel=1 panic=-1"
+
+// Machine is a VM as host/sandbox knows machines.
+type Machine struct{ *VM }
+
+var _ sandbox.Machine = Machine{}
+
+// StartMachine starts a VM for a sandbox. cfg.Append is added to what every sandbox's kernel is told.
+func StartMachine(ctx context.Context, cfg Config) (Machine, error) {
+	options := bootOptions + " " + sandbox.KernelOptions
+	if cfg.Append != "" {
+		options += " " + cfg.Append
+	}
+	cfg.Append = options
+	vm, err := Start(ctx, cfg)
+	return Machine{vm}, err
+}
+
+// Capabilities implements sandbox.Machine.
+func (m Machine) Capabilities() sandbox.Capabilities {
+	return sandbox.Capabilities{Serial: true, Grow: true, PowerButton: true}
+}
+
+// Attach implements sandbox.Machine.
+func (m Machine) Attach(ctx context.Context, disk sandbox.Disk) (sandbox.Place, error) {
+	attached, err := m.AttachDisk(ctx, Disk{ID: disk.ID, Path: disk.Path, ReadOnly: disk.ReadOnly, Serial: disk.ID})
+	if err != nil {
+		return sandbox.Place{}, typed(err)
+	}
+	return sandbox.Place{Driver: "blk", Source: attached.PCIPath, Gone: attached.Gone}, nil
+}
+
+// Detach implements sandbox.Machine.
+func (m Machine) Detach(ctx context.Context, id string) error { return typed(m.DetachDisk(ctx, id)) }
+
+// Resize implements sandbox.Machine.
+func (m Machine) Resize(ctx context.Context, id string, bytes uint64) error {
+	return typed(m.ResizeDisk(ctx, id, bytes))
+}
+
+// Disks implements sandbox.Machine.
+func (m Machine) Disks() []string { return m.disks.hotplugged() }
+
+// PressPower implements sandbox.Machine, by ACPI's power button.
+func (m Machine) PressPower(ctx context.Context) error {
+	return m.execute(ctx, "system_powerdown", nil, nil)
+}
+
+// orderly is how a guest ends a VM that powers off.
+var orderly = Shutdown{Guest: true, Reason: "guest-shutdown", ExitCode: 0}
+
+// AwaitEnd implements sandbox.Machine.
+func (m Machine) AwaitEnd(ctx context.Context) error {
+	switch end, err := m.AwaitShutdown(ctx); {
+	case err != nil:
+		return typed(err)
+	case end != orderly:
+		return fmt.Errorf("%w otherwise than by its guest's power-off: reason %s, by the guest %v, QEMU exits %d", sandbox.ErrEnded, end.Reason, end.Guest, end.ExitCode)
+	}
+	return nil
+}
+
+// meanings are what this package's errors are to host/sandbox.
+var meanings = []struct{ of, is error }{
+	{ErrEnded, sandbox.ErrEnded}, {ErrShrink, sandbox.ErrWouldShrink}, {ErrAttached, sandbox.ErrBusy}, {ErrNoDisk, sandbox.ErrNotFound},
+	{ErrKept, sandbox.ErrKept}, {ErrHotplugHeld, sandbox.ErrHotplugHeld},
+}
+
+// meant is an error that is one of host/sandbox's too, and reads as before.
+type meant struct {
+	error
+	is error
+}
+
+func (m meant) Unwrap() []error { return []error{m.error, m.is} }
+
+func typed(err error) error {
+	for _, meaning := range meanings {
+		if errors.Is(err, meaning.of) {
+			return meant{err, meaning.is}
+		}
+	}
+	return err
+}

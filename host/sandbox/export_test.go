@@ -1,0 +1,23 @@
+package sandbox
+
+import (
+	"context"
+	"io"
+
+	"github.com/sirupsen/logrus"
+)
+
+// New returns a sandbox over any machine and agent, with try for the trial of stores.
+func New(machine Machine, agent Agent, try func(context.Context, string) error) *Sandbox {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	s := newSandbox("test", logrus.NewEntry(log), machine, agent)
+	s.try = try
+	return s
+}
+
+// Holder is the container that holds a volume.
+func Holder(volumeID string) string { return holder(volumeID) }
+
+// LacksService exports lacksService.
+var LacksService = lacksService

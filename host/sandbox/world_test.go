@@ -1,0 +1,443 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/directvol/directvol/host/agentclient"
+	"github.com/directvol/directvol/host/sandbox"
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+// how an answer comes.
+type how int
+
+const (
+	comes     how = iota
+	refused       // nothing is done, and the answer says so
+	lost          // nothing is done, and no answer comes
+	lostAfter     // it is done, and no answer comes
+	lostLate      // no answer comes, and then it is done
+	spoilt        // it is done, or a part of it, and the answer is a refusal
+)
+
+// world is a machine, the guest in it and its agent, all fake.
+type world struct {
+	mu      sync.Mutex
+	changed chan struct{} // closed, and replaced, with each change
+	done    chan struct{}
+
+	disks  map[string]*fakeDisk  // that the machine has, by id
+	lost   map[string]*fakeDisk  // that have left by themselves, and were not detached since
+	mounts map[string]*fakeMount // by mount point
+	late   map[string]func()     // creates that go on though their caller is gone, by container
+
+	machineAnswers, agentAnswers how
+	stuck                        bool            // the guest lets go of no disk
+	keeps                        bool            // and says so
+	noService                    bool            // the agent has no service of directvol's
+	slow                         time.Duration   // until the agent looks at statistics
+	hung, busy                   map[string]bool // by store
+	storeHangs                   map[string]bool // on the host
+
+	broken []string // rules that were broken
+}
+
+type fakeDisk struct {
+	sandbox.Disk
+	slot    int
+	leaving bool
+	gone    chan struct{}
+}
+
+func (d *fakeDisk) source() string { return fmt.Sprintf("02/%02x", d.slot) }
+
+type fakeMount struct {
+	disk    *fakeDisk
+	holders map[string]bool
+}
+
+// foreign is a container that is none of the sandbox's.
+const foreign = "foreign"
+
+func newWorld() *world {
+	return &world{
+		changed: make(chan struct{}), done: make(chan struct{}), disks: map[string]*fakeDisk{}, lost: map[string]*fakeDisk{}, mounts: map[string]*fakeMount{},
+		late: map[string]func(){}, hung: map[string]bool{}, busy: map[string]bool{}, storeHangs: map[string]bool{},
+	}
+}
+
+func (w *world) change(do func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	do()
+	w.signal()
+}
+
+func (w *world) signal() {
+	close(w.changed)
+	w.changed = make(chan struct{})
+}
+
+// await waits until is says yes, under w.mu, and has do run before anybody else.
+func (w *world) await(ctx context.Context, is func() bool, do func() error) error {
+	for {
+		w.mu.Lock()
+		if w.dead() {
+			w.mu.Unlock()
+			return sandbox.ErrEnded
+		}
+		if is() {
+			defer w.mu.Unlock()
+			defer w.signal()
+			return do()
+		}
+		changed := w.changed
+		w.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func yes() bool { return true }
+
+func (w *world) dead() bool {
+	select {
+	case <-w.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// latency is what every answer takes.
+const latency = 10 * time.Millisecond
+
+func (w *world) travel(ctx context.Context) error {
+	timer := time.NewTimer(latency)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (w *world) breaks(format string, args ...any) {
+	w.broken = append(w.broken, fmt.Sprintf(format, args...))
+}
+
+// users are the mounts of a disk. w.mu is held.
+func (w *world) users(d *fakeDisk) (points []string) {
+	for point, m := range w.mounts {
+		if m.disk == d {
+			points = append(points, point)
+		}
+	}
+	return points
+}
+
+// leave takes a disk out of the machine. w.mu is held.
+func (w *world) leave(d *fakeDisk, byItself bool) {
+	if points := w.users(d); len(points) > 0 && !byItself {
+		w.breaks("the disk of %s left under the mounts %v", d.Path, points)
+	}
+	delete(w.disks, d.ID)
+	if byItself {
+		w.lost[d.ID] = d
+	}
+	close(d.gone)
+	w.signal()
+}
+
+// die ends the machine.
+func (w *world) die() {
+	w.change(func() {
+		if w.dead() {
+			return
+		}
+		for _, d := range w.disks {
+			close(d.gone)
+		}
+		clear(w.disks)
+		clear(w.lost)
+		clear(w.mounts)
+		clear(w.late)
+		close(w.done)
+	})
+}
+
+// machine is the world's side towards the host.
+type machine struct{ *world }
+
+func (m machine) Capabilities() sandbox.Capabilities {
+	return sandbox.Capabilities{Serial: true, Grow: true, PowerButton: true}
+}
+
+// slots are few, and each is used again at once: the worst that a machine may do.
+func (w *world) freeSlot() int {
+	for slot := 1; ; slot++ {
+		takes := func(d *fakeDisk) bool { return d.slot == slot }
+		if !slices.ContainsFunc(slices.Collect(maps.Values(w.disks)), takes) && !slices.ContainsFunc(slices.Collect(maps.Values(w.lost)), takes) {
+			return slot
+		}
+	}
+}
+
+func (m machine) Attach(ctx context.Context, disk sandbox.Disk) (place sandbox.Place, err error) {
+	err = m.answer(ctx, m.machineMood, func() error {
+		d := m.disks[disk.ID]
+		if d == nil {
+			for _, other := range m.disks {
+				if other.Path == disk.Path {
+					m.breaks("%s is attached twice", disk.Path)
+				}
+			}
+			d = &fakeDisk{Disk: disk, slot: m.freeSlot(), gone: make(chan struct{})}
+			m.disks[disk.ID] = d
+		}
+		if d.Disk != disk || d.leaving {
+			m.breaks("attach of %v where %v is, leaving: %v", disk, d.Disk, d.leaving)
+		}
+		place = sandbox.Place{Driver: "blk", Source: d.source(), Gone: d.gone}
+		return nil
+	})
+	return place, err
+}
+
+func (w *world) machineMood() how { return w.machineAnswers }
+func (w *world) agentMood() how   { return w.agentAnswers }
+
+var errRefused = status.Error(codes.FailedPrecondition, "no")
+
+// answer does something and has its answer come as the mood is.
+func (w *world) answer(ctx context.Context, mood func() how, do func() error) error {
+	if err := w.travel(ctx); err != nil {
+		return err
+	}
+	way := comes
+	err := w.await(ctx, yes, func() error {
+		if way = mood(); way == comes || way == lostAfter || way == spoilt {
+			return do()
+		}
+		return nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case way == refused || way == spoilt:
+		return errRefused
+	case way != comes:
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return nil
+}
+
+func (m machine) Detach(ctx context.Context, id string) error {
+	var d *fakeDisk
+	var kept bool
+	err := m.answer(ctx, m.machineMood, func() error {
+		if d = m.disks[id]; d == nil {
+			delete(m.lost, id)
+			return nil
+		}
+		d.leaving, kept = !m.keeps, m.keeps
+		if !m.stuck && !kept {
+			m.leave(d, false)
+		}
+		return nil
+	})
+	switch {
+	case err != nil || d == nil:
+		return err
+	case kept:
+		return sandbox.ErrKept
+	}
+	select {
+	case <-d.gone:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (m machine) Resize(context.Context, string, uint64) error { return nil }
+func (m machine) Disks() []string                              { return nil }
+func (m machine) AgentAddress() string                         { return "" }
+func (m machine) VsockDone() <-chan struct{}                   { return m.done }
+func (m machine) VsockErr() error                              { return nil }
+func (m machine) Reproduce() string                            { return "" }
+func (m machine) Done() <-chan struct{}                        { return m.done }
+func (m machine) PressPower(context.Context) error             { return nil }
+func (m machine) Kill(context.Context) error                   { m.die(); return nil }
+func (m machine) AwaitEnd(context.Context) error               { <-m.done; return nil }
+
+// agent is the world's side in the guest. It has one call at a time for each container,
+// and a remove ends a create.
+type agent struct{ *world }
+
+func (a agent) Check(context.Context) error                                        { return nil }
+func (a agent) CreateSandbox(context.Context, *agentpb.CreateSandboxRequest) error { return nil }
+func (a agent) DestroySandbox(context.Context) error                               { return nil }
+func (a agent) Close() error                                                       { return nil }
+func (a agent) CheckResizeVolume(context.Context, string, uint64) error            { return nil }
+func (a agent) ResizeVolume(context.Context, string, uint64) error                 { return nil }
+
+// at returns the disk at a source. w.mu is held.
+func (w *world) at(source string) *fakeDisk {
+	for _, d := range w.disks {
+		if d.source() == source {
+			return d
+		}
+	}
+	return nil
+}
+
+// isHung reports whether a disk's store hangs in the guest. w.mu is held.
+func (w *world) isHung(d *fakeDisk) bool { return d != nil && w.hung[d.Path] }
+
+// mount holds a storage, or says why not. w.mu is held.
+func (w *world) mount(container string, s *agentpb.Storage) error {
+	d := w.at(s.Source)
+	if d == nil {
+		return status.Error(codes.NotFound, "no device")
+	}
+	m := w.mounts[s.MountPoint]
+	if m != nil && m.disk != d {
+		return status.Error(codes.AlreadyExists, "something else is mounted there")
+	}
+	if m == nil {
+		if d.leaving {
+			w.breaks("%s was mounted while its disk was leaving", d.Path)
+		}
+		m = &fakeMount{disk: d, holders: map[string]bool{}}
+		w.mounts[s.MountPoint] = m
+	}
+	m.holders[container] = true
+	return nil
+}
+
+// lateBy is how late a create is that goes on without its caller.
+const lateBy = 3 * time.Second
+
+// outcome is what an agent's client makes of a call that was sent and not answered.
+func outcome(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return fmt.Errorf("%w: %w", err, agentclient.ErrOutcomeUnknown)
+	}
+	return err
+}
+
+func (a agent) CreateContainer(ctx context.Context, r *agentpb.CreateContainerRequest) error {
+	s := r.Storages[0]
+	if err := a.await(ctx, func() bool { return !a.isHung(a.at(s.Source)) }, func() error { delete(a.late, r.ContainerId); return nil }); err != nil {
+		return outcome(err)
+	}
+	return outcome(a.answer(ctx, a.agentMood, func() error {
+		return a.mount(r.ContainerId, s)
+	}, func() {
+		a.late[r.ContainerId] = func() { _ = a.mount(r.ContainerId, s) }
+	}))
+}
+
+// answer is the world's, where a create may also go on late.
+func (a agent) answer(ctx context.Context, mood func() how, do func() error, later func()) error {
+	return a.world.answer(ctx, func() how {
+		way := mood()
+		if way == lostLate && later != nil {
+			later()
+			time.AfterFunc(lateBy, a.runLate)
+		}
+		return way
+	}, do)
+}
+
+func (w *world) runLate() {
+	w.change(func() {
+		for container, do := range w.late {
+			delete(w.late, container)
+			do()
+		}
+	})
+}
+
+// held are the mount points that a container holds. w.mu is held.
+func (w *world) held(container string) (points []string) {
+	for point, m := range w.mounts {
+		if m.holders[container] {
+			points = append(points, point)
+		}
+	}
+	return points
+}
+
+func (a agent) RemoveContainer(ctx context.Context, id string) error {
+	err := a.await(ctx, func() bool {
+		return !slices.ContainsFunc(a.held(id), func(point string) bool { return a.isHung(a.mounts[point].disk) })
+	}, func() error { delete(a.late, id); return nil })
+	if err != nil {
+		return outcome(err)
+	}
+	return outcome(a.answer(ctx, a.agentMood, func() error {
+		for _, point := range a.held(id) {
+			m := a.mounts[point]
+			if a.busy[m.disk.Path] && len(m.holders) == 1 {
+				return status.Error(codes.FailedPrecondition, "in use")
+			}
+			if delete(m.holders, id); len(m.holders) == 0 {
+				delete(a.mounts, point)
+			}
+		}
+		return nil
+	}, nil))
+}
+
+func (a agent) CheckReleased(ctx context.Context, driver, source string) error {
+	return outcome(a.answer(ctx, a.agentMood, func() error {
+		if a.noService {
+			return status.Error(codes.Unimplemented, "no service")
+		}
+		for _, mount := range a.mounts {
+			if mount.disk.source() == source {
+				return status.Error(codes.FailedPrecondition, fmt.Sprintf("held by %v", mount.holders))
+			}
+		}
+		return nil
+	}, nil))
+}
+
+func (a agent) GetVolumeStats(ctx context.Context, guestPath string) (stats *agentpb.VolumeStatsResponse, err error) {
+	a.mu.Lock()
+	slow := time.After(a.slow)
+	a.mu.Unlock()
+	select {
+	case <-slow:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	err = a.await(ctx, yes, func() error {
+		m := a.mounts[guestPath]
+		if m == nil {
+			return status.Error(codes.NotFound, "no mount point")
+		}
+		stats = &agentpb.VolumeStatsResponse{Usage: []*agentpb.VolumeUsage{{Total: sizeOf(m.disk.Path)}}}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return stats, a.travel(ctx)
+}

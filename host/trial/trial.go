@@ -1,0 +1,128 @@
+// Package trial finds out whether a store on the host answers, by a small read in a
+// process of its own: a store that hangs, such as a dead network disk, then holds up that
+// process and nothing else. What is killed while it waits for a disk ends when the disk
+// answers (TASK_UNINTERRUPTIBLE): there is at most one such process a store, however
+// often it is tried.
+//
+// The process is this program once more, with another name: importing the package makes
+// any program able to be it.
+package trial
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrHangs is the failure of a store that has not answered in time.
+var ErrHangs = errors.New("the store does not answer")
+
+// childName is the name that the process has.
+const childName = "directvol-store-trial"
+
+func init() {
+	if len(os.Args) == 2 && os.Args[0] == childName {
+		if err := read(os.Args[1]); err != nil {
+			fmt.Fprint(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+}
+
+// pageBytes is what is read: O_DIRECT wants memory and length aligned to the store's
+// blocks, which have 4096 bytes at most.
+const pageBytes = 4096
+
+// read reads the first bytes of a store, from the store and not from memory where that
+// is possible.
+func read(path string) error {
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT, 0)
+	if errors.Is(err, unix.EINVAL) { // a filesystem without it, such as an older tmpfs
+		file, err = os.OpenFile(path, os.O_RDONLY, 0)
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	buffer := make([]byte, 2*pageBytes)
+	skip := -int(uintptr(unsafe.Pointer(&buffer[0]))) & (pageBytes - 1)
+	if _, err := unix.Pread(int(file.Fd()), buffer[skip:skip+pageBytes], 0); err != nil {
+		return &os.PathError{Op: "read", Path: path, Err: err}
+	}
+	return nil
+}
+
+// Trials are the trials under way. The zero value is ready.
+type Trials struct {
+	mu      sync.Mutex
+	running map[string]*running // by path
+}
+
+// running is one process.
+type running struct {
+	ended chan struct{}
+	pid   int
+	err   error // what it found, once ended is closed
+}
+
+// Read returns when a store has answered; ErrHangs is wrapped where ctx ends before.
+func (t *Trials) Read(ctx context.Context, path string) error {
+	r, joined, err := t.start(path)
+	if err != nil {
+		return fmt.Errorf("try store %s: %w", path, err)
+	}
+	select {
+	case <-r.ended:
+	case <-ctx.Done():
+		if !joined {
+			_ = unix.Kill(r.pid, unix.SIGKILL) // not reaped yet, as it has not ended: the pid is its own
+		}
+		return fmt.Errorf("try store %s: %w a small read, which process %d waits for: %w", path, ErrHangs, r.pid, ctx.Err())
+	}
+	if joined && r.err != nil { // it may have been killed, and tells of a time that is over
+		return t.Read(ctx, path)
+	}
+	return r.err
+}
+
+// start starts a trial, or joins the one that goes on.
+func (t *Trials) start(path string) (r *running, joined bool, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r := t.running[path]; r != nil {
+		return r, true, nil
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args = []string{childName, path}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	var said strings.Builder
+	cmd.Stderr = &said
+	if err := cmd.Start(); err != nil {
+		return nil, false, err
+	}
+	r = &running{ended: make(chan struct{}), pid: cmd.Process.Pid}
+	if t.running == nil {
+		t.running = map[string]*running{}
+	}
+	t.running[path] = r
+	go func() {
+		err := cmd.Wait()
+		if err != nil {
+			r.err = fmt.Errorf("try store %s: %w: %s", path, err, said.String())
+		}
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.running, path)
+		close(r.ended)
+	}()
+	return r, false, nil
+}
