@@ -23,7 +23,11 @@ func hungPair(t *testing.T) (c *conn, peer int, release chan struct{}, closed ch
 		<-release
 		return nil, false
 	}
-	return newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, decline, &owed{}, func() { close(closed) }), pair[1], release, closed
+	c, err = newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, decline, newRoom(boundsOf(1<<30)), func() { close(closed) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, pair[1], release, closed
 }
 
 func asked(id uint32) []byte { return frame.Header{StreamID: id, Type: frame.TypeRequest}.Append(nil) }

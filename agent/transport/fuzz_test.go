@@ -7,13 +7,15 @@ import (
 
 	"github.com/containerd/ttrpc"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/directvol/directvol/protocols/frame"
 )
 
 // FuzzFrames sends a connection any bytes, in two pieces: each request that is
-// quick's is answered, and all else goes up to the server as it was sent.
+// quick's is answered, what is no call is refused, and all else goes up to the server
+// as it was sent.
 func FuzzFrames(f *testing.F) {
 	request := func(stream uint32, r *ttrpc.Request) []byte {
 		b, err := proto.Marshal(r)
@@ -32,6 +34,8 @@ func FuzzFrames(f *testing.F) {
 	f.Add(request(1, &ttrpc.Request{Method: "Check", Payload: make([]byte, quickBytes)}), 1000)
 	f.Add(frame.Header{Length: 1<<32 - 1, StreamID: 1, Type: frame.TypeRequest}.Append(nil), 0)
 	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0}, 1)
+	f.Add(frame.Header{StreamID: 1, Type: frame.TypeData}.Append(slow), 30)
+	f.Add(frame.Header{StreamID: 3, Type: frame.TypeResponse}.Append(slow), 30)
 	f.Fuzz(func(t *testing.T, sent []byte, cut int) {
 		if len(sent) > 8<<10 {
 			return // longer is slower, and says no more
@@ -54,6 +58,7 @@ func parrot(r *frame.Request) ([]byte, bool) {
 
 // sort says by itself what goes up, and what is answered.
 func sort(sent []byte) (up, answers []byte) {
+	last := uint32(0)
 	for len(sent) >= frame.HeaderBytes {
 		h := frame.ParseHeader(sent)
 		n := int(min(uint64(frame.HeaderBytes)+uint64(h.Length), uint64(len(sent))))
@@ -61,14 +66,37 @@ func sort(sent []byte) (up, answers []byte) {
 		request, err := frame.ParseRequest(sent[frame.HeaderBytes:n])
 		patient := request.TimeoutNano == 0 || request.TimeoutNano >= int64(leastTimeout)
 		response, ok := parrot(&request)
-		if whole && n <= quickBytes && h.Type == frame.TypeRequest && h.StreamID%2 == 1 && err == nil && !request.HasMetadata && patient && ok {
+		if text, is := noCall(h, last); is {
+			if whole && text != "" {
+				answers = frame.AppendError(answers, h.StreamID, codes.InvalidArgument, text)
+			}
+			sent = sent[n:]
+			continue
+		}
+		last = h.StreamID
+		if whole && n <= quickBytes && err == nil && !request.HasMetadata && patient && ok {
 			answers = frame.AppendResponse(answers, h.StreamID, response)
-		} else {
+		} else if whole || h.Length > frame.MaxLength { // the server passes that over
 			up = append(up, sent[:n]...)
 		}
 		sent = sent[n:]
 	}
-	return append(up, sent...), answers
+	return up, answers
+}
+
+// noCall says what is answered to a frame that is no call.
+func noCall(h frame.Header, last uint32) (text string, is bool) {
+	switch {
+	case h.StreamID%2 != 1:
+		return "StreamID must be odd for client initiated streams", true
+	case h.Type == frame.TypeRequest && h.StreamID > last:
+		return "", false
+	case h.Type == frame.TypeRequest:
+		return "StreamID cannot be re-used and must increment", true
+	case h.Type == frame.TypeData:
+		return "StreamID is no longer active", true
+	}
+	return "", true
 }
 
 // exchange sends bytes over a connection and returns what comes of it.
@@ -79,13 +107,17 @@ func exchange(t *testing.T, sent []byte, cut int) (up, answers []byte) {
 	}
 	defer unix.Close(pair[1])
 	closed := make(chan struct{})
-	c := newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, parrot, &owed{}, func() { close(closed) })
+	c, err := newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, parrot, newRoom(boundsOf(1<<30)), func() { close(closed) })
+	if err != nil {
+		t.Fatal(err)
+	}
 	c.watched.Store(true) // no call hangs, however slow the machine, and so all keep their order
-	read := make(chan []byte)
+	read, answered := make(chan []byte), make(chan []byte)
 	go func() {
 		b, _ := io.ReadAll(c) // ends with what was sent: there is no other error
 		read <- b
 	}()
+	go func() { answered <- readAll(pair[1]) }() // meanwhile, or none would be written any more
 	for _, piece := range [][]byte{sent[:cut], sent[cut:]} {
 		for len(piece) > 0 {
 			n, err := unix.Write(pair[1], piece)
@@ -101,15 +133,17 @@ func exchange(t *testing.T, sent []byte, cut int) (up, answers []byte) {
 	up = <-read
 	c.Close()
 	<-closed
+	return up, <-answered
+}
+
+// readAll reads to the end, or as far as it comes.
+func readAll(fd int) (all []byte) {
 	var buf [4 << 10]byte
 	for {
-		n, err := unix.Read(pair[1], buf[:])
-		if err != nil {
-			t.Fatal(err)
+		n, err := unix.Read(fd, buf[:])
+		if n <= 0 || err != nil {
+			return all
 		}
-		if n == 0 {
-			return up, answers
-		}
-		answers = append(answers, buf[:n]...)
+		all = append(all, buf[:n]...)
 	}
 }

@@ -2,6 +2,24 @@
 // unix sockets that admit the host alone, and connections that answer quick
 // calls in the goroutine that reads them. ttrpc's server stands above and serves
 // all the others. Streams, which carry no calls, come the same way.
+//
+// All connections with calls take at most an eighth of the guest's memory, or 33 MiB
+// where that is more: half of it by being open, 256 at most, half by their calls. A call
+// is charged before its frame is read, as 16 KiB and six times its frame, which no message exceeds (protocols/bridge), until its
+// answer is written or its connection has ended. Each connection has 48 KiB of its own
+// for small calls, and may borrow up to half of what is lent to all.
+//
+//	no memory for a call     its connection is not read until there is some; whoever
+//	                         wants least is served first
+//	no place for another     the connection goes that was used longest ago, of those
+//	connection               without a call; where all are at work the new one is refused
+//	stuck at one frame or    goes where others wait for its memory or its place
+//	answer for 5 s
+//	an answer is not read    30 s later its connection is ended
+//	a flood is over          its memory is given back to the kernel a second later
+//
+// A quick call is charged nothing: its frame lies in the connection's own buffer. Frames
+// go up in the order in which they came, also where one of them waits for memory.
 package transport
 
 import (
@@ -19,10 +37,6 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 )
 
-// maxConns is how many connections are open at once: each has a thread that
-// waits for it. A host has one or two.
-const maxConns = 256
-
 // backlog is how many connections may wait to be accepted.
 const backlog = 128
 
@@ -31,12 +45,11 @@ type Listener struct {
 	file  *os.File // in Go's poller, so that Close wakes Accept
 	addr  addr
 	admit func(fd int, peer unix.Sockaddr) (remote addr, err error)
-	open  func(fd int, remote addr) net.Conn
-	most  int // connections at once
+	open  func(fd int, remote addr) (net.Conn, error)
 	log   *logrus.Entry
 	path  string // of a unix socket, which is removed at the end
-
-	owed owed
+	room  *room  // of connections with calls
+	most  int    // streams at once
 
 	mu     sync.Mutex
 	conns  int
@@ -52,8 +65,14 @@ func (a addr) String() string  { return a.text }
 // Listen listens where to says: on a vsock port, whatever CID it names, or on a
 // unix socket.
 func Listen(to address.Address, quick Quick, log *logrus.Entry) (*Listener, error) {
-	l := &Listener{most: maxConns, log: log}
-	l.open = func(fd int, remote addr) net.Conn { return newConn(fd, l.addr, remote, quick, &l.owed, l.uncount) }
+	memory, err := guestMemory()
+	if err != nil {
+		return nil, err
+	}
+	l := &Listener{room: newRoom(boundsOf(memory)), log: log}
+	l.open = func(fd int, remote addr) (net.Conn, error) {
+		return newConn(fd, l.addr, remote, quick, l.room, l.gone)
+	}
 	return l.listenAt(to)
 }
 
@@ -61,7 +80,12 @@ func Listen(to address.Address, quick Quick, log *logrus.Entry) (*Listener, erro
 // be open at once. They obey deadlines, and Close wakes who reads or writes.
 func ListenStreams(to address.Address, most int, log *logrus.Entry) (*Listener, error) {
 	l := &Listener{most: most, log: log}
-	l.open = func(fd int, remote addr) net.Conn { return newStream(fd, l.addr, remote, l.uncount) }
+	l.open = func(fd int, remote addr) (net.Conn, error) {
+		if err := l.count(); err != nil {
+			return nil, err
+		}
+		return newStream(fd, l.addr, remote, l.uncount), nil
+	}
 	return l.listenAt(to)
 }
 
@@ -141,7 +165,12 @@ func (l *Listener) listen(family int, to unix.Sockaddr) error {
 	if err != nil {
 		return os.NewSyscallError("socket", err)
 	}
-	if err = unix.Bind(fd, to); err != nil {
+	if l.room != nil && family == unix.AF_VSOCK { // its connections inherit it
+		err = unix.SetsockoptUint64(fd, unix.AF_VSOCK, unix.SO_VM_SOCKETS_BUFFER_SIZE, socketBytes)
+	}
+	if err != nil {
+		err = os.NewSyscallError("setsockopt(SO_VM_SOCKETS_BUFFER_SIZE)", err)
+	} else if err = unix.Bind(fd, to); err != nil {
 		err = os.NewSyscallError("bind", err)
 	} else if err = unix.Listen(fd, backlog); err != nil {
 		err = os.NewSyscallError("listen", err)
@@ -162,11 +191,12 @@ func (l *Listener) Accept() (net.Conn, error) {
 			return nil, &net.OpError{Op: "accept", Net: l.addr.network, Addr: l.addr, Err: err}
 		}
 		remote, err := l.admit(fd, peer)
+		var conn net.Conn
 		if err == nil {
-			err = l.count()
+			conn, err = l.open(fd, remote)
 		}
 		if err == nil {
-			return l.open(fd, remote), nil
+			return conn, nil
 		}
 		l.log.Warnf("refused a connection: %v", err)
 		unix.Close(fd)
@@ -205,8 +235,15 @@ func (l *Listener) count() error {
 
 func (l *Listener) uncount() {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.conns--
+	l.mu.Unlock()
+	l.gone()
+}
+
+// gone tells who waits for a connection's end.
+func (l *Listener) gone() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	close(l.closed)
 	l.closed = make(chan struct{})
 }
@@ -221,7 +258,7 @@ func (l *Listener) HungUp() <-chan struct{} {
 
 // Answered waits until every request that has gone up to the server is answered
 // on its connection, or until ctx ends.
-func (l *Listener) Answered(ctx context.Context) error { return l.owed.await(ctx) }
+func (l *Listener) Answered(ctx context.Context) error { return l.room.owed.await(ctx) }
 
 // Close stops listening. Connections stay open.
 func (l *Listener) Close() error {

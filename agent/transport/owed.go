@@ -27,6 +27,13 @@ func (o *owed) left(c *conn) {
 	c.owes = 0
 }
 
+// owes reports whether an answer to c is owed.
+func (o *owed) owes(c *conn) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return c.owes > 0
+}
+
 func (o *owed) change(c *conn, by int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

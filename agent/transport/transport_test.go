@@ -273,9 +273,9 @@ func TestEveryDescriptorIsClosedInTheEnd(t *testing.T) {
 	defer cancel()
 	for open := 1; open > 0; {
 		hungUp := l.HungUp()
-		l.mu.Lock()
-		open = l.conns
-		l.mu.Unlock()
+		l.room.mu.Lock()
+		open = len(l.room.conns)
+		l.room.mu.Unlock()
 		if open == 0 {
 			break
 		}

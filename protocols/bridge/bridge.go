@@ -60,7 +60,11 @@ func marshal(in protoiface.MarshalInput) (protoiface.MarshalOutput, error) {
 // unmarshal does not wrap its cause: a message that ends early is io.ErrUnexpectedEOF, which a caller would take for the connection's end.
 func unmarshal(in protoiface.UnmarshalInput) (protoiface.UnmarshalOutput, error) {
 	m := messageOf(in.Message)
-	if err := m.Unmarshal(in.Buf); err != nil {
+	err := checkGrowth(m, in.Buf)
+	if err == nil {
+		err = m.Unmarshal(in.Buf)
+	}
+	if err != nil {
 		return protoiface.UnmarshalOutput{}, fmt.Errorf("decode %T: %v", m, err)
 	}
 	return protoiface.UnmarshalOutput{Flags: protoiface.UnmarshalInitialized}, nil

@@ -9,11 +9,16 @@ import (
 	"errors"
 	"fmt"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// HeaderBytes is the length of a header.
-const HeaderBytes = 10
+const (
+	// HeaderBytes is the length of a header.
+	HeaderBytes = 10
+	// MaxLength is how many bytes may follow it.
+	MaxLength = 4 << 20
+)
 
 // Type is what a frame carries.
 type Type uint8
@@ -53,14 +58,17 @@ type Request struct {
 	HasMetadata              bool
 }
 
-// Fields of ttrpc.Request and ttrpc.Response.
+// Fields of ttrpc.Request, ttrpc.Response and google.rpc.Status.
 const (
 	requestService     = 1
 	requestMethod      = 2
 	requestPayload     = 3
 	requestTimeoutNano = 4
 	requestMetadata    = 5
+	responseStatus     = 1
 	responsePayload    = 2
+	statusCode         = 1
+	statusMessage      = 2
 )
 
 // errField is a field that is not of its type.
@@ -116,4 +124,13 @@ func AppendResponse(b []byte, streamID uint32, payload []byte) []byte {
 	b = Header{Length: uint32(length), StreamID: streamID, Type: TypeResponse}.Append(b)
 	b = protowire.AppendTag(b, responsePayload, protowire.BytesType)
 	return protowire.AppendBytes(b, payload)
+}
+
+// AppendError writes the frame of an answer that is an error behind b.
+func AppendError(b []byte, streamID uint32, code codes.Code, text string) []byte {
+	status := protowire.AppendVarint(protowire.AppendTag(nil, statusCode, protowire.VarintType), uint64(code))
+	status = protowire.AppendString(protowire.AppendTag(status, statusMessage, protowire.BytesType), text)
+	length := protowire.SizeTag(responseStatus) + protowire.SizeBytes(len(status))
+	b = Header{Length: uint32(length), StreamID: streamID, Type: TypeResponse}.Append(b)
+	return protowire.AppendBytes(protowire.AppendTag(b, responseStatus, protowire.BytesType), status)
 }

@@ -38,6 +38,8 @@ type Options struct {
 	Newer bool
 	// Append is added to the kernel's command line.
 	Append string
+	// MemoryMiB is the guest's memory; as host/qemu has it where it is 0.
+	MemoryMiB int
 	// BootDisks are images that are there from the start, on the root bus.
 	BootDisks []qemu.Disk
 	// Log is where the host's side tells what it does; nowhere where nil.
@@ -132,6 +134,7 @@ func (g *Guest) config(build Build, o Options) sandbox.Config {
 		Kernel:    build.Kernel,
 		Initrd:    image,
 		Append:    o.Append,
+		MemoryMiB: o.MemoryMiB,
 		GuestCID:  freeCID(),
 		BootDisks: o.BootDisks,
 		Console:   g.console,

@@ -206,6 +206,27 @@ func TestBrokenCallsAreAnswered(t *testing.T) {
 	}
 }
 
+// Data for a call under way was a nil pointer in ttrpc's server, whose panic ended PID 1.
+func TestDataForACallUnderWayIsRefused(t *testing.T) {
+	g := guest(t)
+	undisturbed(t, g)
+	request, err := (&agentpb.CreateContainerRequest{ContainerId: "data", Storages: []*agentpb.Storage{
+		{Driver: "blk", Source: nowhere, Fstype: "ext4", MountPoint: "/run/test/data"}}}).Marshal()
+	must(t, err)
+	w := dialWire(t, g)
+	w.send(call(t, 1, agentpb.AgentServiceName, "CreateContainer", request))
+	for range 2 {
+		w.send(framed(1, frame.TypeData, []byte{0x0a, 0}))
+		_, err = w.answer()
+		refused(t, err, codes.InvalidArgument, "no longer active")
+	}
+	w.send(call(t, 1, agentpb.HealthServiceName, "Version", nil))
+	_, err = w.answer()
+	refused(t, err, codes.InvalidArgument, "must increment")
+	_, err = w.answer()
+	refused(t, err, codes.DeadlineExceeded, nowhere)
+}
+
 // ttrpc answers for what is not built, with no help of ours: clients take it for
 // "this agent cannot".
 func TestMethodsThatAreNotBuiltAreUnimplemented(t *testing.T) {

@@ -1,0 +1,147 @@
+package transport
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// lending is what the ledger's model has: whose calls are charged, and who waits.
+type lending struct {
+	l        *ledger
+	over     chan struct{}
+	accounts []*account
+	waits    []*loan
+	stream   uint32
+}
+
+type loan struct {
+	a     *account
+	bytes int64
+	done  chan bool
+}
+
+func (m *lending) take(t *rapid.T) {
+	a := rapid.SampledFrom(m.accounts).Draw(t, "account")
+	bytes := costOf(uint32(rapid.SampledFrom([]int{0, 1 << 10, 64 << 10, 1 << 20, 4 << 20, 8 << 20}).Draw(t, "length")))
+	m.stream += 2
+	w := &loan{a, bytes, make(chan bool, 1)}
+	stream, before := m.stream, m.queued()
+	go func() { w.done <- m.l.take(a, stream, bytes, m.over) }()
+	for len(w.done) == 0 && m.queued() == before { // one or the other
+	}
+	m.waits = append(m.waits, w)
+}
+
+func (m *lending) queued() int {
+	m.l.mu.Lock()
+	defer m.l.mu.Unlock()
+	return len(m.l.waiting)
+}
+
+func (m *lending) give(t *rapid.T) {
+	a := rapid.SampledFrom(m.accounts).Draw(t, "account")
+	if len(a.calls) > 0 {
+		m.l.give(a, rapid.SampledFrom(a.calls).Draw(t, "call").stream)
+	}
+}
+
+func (m *lending) end(t *rapid.T) {
+	i := rapid.IntRange(0, len(m.accounts)-1).Draw(t, "account")
+	m.l.close(m.accounts[i])
+	m.accounts[i] = &account{}
+	m.l.open()
+}
+
+// holds looks at the sums, and that nobody waits for what is there.
+func (m *lending) holds(t *rapid.T) {
+	m.l.mu.Lock()
+	defer m.l.mu.Unlock()
+	var lent int64
+	for _, a := range m.accounts {
+		var sum int64
+		for _, c := range a.calls {
+			sum += c.bytes
+		}
+		if sum != a.inUse || a.borrowed(0) > m.l.lentToOne {
+			t.Fatalf("an account has %d in use, its calls %d; one may borrow %d", a.inUse, sum, m.l.lentToOne)
+		}
+		lent += a.borrowed(0)
+	}
+	if lent != m.l.lent || lent > m.l.bounds.lent {
+		t.Fatalf("lent\nwant %d, of at most %d\ngot  %d", lent, m.l.bounds.lent, m.l.lent)
+	}
+	for _, w := range m.l.waiting {
+		if w.borrowed(w.bytes) <= m.l.lentToOne && lent+w.borrowed(w.bytes)-w.borrowed(0) <= m.l.bounds.lent {
+			t.Fatalf("%d bytes are waited for, which are there", w.bytes)
+		}
+	}
+}
+
+func TestMemoryIsLentWithinItsBoundsAndNobodyWaitsForWhatIsThere(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := &lending{over: make(chan struct{}), accounts: []*account{{}, {}, {}, {}}}
+		m.l = &newRoom(boundsOf(rapid.SampledFrom([]int64{64 << 20, 1 << 30}).Draw(t, "memory"))).ledger
+		for range m.accounts {
+			m.l.open()
+		}
+		t.Repeat(map[string]func(*rapid.T){"take": m.take, "give": m.give, "end": m.end, "": m.holds})
+		for _, a := range m.accounts {
+			m.l.close(a)
+		}
+		close(m.over)
+		for _, w := range m.waits {
+			<-w.done
+		}
+		if m.l.lent != 0 || m.l.inUse != 0 || len(m.l.waiting) != 0 {
+			t.Fatalf("left at the end: %d lent, %d in use, %d who wait", m.l.lent, m.l.inUse, len(m.l.waiting))
+		}
+	})
+}
+
+// However little memory there is, the largest call can be made, beside others.
+func TestLargestCallIsNeverBeyondTheBounds(t *testing.T) {
+	for _, memory := range []int64{0, 64 << 20, 512 << 20, 1 << 30, 64 << 30} {
+		b := boundsOf(memory)
+		var a account
+		l := &newRoom(b).ledger
+		for stream := range uint32(100) {
+			if !l.take(&a, stream, costOf(100), nil) {
+				t.Fatal("not taken")
+			}
+		}
+		if b.lentToOne > b.lent || !l.take(&a, 101, costOf(4<<20), nil) {
+			t.Errorf("of %d bytes: %+v", memory, b)
+		}
+	}
+}
+
+// Of those who wait the one that wants least is served first: an ordinary client's call
+// passes a flood of large ones.
+func TestWhoWantsLeastIsServedFirst(t *testing.T) {
+	l := &newRoom(boundsOf(0)).ledger
+	var first account
+	l.take(&first, 1, least+ownBytes, nil) // all there is
+	done := make(chan string)
+	for name, bytes := range map[string]int64{"a large one": costOf(2 << 20), "a small one": costOf(32 << 10)} {
+		go func() {
+			l.take(&account{}, 1, bytes, nil)
+			done <- name
+		}()
+	}
+	for n := 0; n < 2; {
+		l.mu.Lock()
+		n = len(l.waiting)
+		l.mu.Unlock()
+	}
+	l.take(&first, 3, 0, nil)
+	l.mu.Lock()
+	first.calls = append(first.calls[:0], charge{1, least - 1<<20}, charge{3, 1<<20 + ownBytes})
+	l.mu.Unlock()
+	l.give(&first, 3) // which is enough for the small one
+	if got := <-done; got != "a small one" {
+		t.Errorf("served first: %s", got)
+	}
+	l.close(&first)
+	<-done
+}

@@ -1,0 +1,235 @@
+package transport
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/directvol/directvol/protocols/frame"
+)
+
+// loop reads a connection. It is its goroutine's alone; while a quick call runs,
+// whoever moves the connection's sequence on owns what is behind that call.
+type loop struct {
+	conn       *conn
+	buffer     []byte
+	start, end int    // of what was read and not used
+	answer     []byte // scratch
+	quick      int    // calls that were answered in place
+	asked      []byte // the call that is being answered in place
+	hung       []byte // the call that the loop before this one is at, which goes up first
+}
+
+func (l *loop) run() {
+	if l.hung != nil && l.conn.take(frame.ParseHeader(l.hung)) {
+		l.deliver(l.hung)
+	}
+	for {
+		taken, err := l.frame()
+		if taken {
+			return // by the watch: another goroutine reads on
+		}
+		if err != nil {
+			close(l.conn.ended)
+			return
+		}
+	}
+}
+
+// frame deals with one frame. taken means that the loop was replaced meanwhile.
+func (l *loop) frame() (taken bool, err error) {
+	if err := l.fill(frame.HeaderBytes); err != nil {
+		return false, err
+	}
+	l.conn.use()
+	header := frame.ParseHeader(l.buffer[l.start:])
+	length := frame.HeaderBytes + uint64(header.Length)
+	if refused, err := l.refuse(header); refused {
+		return false, err
+	}
+	l.conn.last = header.StreamID
+	if length > quickBytes {
+		return false, l.passRequest(header)
+	}
+	if err := l.fill(int(length)); err != nil {
+		return false, err
+	}
+	whole := l.buffer[l.start : l.start+int(length)]
+	request, err := frame.ParseRequest(whole[frame.HeaderBytes:])
+	if err != nil || request.HasMetadata || request.TimeoutNano != 0 && request.TimeoutNano < int64(leastTimeout) {
+		return false, l.passRequest(header)
+	}
+	return l.inPlace(whole, header, &request)
+}
+
+// inPlace tries to answer a request here.
+func (l *loop) inPlace(whole []byte, header frame.Header, request *frame.Request) (taken bool, err error) {
+	c := l.conn
+	c.watch()
+	l.start += len(whole)
+	l.asked = whole
+	odd := c.sequence.Add(1)
+	response, ok := c.quick(request)
+	if !c.sequence.CompareAndSwap(odd, odd+1) {
+		return true, nil // the server has the call by now
+	}
+	if ok {
+		l.answer = frame.AppendResponse(l.answer[:0], header.StreamID, response)
+		err := c.send(l.answer)
+		// Else the runtime takes this goroutine, which waits in system calls
+		// alone, for one that has run for too long, and wakes up fifty thousand
+		// times a second to preempt it. Each yield costs a wake-up too: not always.
+		if l.quick++; l.quick%yieldEvery == 0 {
+			runtime.Gosched()
+		}
+		return false, err
+	}
+	l.start -= len(whole)
+	return false, l.passRequest(header)
+}
+
+// take waits until there is memory for a call, whose answer is owed from then on.
+func (c *conn) take(header frame.Header) bool {
+	taken := c.room.ledger.take(&c.account, header.StreamID, costOf(header.Length), c.over)
+	if taken {
+		c.room.owed.took(c)
+	}
+	return taken
+}
+
+// passRequest hands the server a call, when there is memory for it, piece by piece as it
+// comes. It begins when all is here that may be on its way from a peer that has gone:
+// the server is not to make room for what does not come.
+func (l *loop) passRequest(header frame.Header) error {
+	if !l.conn.take(header) {
+		return net.ErrClosed
+	}
+	l.conn.reading.start()
+	defer l.conn.reading.stop()
+	length := frame.HeaderBytes + int64(header.Length)
+	held := min(length, heldBytes)
+	if header.Length > frame.MaxLength {
+		held = frame.HeaderBytes // nothing was lent for more
+	}
+	var pieces [][]byte
+	for read := int64(0); read < length; {
+		piece, err := l.piece(length - read)
+		if err != nil {
+			return err
+		}
+		pieces, read = append(pieces, piece), read+int64(len(piece))
+		if read < held {
+			continue
+		}
+		for _, p := range pieces {
+			if !l.deliver(p) {
+				return net.ErrClosed
+			}
+		}
+		pieces = pieces[:0]
+	}
+	runtime.Gosched() // the server's turn, before this thread waits for the peer
+	return nil
+}
+
+// piece returns the next bytes of a frame, at most so many: what the buffer has, or
+// what comes.
+func (l *loop) piece(most int64) ([]byte, error) {
+	if n := min(most, int64(l.end-l.start)); n > 0 {
+		l.start += int(n)
+		return bytes.Clone(l.buffer[l.start-int(n) : l.start]), nil
+	}
+	piece := make([]byte, min(most, pieceBytes))
+	n, err := l.conn.receive(piece)
+	return piece[:n], err
+}
+
+// refuse answers what is no call, and passes it over: the server would keep it. It has
+// no streams, and data for a call makes ttrpc v1.2.10 panic. The texts are ttrpc's.
+func (l *loop) refuse(header frame.Header) (refused bool, err error) {
+	var text string
+	switch {
+	case header.StreamID%2 == 0:
+		text = "StreamID must be odd for client initiated streams"
+	case header.Type == frame.TypeData:
+		text = "StreamID is no longer active"
+	case header.Type != frame.TypeRequest:
+	case header.StreamID <= l.conn.last:
+		text = "StreamID cannot be re-used and must increment"
+	default:
+		return false, nil
+	}
+	err = l.skip(frame.HeaderBytes + uint64(header.Length))
+	if err == nil && text != "" {
+		l.answer = frame.AppendError(l.answer[:0], header.StreamID, codes.InvalidArgument, text)
+		err = l.conn.send(l.answer)
+	}
+	return true, err
+}
+
+// fill reads until the buffer holds n bytes, which it has room for.
+func (l *loop) fill(n int) error {
+	for l.end-l.start < n {
+		if l.start+n > len(l.buffer) {
+			l.end = copy(l.buffer, l.buffer[l.start:l.end])
+			l.start = 0
+		}
+		if l.start == l.end {
+			l.start, l.end = 0, 0
+		}
+		got, err := l.conn.receive(l.buffer[l.end:])
+		if err != nil {
+			return err
+		}
+		l.end += got
+	}
+	return nil
+}
+
+func (c *conn) receive(p []byte) (int, error) {
+	for {
+		n, err := unix.Read(c.fd, p)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return 0, os.NewSyscallError("read", err)
+		case n == 0:
+			return 0, io.EOF
+		default:
+			return n, nil
+		}
+	}
+}
+
+// skip passes a frame over whose length the peer claims.
+func (l *loop) skip(length uint64) error {
+	for length > 0 {
+		if l.start == l.end {
+			if err := l.fill(1); err != nil {
+				return err
+			}
+		}
+		n := min(length, uint64(l.end-l.start))
+		l.start += int(n)
+		length -= n
+	}
+	return nil
+}
+
+func (l *loop) deliver(chunk []byte) bool {
+	if len(chunk) == 0 {
+		return true
+	}
+	select {
+	case l.conn.up <- chunk:
+		return true
+	case <-l.conn.over:
+		return false
+	}
+}

@@ -1,0 +1,185 @@
+package transport
+
+import (
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/protocols/frame"
+)
+
+// small has places for two connections.
+func small() *room { return newRoom(bounds{conns: 2, lent: least, lentToOne: least}) }
+
+// joined is a connection in a room, and its peer. Nothing is answered in place.
+func joined(t *testing.T, r *room) (*conn, net.Conn, error) {
+	t.Helper()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	decline := func(*frame.Request) ([]byte, bool) { return nil, false }
+	c, err := newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, decline, r, func() {})
+	if err != nil {
+		unix.Close(pair[0])
+		unix.Close(pair[1])
+		return nil, nil, err
+	}
+	file := os.NewFile(uintptr(pair[1]), "peer")
+	defer file.Close()
+	peer, err := net.FileConn(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { peer.Close(); c.Close() })
+	return c, peer, nil
+}
+
+func mustJoin(t *testing.T, r *room) (*conn, net.Conn) {
+	t.Helper()
+	c, peer, err := joined(t, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, peer
+}
+
+// isEnded waits for a connection's end, as its server and its peer see it.
+func isEnded(t *testing.T, c *conn, peer net.Conn) {
+	t.Helper()
+	if err := peer.SetDeadline(time.Now().Add(limit)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, c); err != nil {
+		t.Error(err)
+	}
+	c.Close()
+	if _, err := io.Copy(io.Discard, peer); err != nil {
+		t.Errorf("want the connection's end\ngot  %v", err)
+	}
+}
+
+// sendCall sends a call, and waits until the server has it.
+func sendCall(t *testing.T, c *conn, peer net.Conn, stream uint32) {
+	t.Helper()
+	if _, err := peer.Write(asked(stream)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(c, make([]byte, frame.HeaderBytes)); err != nil {
+		t.Fatal(err)
+	}
+	for c.reading.runs() {
+		runtime.Gosched()
+	}
+}
+
+// awaitReading waits until a connection has memory for a frame, which does not come whole.
+func awaitReading(c *conn) {
+	for !c.reading.runs() {
+		runtime.Gosched()
+	}
+}
+
+func answer(t *testing.T, c *conn, stream uint32) {
+	t.Helper()
+	if _, err := c.Write(frame.AppendResponse(nil, stream, nil)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLongestIdleConnectionGivesWay(t *testing.T) {
+	r := small()
+	first, firstPeer := mustJoin(t, r)
+	second, secondPeer := mustJoin(t, r)
+	sendCall(t, first, firstPeer, 1)
+	answer(t, first, 1) // used later than the second
+	third, thirdPeer := mustJoin(t, r)
+	isEnded(t, second, secondPeer)
+	sendCall(t, first, firstPeer, 3)
+	sendCall(t, third, thirdPeer, 1)
+	if _, _, err := joined(t, r); err == nil {
+		t.Error("a connection was admitted though all others have calls")
+	}
+	answer(t, third, 1)
+	mustJoin(t, r)
+	isEnded(t, third, thirdPeer)
+	answer(t, first, 3)
+}
+
+// A frame that is not finished keeps its place for a while, and not for ever.
+func TestStuckConnectionGivesWay(t *testing.T) {
+	r := small()
+	stuck, stuckPeer := mustJoin(t, r)
+	_, _ = mustJoin(t, r)
+	header := frame.Header{Length: 1 << 20, StreamID: 1, Type: frame.TypeRequest}
+	if _, err := stuckPeer.Write(header.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	awaitReading(stuck)
+	_, _ = mustJoin(t, r) // in place of the other, that is younger and has no call
+	if stuck.stuck() {
+		t.Skip("this machine took longer than patience to get here, so there is nothing to see: run it again")
+	}
+	stuck.reading.began.Add(-int64(2 * patience))
+	_, _ = mustJoin(t, r)
+	isEnded(t, stuck, stuckPeer)
+}
+
+// A peer that waits for memory is not read, and gets it when who keeps it is stuck.
+func TestStuckConnectionLosesMemoryThatOthersWaitFor(t *testing.T) {
+	r := small()
+	stuck, stuckPeer := mustJoin(t, r)
+	header := frame.Header{Length: frame.MaxLength, StreamID: 1, Type: frame.TypeRequest}.Append(nil)
+	if _, err := stuckPeer.Write(header); err != nil {
+		t.Fatal(err)
+	}
+	awaitReading(stuck)
+	next, nextPeer := mustJoin(t, r)
+	if _, err := nextPeer.Write(header); err != nil {
+		t.Fatal(err)
+	}
+	for n := 0; n == 0; { // it waits
+		r.ledger.mu.Lock()
+		n = len(r.ledger.waiting)
+		r.ledger.mu.Unlock()
+	}
+	stuck.reading.began.Add(-int64(2 * patience))
+	isEnded(t, stuck, stuckPeer)
+	awaitReading(next)
+}
+
+// Who has hung up while it waited for memory gets none: the server would make room for
+// a frame that never comes.
+func TestWhoHungUpMeanwhileGetsNoMemory(t *testing.T) {
+	r := small()
+	first, firstPeer := mustJoin(t, r)
+	header := frame.Header{Length: frame.MaxLength, StreamID: 1, Type: frame.TypeRequest}.Append(nil)
+	next, nextPeer := mustJoin(t, r)
+	for _, peer := range []net.Conn{firstPeer, nextPeer} {
+		if _, err := peer.Write(header); err != nil {
+			t.Fatal(err)
+		}
+		if peer == firstPeer {
+			awaitReading(first)
+		}
+	}
+	for n := 0; n == 0; {
+		r.ledger.mu.Lock()
+		n = len(r.ledger.waiting)
+		r.ledger.mu.Unlock()
+	}
+	nextPeer.Close()
+	firstPeer.Close()
+	if _, err := io.Copy(io.Discard, first); err != nil {
+		t.Error(err)
+	}
+	first.Close()
+	if up, err := io.ReadAll(next); len(up) > 0 || err != nil {
+		t.Errorf("want the connection's end\ngot  %d bytes, error %v", len(up), err)
+	}
+}

@@ -1,0 +1,196 @@
+package volumes
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/directvol/directvol/protocols/address"
+	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// floodedMiB is the memory of the guest that is flooded, and floodBytes what a flood
+// may take of it: an eighth, of which the agent's comment says what it holds.
+const (
+	floodedMiB = 512
+	floodBytes = floodedMiB * miB / 8
+)
+
+// restBytes is what may be left of a flood when it is over: threads are kept.
+const restBytes = 12 * miB
+
+// TestFloodedGuest boots one guest of little memory for clients that take what they
+// can. An ordinary client is served meanwhile.
+func TestFloodedGuest(t *testing.T) {
+	g, err := vm.Boot(within(t, jobLimit), vm.Options{MemoryMiB: floodedMiB})
+	must(t, err)
+	t.Cleanup(func() { must(t, g.Close()) })
+	t.Cleanup(g.Kill)
+	explain(t, g)
+	for _, flood := range []struct {
+		name string
+		test func(*testing.T, *vm.Guest)
+	}{
+		{"frames that are not finished", unfinishedFrames},
+		{"messages that are more in memory", swellingMessages},
+		{"clients that never read", neverRead},
+		{"calls that wait", waitingCalls},
+		{"connections that are idle", idleConnections},
+	} {
+		if !t.Run(flood.name, func(t *testing.T) { withinMemory(t, g, flood.test) }) {
+			return
+		}
+	}
+	must(t, powerOff(g))
+}
+
+// withinMemory runs a flood, and looks at what it takes and what it leaves.
+func withinMemory(t *testing.T, g *vm.Guest, flood func(*testing.T, *vm.Guest)) {
+	served(t, g) // once: what is made for the first client stays
+	before := available(t, g)
+	least := before
+	t.Run("during", func(t *testing.T) {
+		flood(t, g)
+		began := time.Now()
+		for range 50 {
+			served(t, g)
+			least = min(least, available(t, g))
+		}
+		t.Logf("an ordinary client's 50 rounds took %v", time.Since(began))
+	})
+	t.Logf("of %d MiB: %.1f MiB taken at most", floodedMiB, float64(before-least)/miB)
+	if before-least > floodBytes {
+		t.Errorf("memory taken\nwant at most %d MiB\ngot  %d MiB", floodBytes/miB, (before-least)/miB)
+	}
+	began := time.Now()
+	until(t, func() bool { return before-available(t, g) <= restBytes })
+	t.Logf("given back but for %.1f MiB after %v", float64(before-available(t, g))/miB, time.Since(began))
+}
+
+// available is how much memory programs in the guest can still get, in bytes.
+func available(t *testing.T, g *vm.Guest) int64 {
+	t.Helper()
+	text, err := g.Act.ReadFile(limited(t), "/proc/meminfo")
+	must(t, err)
+	_, rest, _ := strings.Cut(string(text), "MemAvailable:")
+	value, _, _ := strings.Cut(rest, "kB")
+	n, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
+	must(t, err)
+	return n * kiB
+}
+
+// served makes an ordinary client's calls, on a connection that it has and on a new one.
+func served(t *testing.T, g *vm.Guest) {
+	t.Helper()
+	_, err := g.Agent().Version(limited(t))
+	must(t, err)
+	must(t, container(t, g, "ordinary", &agentpb.Storage{Driver: "local", MountPoint: "/run/test/ordinary"}))
+	remove(t, g, "ordinary")
+	w := dialWire(t, g)
+	w.send(call(t, 1, agentpb.HealthServiceName, "Version", nil))
+	if _, err := w.answer(); err != nil {
+		t.Error(err)
+	}
+	w.Close()
+}
+
+// openConnections opens n connections that end with the test.
+func openConnections(t *testing.T, g *vm.Guest, n int) []net.Conn {
+	t.Helper()
+	to, err := address.Parse(g.VM().GuestAddress(agentpb.Port))
+	must(t, err)
+	conns := make([]net.Conn, n)
+	for i := range conns {
+		until(t, func() bool { // as many are refused as the guest does not come to accept
+			conns[i], err = to.Dial(limited(t))
+			return err == nil
+		})
+		t.Cleanup(func() { conns[i].Close() })
+	}
+	return conns
+}
+
+// pour writes as much as each connection takes, until the test ends or it is ended.
+func pour(t *testing.T, conns []net.Conn, write func(i int, conn net.Conn) error) {
+	var writers sync.WaitGroup
+	for i, conn := range conns {
+		writers.Go(func() {
+			_ = write(i, conn) // which the agent may refuse, and ends with the connection
+		})
+	}
+	t.Cleanup(func() {
+		for _, conn := range conns {
+			conn.Close()
+		}
+		writers.Wait()
+	})
+}
+
+func unfinishedFrames(t *testing.T, g *vm.Guest) {
+	frame := framed(1, frame.TypeRequest, make([]byte, frameMax))
+	pour(t, openConnections(t, g, 185), func(_ int, conn net.Conn) error {
+		_, err := conn.Write(frame[:len(frame)-1])
+		return err
+	})
+}
+
+// swellingMessages is of lists of empty elements: each is two bytes, and a structure
+// when it is decoded.
+func swellingMessages(t *testing.T, g *vm.Guest) {
+	swells := call(t, 1, agentpb.AgentServiceName, "CreateContainer", bytes.Repeat([]byte{5<<3 | 2, 0}, frameMax/2-kiB))
+	for range 4 {
+		w := dialWire(t, g)
+		w.send(swells)
+		_, err := w.answer()
+		refused(t, err, codes.InvalidArgument, "when they are decoded")
+	}
+}
+
+// neverRead is of clients whose answers have nowhere to go.
+func neverRead(t *testing.T, g *vm.Guest) {
+	pour(t, openConnections(t, g, 4), func(_ int, conn net.Conn) error {
+		for stream := uint32(1); ; stream += 2 {
+			if _, err := conn.Write(call(t, stream, agentpb.AgentServiceName, "GetMetrics", nil)); err != nil {
+				return err
+			}
+		}
+	})
+}
+
+// waitingCalls is of calls that take their time, each with a large message.
+func waitingCalls(t *testing.T, g *vm.Guest) {
+	pour(t, openConnections(t, g, 20), func(i int, conn net.Conn) error {
+		go func() { // its answers are read
+			var buffer [4 * kiB]byte
+			for {
+				if _, err := conn.Read(buffer[:]); err != nil {
+					return
+				}
+			}
+		}()
+		request, err := (&agentpb.CreateContainerRequest{ContainerId: fmt.Sprint("waits-", i), StringUser: &agentpb.StringUser{Uid: strings.Repeat("x", miB)}, Storages: []*agentpb.Storage{
+			{Driver: "blk", Source: nowhere, Fstype: "ext4", MountPoint: fmt.Sprint("/run/test/waits-", i)}}}).Marshal()
+		if err != nil {
+			return err
+		}
+		for stream := uint32(1); ; stream += 2 {
+			if _, err := conn.Write(call(t, stream, agentpb.AgentServiceName, "CreateContainer", request)); err != nil {
+				return err
+			}
+		}
+	})
+}
+
+// idleConnections are more than there may be. The ones that were used last stay.
+func idleConnections(t *testing.T, g *vm.Guest) {
+	openConnections(t, g, 300)
+}
