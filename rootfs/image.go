@@ -121,6 +121,13 @@ func addModules(a *archive, k *kernel.Kernel, names []string) ([]string, error) 
 		paths = append(paths, guest)
 		list.WriteString(guest + "\n")
 	}
+	builtIn, err := k.BuiltInList()
+	if err == nil {
+		err = a.addFile(path.Join("/lib/modules", k.Version, "modules.builtin"), 0o644, builtIn)
+	}
+	if err != nil {
+		return nil, err
+	}
 	return paths, a.addFile(ModuleList, 0o644, []byte(list.String()))
 }
 

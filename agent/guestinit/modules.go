@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -53,7 +54,7 @@ func LoadModulesUntil(list, name string) (others func() error, err error) {
 func loadAll(paths []string) error {
 	var errs []error
 	for _, p := range paths {
-		errs = append(errs, loadModule(p))
+		errs = append(errs, LoadModule(p, ""))
 	}
 	return errors.Join(errs...)
 }
@@ -69,13 +70,19 @@ func eachLine(r io.Reader, do func(line string) error) error {
 	return errors.Join(append(errs, lines.Err())...)
 }
 
-func loadModule(path string) error {
+// LoadModule loads a module from a file, by finit_module(2), which decompresses by
+// itself where the kernel can. One that is there already is left as it is.
+func LoadModule(path, parameters string) error {
 	file, err := os.Open(path)
 	if err != nil {
 		return fmt.Errorf("module: %w", err)
 	}
 	defer file.Close()
-	if err := unix.FinitModule(int(file.Fd()), "", 0); err != nil && !errors.Is(err, unix.EEXIST) {
+	flags := 0
+	if filepath.Ext(path) != ".ko" {
+		flags = unix.MODULE_INIT_COMPRESSED_FILE
+	}
+	if err := unix.FinitModule(int(file.Fd()), parameters, flags); err != nil && !errors.Is(err, unix.EEXIST) {
 		return &fs.PathError{Op: "finit_module", Path: path, Err: err}
 	}
 	return nil

@@ -19,6 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/directvol/directvol/agent/contract"
+	"github.com/directvol/directvol/agent/guest"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/metrics"
 	"github.com/directvol/directvol/agent/refusal"
@@ -48,6 +50,7 @@ type Agent struct {
 	Sandbox    *sandbox.Sandbox
 	Storages   *storage.Table // that the sandbox holds
 	Volumes    *volume.Table
+	Guest      guest.Guest
 	ResizeWait time.Duration // how long a resize waits for its device
 	Destroyed  func()        // called when DestroySandbox has succeeded, before it answers
 
@@ -110,7 +113,13 @@ func (a *Agent) version(context.Context, *agentpb.CheckRequest) (*agentpb.Versio
 }
 
 func (a *Agent) createSandbox(ctx context.Context, r *agentpb.CreateSandboxRequest) (*emptypb.Empty, error) {
-	return nothing, a.Sandbox.Create(ctx, r.Storages)
+	if err := contract.Check(r); err != nil {
+		return nil, err
+	}
+	return nothing, a.Sandbox.Create(ctx, r.Storages,
+		func(context.Context) (func() error, error) { return nil, a.Guest.LoadModules(r.KernelModules) },
+		func(context.Context) (func() error, error) { return a.Guest.SetResolver(r.Dns) },
+		func(context.Context) (func() error, error) { return a.Guest.SetHostname(r.Hostname) })
 }
 
 func (a *Agent) destroySandbox(ctx context.Context, _ *agentpb.DestroySandboxRequest) (*emptypb.Empty, error) {
@@ -182,7 +191,11 @@ func (a *Agent) createContainer(ctx context.Context, r *agentpb.CreateContainerR
 	if err := checkContainerID(r.ContainerId); err != nil {
 		return nil, err
 	}
-	if err := a.Sandbox.CreateContainer(ctx, r.ContainerId, r.Storages); err != nil {
+	if err := contract.Check(r); err != nil {
+		return nil, err
+	}
+	devices := func(ctx context.Context) (func() error, error) { return nil, a.Storages.AwaitDevices(ctx, r.Devices) }
+	if err := a.Sandbox.CreateContainer(ctx, r.ContainerId, r.Storages, devices); err != nil {
 		return nil, err
 	}
 	a.Log.WithField("container", r.ContainerId).Info("container's storages are mounted; no process is made for it")

@@ -66,12 +66,16 @@ func New(log *logrus.Entry, storages Storages) *Sandbox {
 	return &Sandbox{log: log, storages: storages, gate: newGate(), creates: map[*create]bool{}}
 }
 
+// Step is a part of a create that comes before its storages, in its turn. undo, which
+// may be nil, is called where a later part fails.
+type Step func(context.Context) (undo func() error, err error)
+
 // Create makes the sandbox, again after Destroy, and holds its own storages. Where it
 // fails the sandbox is as it was: after a Destroy no other call is made meanwhile.
-func (s *Sandbox) Create(ctx context.Context, storages []*agentpb.Storage) error {
-	err := s.createIn(ctx, s.inTurn(storage.Sandbox), false, storages)
+func (s *Sandbox) Create(ctx context.Context, storages []*agentpb.Storage, before ...Step) error {
+	err := s.createIn(ctx, s.inTurn(storage.Sandbox), false, storages, before)
 	if errors.Is(err, errAgain) {
-		err = s.createIn(ctx, s.alone, true, storages)
+		err = s.createIn(ctx, s.alone, true, storages, before)
 	}
 	return err
 }
@@ -79,7 +83,7 @@ func (s *Sandbox) Create(ctx context.Context, storages []*agentpb.Storage) error
 // errAgain is of a sandbox that is destroyed, when it is to be made beside others.
 var errAgain = errors.New("after a destroy a sandbox is made alone")
 
-func (s *Sandbox) createIn(ctx context.Context, turn turn, alone bool, storages []*agentpb.Storage) error {
+func (s *Sandbox) createIn(ctx context.Context, turn turn, alone bool, storages []*agentpb.Storage, before []Step) error {
 	return s.create(ctx, "the sandbox", storage.Sandbox, turn, func(ctx context.Context, agreed func() bool) error {
 		ended := s.storages.Ended()
 		if ended && !alone {
@@ -88,7 +92,7 @@ func (s *Sandbox) createIn(ctx context.Context, turn turn, alone bool, storages 
 		if err := s.storages.End(false); err != nil {
 			return err
 		}
-		err := s.storages.Hold(ctx, storage.Sandbox, storages, agreed)
+		err := s.hold(ctx, storage.Sandbox, storages, agreed, before)
 		if err != nil && ended {
 			err = errors.Join(err, s.storages.End(true))
 		}
@@ -97,10 +101,25 @@ func (s *Sandbox) createIn(ctx context.Context, turn turn, alone bool, storages 
 }
 
 // CreateContainer holds a container's storages. Repeated, it changes nothing.
-func (s *Sandbox) CreateContainer(ctx context.Context, id string, storages []*agentpb.Storage) error {
+func (s *Sandbox) CreateContainer(ctx context.Context, id string, storages []*agentpb.Storage, before ...Step) error {
 	return s.create(ctx, "container "+id, id, s.inTurn(id), func(ctx context.Context, agreed func() bool) error {
-		return s.storages.Hold(ctx, id, storages, agreed)
+		return s.hold(ctx, id, storages, agreed, before)
 	})
+}
+
+// hold takes the steps and holds storages. Where it fails, it has undone the steps.
+func (s *Sandbox) hold(ctx context.Context, holder string, storages []*agentpb.Storage, agreed func() bool, before []Step) error {
+	if len(before) == 0 {
+		return s.storages.Hold(ctx, holder, storages, agreed)
+	}
+	undo, err := before[0](ctx)
+	if err != nil {
+		return err
+	}
+	if err = s.hold(ctx, holder, storages, agreed, before[1:]); err != nil && undo != nil {
+		err = errors.Join(err, undo())
+	}
+	return err
 }
 
 // releaseLimit bounds how long a call that unmounts waits for a device that

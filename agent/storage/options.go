@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/contract"
 )
 
 // flagOf are the options that mount(2) takes as flags.
@@ -21,13 +23,11 @@ var flagOf = map[string]uintptr{
 	"strictatime": unix.MS_STRICTATIME,
 }
 
-// hostOnly are options that CSI drivers pass on and that mean something to
-// mount(8), fstab or the kubelet, or are the default, but nothing to a
-// filesystem, which would refuse them.
-var hostOnly = map[string]bool{
-	"": true, "defaults": true, "rw": true, "bind": true, "rbind": true,
-	"_netdev": true, "nofail": true, "auto": true, "noauto": true,
-	"user": true, "nouser": true, "users": true, "lazytime": true,
+// isHostOnly reports whether CSI drivers pass an option on that means something to
+// mount(8), fstab or the kubelet, or is the default, but nothing to a filesystem, which
+// would refuse it.
+func isHostOnly(option string) bool {
+	return option == "" || slices.Contains(contract.HostOptions, option)
 }
 
 // mountOptions splits a Storage's options into mount(2)'s flags and data. Some
@@ -37,7 +37,7 @@ func mountOptions(options []string) (flags uintptr, data string) {
 	for o := range strings.SplitSeq(strings.Join(options, ","), ",") {
 		if flag, ok := flagOf[o]; ok {
 			flags |= flag
-		} else if !hostOnly[o] {
+		} else if !isHostOnly(o) {
 			rest = append(rest, o)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/directvol/directvol/agent/contract"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
@@ -43,9 +44,8 @@ func parse(s *agentpb.Storage) (request, error) {
 	if !isMountPoint(clean) {
 		return refuse("the mount point must be an absolute path below /")
 	}
-	// Said, not passed over: a caller who asks for these relies on them.
-	if len(s.DriverOptions) > 0 || s.FsGroup != nil {
-		return request{}, refusal.New(refusal.Unimplemented, "storage %.200q: driver_options and fs_group are not built yet", s.MountPoint)
+	if err := contract.Check(s); err != nil {
+		return request{}, refusal.New(refusal.KindOf(err), "storage %.200q: %w", s.MountPoint, err)
 	}
 	flags, data := mountOptions(s.Options)
 	if len(data) > dataBytes || strings.ContainsRune(data, 0) || !utf8.ValidString(data) {

@@ -143,16 +143,22 @@ var errEnded = refusal.New(refusal.FailedPrecondition, "the sandbox is destroyed
 
 // need makes one storage the call's.
 func (t *Table) need(ctx context.Context, c *call, r request) error {
-	finding, cancel := context.WithTimeout(ctx, t.hotplug)
-	defer cancel()
-	from, err := r.driver.find(finding, r)
+	from, err := t.find(ctx, "storage "+r.mountPoint, r)
 	if err != nil {
-		if finding.Err() != nil && refusal.KindOf(err) == refusal.Internal {
-			err = refusal.New(refusal.DeadlineExceeded, "storage %s: no device at %q after %v: is it attached there? %w", r.mountPoint, r.source, t.hotplug, err)
-		}
 		return err
 	}
 	return t.inTurn(ctx, "mount", r.mountPoint, func() error { return errors.Join(t.needFound(c, r, from), ctx.Err()) })
+}
+
+// find finds a request's source, which may be plugged in only just now.
+func (t *Table) find(ctx context.Context, what string, r request) (origin, error) {
+	finding, cancel := context.WithTimeout(ctx, t.hotplug)
+	defer cancel()
+	from, err := r.driver.find(finding, r)
+	if err != nil && finding.Err() != nil && refusal.KindOf(err) == refusal.Internal {
+		err = refusal.New(refusal.DeadlineExceeded, "%s: no device at %q after %v: is it attached there? %w", what, r.source, t.hotplug, err)
+	}
+	return from, err
 }
 
 // inTurn runs do in a mount point's turn. do makes system calls that take as long as

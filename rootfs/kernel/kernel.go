@@ -129,6 +129,11 @@ func (k *Kernel) index() error {
 	return k.indexBuiltIn()
 }
 
+// BuiltInList returns modules.builtin, which says to the guest what it need not load.
+func (k *Kernel) BuiltInList() ([]byte, error) {
+	return os.ReadFile(filepath.Join(k.root, "modules.builtin"))
+}
+
 // indexBuiltIn reads modules.builtin: a line names a module as it would lie in the folder (Documentation/kbuild/kbuild.rst).
 func (k *Kernel) indexBuiltIn() error {
 	f, err := os.Open(filepath.Join(k.root, "modules.builtin"))

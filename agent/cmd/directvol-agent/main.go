@@ -17,6 +17,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/guest"
 	"github.com/directvol/directvol/agent/guestinit"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/rpc"
@@ -159,7 +160,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	agent := &rpc.Agent{
 		Ready: loaded,
 		Log:   log, Version: version, Init: asInit, ResizeWait: set.resizeWait, Volumes: volumes,
-		Sandbox: sandbox.New(log, storages), Storages: storages,
+		Sandbox: sandbox.New(log, storages), Storages: storages, Guest: guest.New(asInit),
 	}
 	listener, err := transport.Listen(set.listen, agent.Quick, log)
 	if err != nil {

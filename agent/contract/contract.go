@@ -1,0 +1,127 @@
+// Package contract says of every field of the messages that make sandboxes, containers
+// and their storages what becomes of it: it is honoured, or refused by its name, or
+// ignored for a reason that docs/messages.md gives. Nothing else happens to a field: one
+// that is in no list is refused. It looks at messages and does nothing with them.
+package contract
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// verdict is what becomes of a field.
+type verdict string
+
+const (
+	honoured verdict = "honoured"
+	refused  verdict = "refused"
+	ignored  verdict = "ignored"
+)
+
+// field is one, by its name in the .proto file. why is how it is honoured, or why it
+// is not. All that is in a field which is ignored or refused goes with it.
+type field struct {
+	name    string
+	verdict verdict
+	why     string
+}
+
+// Check refuses a message, a pointer to one of protocols/agentpb, that sets a field which
+// is refused. Of another message than those of fields all fields are refused.
+func Check(message any) error { return check(reflect.ValueOf(message), "") }
+
+func check(v reflect.Value, in string) error {
+	for v.Kind() == reflect.Pointer {
+		if v.IsNil() {
+			return nil
+		}
+		v = v.Elem()
+	}
+	for i := range v.NumField() {
+		name, value := nameOf(v.Type().Field(i)), v.Field(i)
+		if name == "" || !isSet(value) {
+			continue
+		}
+		path := strings.TrimPrefix(in+"."+name, ".")
+		switch f := of(v.Type().Name(), name); f.verdict {
+		case honoured:
+			if err := checkWithin(value, path); err != nil {
+				return err
+			}
+		case ignored:
+		default:
+			return refusal.New(refusal.Unimplemented, "%s: this agent does not do that: %s", path, f.why)
+		}
+	}
+	return nil
+}
+
+// checkWithin looks into the messages that a field holds.
+func checkWithin(v reflect.Value, path string) error {
+	switch {
+	case isMessage(v.Type()):
+		return check(v, path)
+	case v.Kind() == reflect.Slice && isMessage(v.Type().Elem()):
+		for i := range v.Len() {
+			if err := check(v.Index(i), fmt.Sprintf("%s[%d]", path, i)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func isMessage(t reflect.Type) bool {
+	return t.Kind() == reflect.Pointer && t.Elem().Kind() == reflect.Struct
+}
+
+// isSet reports whether a field has another value than one that was not sent.
+func isSet(v reflect.Value) bool {
+	if v.Kind() == reflect.Slice || v.Kind() == reflect.Map {
+		return v.Len() > 0
+	}
+	return !v.IsZero()
+}
+
+// nameOf returns a field's name in the .proto file, or "" of what is no field.
+func nameOf(f reflect.StructField) string {
+	for part := range strings.SplitSeq(f.Tag.Get("protobuf"), ",") {
+		if name, ok := strings.CutPrefix(part, "name="); ok {
+			return name
+		}
+	}
+	return ""
+}
+
+// of returns what is said of a field.
+func of(message, name string) field {
+	for _, m := range fields {
+		if m.message != message {
+			continue
+		}
+		if i := slices.IndexFunc(m.fields, func(f field) bool { return f.name == name }); i >= 0 {
+			return m.fields[i]
+		}
+	}
+	return field{name, refused, "it is not known"}
+}
+
+// Text is the list as docs/messages.md has it.
+func Text() string {
+	var text strings.Builder
+	text.WriteString("# What becomes of each field of a message\n\n" +
+		"The fields of Kata's messages that make sandboxes, containers and storages. One that is refused ends its call\n" +
+		"with UNIMPLEMENTED and its name, before anything is done. This file is made from agent/contract, by\n" +
+		"`go test ./agent/contract -update`.\n")
+	for _, m := range fields {
+		fmt.Fprintf(&text, "\n## %s\n\n| field | is | |\n|---|---|---|\n", m.message)
+		for _, f := range m.fields {
+			fmt.Fprintf(&text, "| `%s` | %s | %s |\n", f.name, f.verdict, f.why)
+		}
+	}
+	return text.String()
+}

@@ -1,0 +1,190 @@
+// Package guest sets what a sandbox asks of its guest as a whole: its name, its
+// resolver's configuration (resolv.conf(5)) and modules of its kernel. Each call may be
+// repeated, and returns what undoes it.
+package guest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/guestinit"
+	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+const (
+	// hostnameBytes is the longest name that the kernel takes (uname(2)).
+	hostnameBytes = 64
+	// resolverBytes bounds /etc/resolv.conf, whose readers expect a few lines.
+	resolverBytes = 64 << 10
+	// moduleBytes is the longest name of a module (MODULE_NAME_LEN).
+	moduleBytes = 56
+)
+
+// Guest is the one that this process runs in.
+type Guest struct {
+	root string
+	init bool
+	load func(path, parameters string) error
+}
+
+// New returns the guest. init says that this process is its PID 1: in a guest with
+// another one some things are not ours to set.
+func New(init bool) Guest { return Guest{"/", init, guestinit.LoadModule} }
+
+// SetHostname gives the guest a name. An empty one changes nothing.
+func (Guest) SetHostname(name string) (undo func() error, err error) {
+	if name == "" {
+		return nil, nil
+	}
+	if len(name) > hostnameBytes || strings.ContainsRune(name, 0) {
+		return nil, refusal.New(refusal.InvalidArgument, "hostname %.80q: at most %d bytes, none of them 0", name, hostnameBytes)
+	}
+	before, err := os.Hostname()
+	if err != nil {
+		return nil, err
+	}
+	return func() error { return setHostname(before) }, setHostname(name)
+}
+
+func setHostname(name string) error {
+	return os.NewSyscallError("sethostname", unix.Sethostname([]byte(name)))
+}
+
+// SetResolver writes the lines of /etc/resolv.conf. None change nothing.
+func (g Guest) SetResolver(lines []string) (undo func() error, err error) {
+	if len(lines) == 0 {
+		return nil, nil
+	}
+	if !g.init {
+		return nil, refusal.New(refusal.Unimplemented, "dns: /etc/resolv.conf belongs to this guest's own init, and this agent is not it")
+	}
+	text := strings.Join(lines, "\n") + "\n"
+	if len(text) > resolverBytes || strings.ContainsRune(text, 0) || !utf8.ValidString(text) || strings.Count(text, "\n") != len(lines) {
+		return nil, refusal.New(refusal.InvalidArgument, "dns: %d bytes: want lines of UTF-8, at most %d bytes in all", len(text), resolverBytes)
+	}
+	path := filepath.Join(g.root, "etc/resolv.conf")
+	before, err := os.ReadFile(path)
+	missing := errors.Is(err, fs.ErrNotExist)
+	if err != nil && !missing {
+		return nil, err
+	}
+	undo = func() error {
+		if missing {
+			return os.Remove(path)
+		}
+		return replace(path, before)
+	}
+	return undo, replace(path, []byte(text))
+}
+
+// replace writes a file whole, or not at all.
+func replace(path string, text []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".new", text, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// LoadModules loads modules that are not there yet. They stay.
+func (g Guest) LoadModules(modules []*agentpb.KernelModule) error {
+	for _, m := range modules {
+		if m == nil {
+			return refusal.New(refusal.InvalidArgument, "kernel_modules: empty message")
+		}
+		if len(m.Name) > moduleBytes || m.Name == "" || strings.ContainsFunc(m.Name, func(r rune) bool { return !strings.ContainsRune(moduleRunes, r) }) {
+			return refusal.New(refusal.InvalidArgument, "kernel_modules: %.80q is no module's name", m.Name)
+		}
+		if err := g.loadOne(strings.ReplaceAll(m.Name, "-", "_"), m.Parameters); err != nil {
+			return refusal.New(refusal.KindOf(err), "kernel module %s: %w", m.Name, err)
+		}
+	}
+	return nil
+}
+
+const moduleRunes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+
+func (g Guest) loadOne(name string, parameters []string) error {
+	loaded := filepath.Join(g.root, "sys/module", name)
+	if _, err := os.Stat(loaded); err == nil {
+		return hasParameters(loaded, parameters)
+	}
+	path, err := g.find(name)
+	if err != nil || path == builtIn && len(parameters) == 0 {
+		return err
+	}
+	if path == builtIn {
+		return refusal.New(refusal.FailedPrecondition, "it is a part of the kernel, which takes %q on its command line alone", parameters)
+	}
+	if err := g.load(path, strings.Join(parameters, " ")); err != nil {
+		return refusal.New(refusal.FailedPrecondition, "%w (the guest's kernel log says more)", err)
+	}
+	return nil
+}
+
+// hasParameters refuses parameters that a module does not have which is loaded.
+func hasParameters(loaded string, parameters []string) error {
+	for _, p := range parameters {
+		name, want, _ := strings.Cut(p, "=")
+		if name == "" || name != filepath.Base(name) || name == ".." {
+			return refusal.New(refusal.InvalidArgument, "%.80q is no parameter", p)
+		}
+		got, err := os.ReadFile(filepath.Join(loaded, "parameters", name))
+		if err != nil || string(bytes.TrimSpace(got)) != want {
+			return refusal.New(refusal.FailedPrecondition, "it is loaded already, and parameter %.80q is not as asked for", p)
+		}
+	}
+	return nil
+}
+
+// builtIn is where a module is that is a part of the kernel.
+const builtIn = "built in"
+
+// errFound ends a walk.
+var errFound = errors.New("found")
+
+// find returns a module's file, by its name with "_" for "-".
+func (g Guest) find(name string) (path string, err error) {
+	var uts unix.Utsname
+	if err := unix.Uname(&uts); err != nil {
+		return "", os.NewSyscallError("uname", err)
+	}
+	dir := filepath.Join(g.root, "lib/modules", unix.ByteSliceToString(uts.Release[:]))
+	isIt := func(file string) bool {
+		base, _, isModule := strings.Cut(filepath.Base(file), ".ko")
+		return isModule && strings.ReplaceAll(base, "-", "_") == name
+	}
+	list, err := os.ReadFile(filepath.Join(dir, "modules.builtin"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	for line := range strings.Lines(string(list)) {
+		if isIt(line) {
+			return builtIn, nil
+		}
+	}
+	err = filepath.WalkDir(dir, func(file string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.Type().IsRegular() && isIt(file) {
+			path, err = file, errFound
+		}
+		return err
+	})
+	switch {
+	case errors.Is(err, errFound):
+		return path, nil
+	case err == nil || errors.Is(err, fs.ErrNotExist):
+		return "", refusal.New(refusal.NotFound, "this guest does not have it, neither loaded nor below %s", dir)
+	}
+	return "", fmt.Errorf("look for it: %w", err)
+}
