@@ -267,7 +267,9 @@ func (t *Table) Recover() error {
 	if len(errs) > 0 {
 		aside := t.state.path + ".bad"
 		errs = append([]error{fmt.Errorf("state %s, kept as %s: what follows is not known, and no container that may have it is removed before it is asked for again", t.state.path, aside)}, errs...)
-		errs = append(errs, os.RemoveAll(aside), os.Link(t.state.path, aside))
+		if err := os.Link(t.state.path, aside); !errors.Is(err, fs.ErrExist) { // the first is what nobody has written over
+			errs = append(errs, err)
+		}
 	}
 	t.volumes.Monitor().HearFrom(was.Heard)
 	t.mu.Lock()

@@ -180,6 +180,17 @@ func TestStateThatMakesNoSenseIsKeptAside(t *testing.T) {
 		if err := table.Hold(t.Context(), "c1", localStorage(filepath.Join(filepath.Dir(state), "v")), always); err != nil {
 			t.Errorf("%s: nothing can be held: %v", name, err)
 		}
+		// Another restart, beside a state that makes no sense either, leaves the first copy.
+		if err := table.state.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(state, []byte("written over it"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_ = stateful(t, state).Recover() // which says the same again
+		if kept, err := os.ReadFile(state + ".bad"); err != nil || string(kept) != text {
+			t.Errorf("%s: after another restart\nwant %.40q kept\ngot  %.40q, error %v", name, text, kept, err)
+		}
 	}
 }
 
