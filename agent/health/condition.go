@@ -16,7 +16,8 @@ const (
 // Reasons of conditions, in CamelCase as CSI wants them.
 const (
 	ReasonDeviceGone     = "DeviceGone"
-	ReasonIOHung         = "IOHung"
+	ReasonIOHung         = "IOHung" // requests are in flight, and none has ended for a while
+	ReasonIOSlow         = "IOSlow" // it answers, and takes long
 	ReasonIOError        = "IOError"
 	ReasonReadOnly       = "ReadOnly"
 	ReasonShutdown       = "Shutdown"
@@ -40,6 +41,8 @@ type Condition struct {
 func (c Condition) untilRemount() bool {
 	return c.Reason == ReasonReadOnly || c.Reason == ReasonDeviceGone
 }
+
+func isInaccessible(c Condition) bool { return c.Status == Inaccessible }
 
 // Summary projects conditions on Kata's VolumeCondition and the older CSI one:
 // whether anything is wrong, and one message; "OK" where nothing is.

@@ -24,4 +24,27 @@
 // disk does. A watch therefore examines its filesystem when the log names its
 // device, every few seconds while the device is written to, and now and then
 // when it is not.
+//
+// A watch says only what was seen:
+//
+//	it is said that       when
+//	the disk hangs        the kernel counts requests in flight, and none that has ended for 3 s
+//	the disk is slow      an examination has taken 5 s or more, and requests end
+//	writes fail           a probe's own write has, and the filesystem takes others
+//	it has shut down      an xfs answers EIO to stat of its root, which it has in memory
+//	it is read-only       a probe's write is refused, or the kernel made it so by itself
+//	a write or read failed  the kernel's own log says it of this device, from its first word on
+//
+// How long a caller waits is no sign of anything. A flush alone is not counted in flight:
+// where writing stops, a read asks the device whether it answers.
+//
+// What we have mounted is probed by writing. A mount of somebody else's is watched by the
+// log, the counts, its superblock and stat, with no file of it open that his unmount
+// would meet. Growing, freezing, flushing and unmounting pause a watch: of all that
+// concerns one volume a single thread at most waits for its disk.
+//
+//	call             twice             late                  cut off             beside its opposite
+//	Pause            waits for the first  the watch goes on    the watch goes on   Resume waits for it
+//	Own              changes nothing   probes from then on   –                   after End nothing
+//	End              changes nothing   –                     a probe in flight goes on alone   Resume does nothing
 package health

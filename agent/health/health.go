@@ -3,6 +3,10 @@ package health
 import (
 	"context"
 	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,7 +24,8 @@ const (
 	idleInterval     = 30 * time.Second
 	sickInterval     = 5 * time.Second
 	settleInterval   = time.Second     // between two looks, whatever the log says
-	hungLimit        = 5 * time.Second // for an examination; then the device hangs
+	slowLimit        = 5 * time.Second // for an examination; then the device is slow
+	beatInterval     = time.Second     // between two looks at the counts of all devices' requests
 )
 
 // Target is what a watch looks at.
@@ -29,6 +34,7 @@ type Target struct {
 	FSType     string
 	Device     blockdev.Device
 	Mount      mount.Identity
+	Lost       func() // called where it is not mounted there any more; the watch has ended then. Nil for nobody
 }
 
 // Monitor owns the watches and follows the kernel's log for all of them.
@@ -69,14 +75,15 @@ func (m *Monitor) HearFrom(heard uint64) { m.heard.Store(heard) }
 // device it names. Without it they look at intervals only.
 func (m *Monitor) Run(ctx context.Context) error {
 	err := followKmsg(ctx, m.Heard(), func(sequence uint64, message []byte) {
+		said := parseLine(message)
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		changed := m.Heard() == 0
 		for w := range m.watches {
 			if message == nil {
 				w.poke()
-			} else if mentions(message, w.target.Device.Name) {
-				changed = w.hear(message) || changed
+			} else if said.device == w.target.Device.Name {
+				changed = w.hear(said, message) || changed
 			}
 		}
 		if sequence != 0 {
@@ -92,12 +99,56 @@ func (m *Monitor) Run(ctx context.Context) error {
 	return fmt.Errorf("health: the kernel's log cannot be followed: %w", err)
 }
 
+// Beat looks at the counts of all devices' requests, again and again until ctx ends: the
+// kernel has no event for a device that does not answer. It makes no request itself.
+func (m *Monitor) Beat(ctx context.Context) error {
+	file, err := os.Open(diskStats)
+	if err != nil {
+		return fmt.Errorf("health: a disk that hangs is not seen: %w", err)
+	}
+	defer file.Close()
+	again := time.NewTicker(beatInterval)
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-again.C:
+		}
+		watches := m.all()
+		if len(watches) == 0 {
+			continue
+		}
+		text, err := io.ReadAll(io.NewSectionReader(file, 0, diskStatsBytes))
+		if err != nil {
+			return fmt.Errorf("health: a disk that hangs is not seen any more: %w", err)
+		}
+		now := parseDiskStats(string(text))
+		for _, w := range watches {
+			c, there := now[w.target.Device.Number]
+			w.beat(c, there)
+		}
+	}
+}
+
+// diskStatsBytes is more than any guest's devices need.
+const diskStatsBytes = 1 << 20
+
+func (m *Monitor) all() []*Watch {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Keys(m.watches))
+}
+
 // Watch starts to watch a target, until End. past is what a watch before it
 // remembered of the same mount, if there was one.
+//
+// It writes nothing, and opens nothing that an unmount would meet, before Own: a mount
+// that is somebody else's is watched by the kernel's log, its counts, and its metadata.
 func (m *Monitor) Watch(t Target, past Past) *Watch {
 	w := &Watch{
 		monitor: m, target: t, past: past, activity: activity{device: t.Device.Name},
-		poked: make(chan struct{}, 1), looked: make(chan struct{}),
+		poked: make(chan struct{}, 1), doubted: make(chan struct{}, 1), looked: make(chan struct{}),
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

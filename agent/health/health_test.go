@@ -8,21 +8,33 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/mount"
 )
 
-func TestKernelLogNamesADeviceAsAWord(t *testing.T) {
-	for message, want := range map[string]bool{
-		"I/O error, dev vda, sector 8 op 0x1:(WRITE)":               true,
-		"Aborting journal on device vda-8.":                         true,
-		"XFS (vda): log I/O error -5":                               true,
-		"EXT4-fs error (device vda): ext4_journal_check_start:83":   true,
-		"vda: detected capacity change from 131072 to 1048576":      true,
-		"I/O error, dev vdaa, sector 8":                             false,
-		"virtio_blk virtio1: [nvda] 131072 512-byte logical blocks": false,
-		"": false,
+// Messages as kernels print them, and what a program's name can make of the line about
+// its fault: of each the device, and whether it tells of a failed read of it.
+func TestKernelLogIsReadFromItsFirstWord(t *testing.T) {
+	for message, want := range map[string]line{
+		"I/O error, dev vda, sector 8 op 0x1:(WRITE) flags 0x800 phys_seg 1 prio class 2":                          {device: "vda", write: true},
+		"operation not supported error, dev vda, sector 8 op 0x3:(DISCARD) flags 0x800 phys_seg 1 prio class 2":    {device: "vda"},
+		"I/O error, dev vda, sector 16576 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2":                     {device: "vda", read: true},
+		"critical medium error, dev sda, sector 16576 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2":         {device: "sda", read: true},
+		"blk_update_request: I/O error, dev vdb, sector 16576 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2": {device: "vdb", read: true},
+		"Buffer I/O error on dev vda, logical block 0, lost async page write":                                      {device: "vda"},
+		"Aborting journal on device vda-8.":                                                                               {device: "vda"},
+		"JBD2: Detected IO errors while flushing file data on dm-0-8":                                                     {device: "dm-0"},
+		"XFS (vda): log I/O error -5":                                                                                     {device: "vda"},
+		"EXT4-fs error (device vda): ext4_journal_check_start:83: comm init: Detected aborted journal":                    {device: "vda"},
+		"EXT4-fs (vda): Remounting filesystem read-only":                                                                  {device: "vda", stopped: true},
+		"EXT4-fs (vda): re-mounted 1d2b. Quota mode: none.":                                                               {device: "vda", remounted: true},
+		"vda: detected capacity change from 131072 to 1048576":                                                            {device: "vda"},
+		"error, dev vda,[211]: segfault at 0 ip 0000000000401000 sp 00007ffd error 4 in error, dev vda, op 0x0:(READ)[1]": {},
+		"virtio_blk virtio1: [nvda] 131072 512-byte logical blocks":                                                       {},
+		"traps: XFS (vda): x[9] general protection fault":                                                                 {device: "traps"}, // of no device
+		"": {},
 	} {
-		if got := mentions([]byte(message), "vda"); got != want {
-			t.Errorf("%q\nwant %v\ngot  %v", message, want, got)
+		if got := parseLine([]byte(message)); got != want {
+			t.Errorf("%q\nwant %+v\ngot  %+v", message, want, got)
 		}
 	}
 }
@@ -46,10 +58,11 @@ func TestEveryFailureOfAProbeIsAConditionToActOn(t *testing.T) {
 		reason string
 		advice string
 	}{
-		unix.EROFS:  {"ext4", Inaccessible, ReasonReadOnly, "e2fsck -p"},
-		unix.EIO:    {"xfs", Inaccessible, ReasonShutdown, "unmount and mount it again"},
-		unix.ENXIO:  {"ext4", Inaccessible, ReasonIOError, "mend the disk"},
-		unix.ENOSPC: {"xfs", Degraded, ReasonOutOfSpace, "grow the volume"},
+		unix.EROFS:     {"ext4", Inaccessible, ReasonReadOnly, "e2fsck -p"},
+		unix.ESHUTDOWN: {"xfs", Inaccessible, ReasonShutdown, "unmount and mount it again"},
+		unix.EIO:       {"xfs", Inaccessible, ReasonIOError, "mend the disk"},
+		unix.ENXIO:     {"ext4", Inaccessible, ReasonIOError, "mend the disk"},
+		unix.ENOSPC:    {"xfs", Degraded, ReasonOutOfSpace, "grow the volume"},
 	} {
 		target := Target{Mountpoint: "/v", Device: blockdev.Device{Path: "/dev/vda", Name: "vda"}, FSType: test.fstype}
 		got := judge(target, &fs.PathError{Op: "open", Path: "/v", Err: errno}).conditions
@@ -68,34 +81,81 @@ func TestWhatIsNotTheFilesystemsFaultIsNoCondition(t *testing.T) {
 	}
 }
 
-func TestFailedReadsAreToldApartFromWrites(t *testing.T) {
-	if !isReadError([]byte("I/O error, dev vda, sector 16576 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2")) {
-		t.Error("a read is not seen")
-	}
-	if isReadError([]byte("I/O error, dev vda, sector 16576 op 0x1:(WRITE) flags 0x800 phys_seg 1 prio class 2")) {
-		t.Error("a write is taken for a read")
-	}
-}
-
-func TestWritesAreTheFifthFieldOfStat(t *testing.T) {
-	for text, want := range map[string]uint64{
-		"     420        0    13720       84     1536      310   196608     2210        0     1804     2412        0        0        0        0      117      117\n": 1536,
-		"1 2 3 4 -5": 0,
-		"1 2 3":      0,
-		"":           0,
+func TestStatHasTheCountsOfRequests(t *testing.T) {
+	for text, want := range map[string]counts{
+		"     420        0    13720       84     1536      310   196608     2210        3     1804     2412        7        0        0        0      117      117\n": {reads: 420, writes: 1536, inFlight: 3, discards: 7, flushes: 117},
+		"1 2 3 4 5 6 7 8 9 10 11":  {reads: 1, writes: 5, inFlight: 9},
+		"1 2 3 4 -5 6 7 8 9 10 11": {},
+		"1 2 3":                    {},
+		"":                         {},
 	} {
-		if got := parseWrites(text); got != want {
-			t.Errorf("%q\nwant %d\ngot  %d", text, want, got)
+		if got, ok := parseCounts(strings.Fields(text)); got != want || ok != (want != counts{}) {
+			t.Errorf("%q\nwant %+v\ngot  %+v, %v", text, want, got, ok)
 		}
 	}
 }
 
-func TestHealthyIsOKOnTheWire(t *testing.T) {
-	if abnormal, message := Summary(nil); abnormal || message != "OK" {
-		t.Errorf("got %v, %q", abnormal, message)
+// What hangs has requests in flight, and none that ends: neither work that goes on nor
+// an idle disk does.
+func TestDiskHangsOnlyByItsRequests(t *testing.T) {
+	for name, test := range map[string]struct {
+		beat func(i uint64) counts
+		want bool
+	}{
+		"idle":                 {func(uint64) counts { return counts{writes: 7} }, false},
+		"busy":                 {func(i uint64) counts { return counts{writes: i, inFlight: 64} }, false},
+		"ends one a beat":      {func(i uint64) counts { return counts{reads: i, inFlight: 1} }, false},
+		"no request ends":      {func(uint64) counts { return counts{writes: 7, inFlight: 1} }, true},
+		"now and then in vain": {func(i uint64) counts { return counts{writes: i / 3, inFlight: 1} }, false},
+	} {
+		var s stall
+		hung := false
+		for i := range uint64(20) {
+			s.beat(test.beat(i))
+			hung = hung || s.hangs()
+		}
+		if hung != test.want {
+			t.Errorf("%s\nwant hung %v\ngot  %v", name, test.want, hung)
+		}
 	}
-	abnormal, message := Summary([]Condition{{Degraded, "A", "one"}, {Inaccessible, "B", "two"}})
-	if !abnormal || message != "one; two" {
-		t.Errorf("got %v, %q", abnormal, message)
+	// A look that comes late, as after a pause of the whole guest, is no evidence.
+	s := stall{}
+	s.beat(counts{writes: 7, inFlight: 1})
+	s.beat(counts{writes: 7, inFlight: 1})
+	if s.beat(counts{writes: 8}); s.hangs() {
+		t.Error("a disk hangs though its request has ended")
+	}
+}
+
+func TestDiskIsInDoubtWhenWritingStops(t *testing.T) {
+	var s stall
+	for i, writes := range []uint64{0, 0, 5, 9, 9, 9, 12, 12} {
+		want := i == 4 || i == 7
+		if got := s.beat(counts{writes: writes, reads: uint64(i)}); got != want {
+			t.Errorf("beat %d\nwant %v\ngot  %v", i, want, got)
+		}
+	}
+}
+
+// Who makes a mount read-only on purpose has the mount read-only, and not its filesystem
+// alone.
+func TestExt4ThatStoppedItselfIsKnownFromOneThatWasRemounted(t *testing.T) {
+	for line, test := range map[string]struct {
+		errors uint64
+		want   bool
+	}{
+		"40 22 254:0 / /v rw,relatime - ext4 /dev/vda ro":              {1, true},
+		"40 22 254:0 / /v rw - ext4 /dev/vda ro,errors=remount-ro":     {0, false}, // somebody has done that to it elsewhere
+		"40 22 254:0 / /v ro,relatime - ext4 /dev/vda ro":              {1, false},
+		"40 22 254:0 / /v rw,relatime - ext4 /dev/vda rw":              {1, false},
+		"40 22 254:0 / /v rw,relatime - ext4 /dev/vda rw,emergency_ro": {0, true},
+	} {
+		mounts, err := mount.Read(strings.NewReader(line + "\n"))
+		if err != nil || len(mounts) != 1 {
+			t.Fatal(mounts, err)
+		}
+		if got := isStopped(mounts[0], test.errors); got != test.want {
+			t.Errorf("%s, %d errors\nwant %v\ngot  %v", line, test.errors, test.want, got)
+		}
 	}
 }

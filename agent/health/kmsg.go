@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"regexp"
 	"strconv"
 	"time"
 
@@ -101,29 +102,56 @@ func sequenceOf(record []byte) uint64 {
 	return sequence
 }
 
-// isReadError tells whether a message is the block layer's about a read
-// (blk_print_req_error in block/blk-mq.c); op 0x0 is REQ_OP_READ.
-func isReadError(message []byte) bool {
-	return bytes.Contains(message, []byte("error, dev ")) && bytes.Contains(message, []byte("op 0x0:(READ)"))
+// line is what a message of the kernel's says of a block device.
+type line struct {
+	device  string // the kernel's name
+	read    bool   // a read of it has failed
+	write   bool   // a write or a flush of it has
+	stopped bool   // its ext4 has made itself read-only
+	// remounted says that somebody has changed its mount since.
+	remounted bool
 }
 
-// mentions tells whether a message holds name as a word of its own: "vda" is
-// in "XFS (vda):", "dev vda, sector 8" and "device vda-8", not in "vdaa".
-func mentions(message []byte, name string) bool {
-	for at := 0; at+len(name) <= len(message); at++ {
-		next := bytes.Index(message[at:], []byte(name))
-		if next < 0 {
-			return false
-		}
-		at += next
-		end := at + len(name)
-		if (at == 0 || !wordByte(message[at-1])) && (end == len(message) || !wordByte(message[end])) {
-			return true
+// Messages that name a device, each from its first word on: elsewhere a name may be any
+// program's, in a line about its fault (show_signal_msg in arch/x86/mm/fault.c). A
+// program's name has 15 bytes at most and "[" behind it, so none passes for a failed
+// request.
+var (
+	// blk_print_req_error in block/blk-mq.c, with a function's name before Linux 5.16.
+	requestError = regexp.MustCompile(`^(?:[a-z_]+: )?[A-Za-z/ ]+ error, dev ([^ ,]+), sector [0-9]+ op (0x[0-9a-f]+):`)
+	// buffer_io_error in fs/buffer.c.
+	bufferError = regexp.MustCompile(`^Buffer I/O error on dev(?:ice)? ([^ ,]+), `)
+	// XFS (vda): …, EXT4-fs error (device vda): …, EXT4-fs (vda): …
+	filesystemLine = regexp.MustCompile(`^[A-Za-z0-9-]+(?: [a-z]+)? \((?:device )?([^ ()]+)\): `)
+	// __jbd2_journal_abort_hard's in fs/jbd2/journal.c; a journal is called after its device and its inode.
+	journalLine = regexp.MustCompile(`^(?:Aborting journal on device|JBD2: .* (?:on|for|of)) ([^ ]+)-[0-9]+\.?`)
+	// vda: detected capacity change …
+	deviceLine = regexp.MustCompile(`^([a-z0-9!-]+): `)
+)
+
+// Of enum req_op in include/linux/blk_types.h, those with which bytes are lost: a discard
+// may fail.
+const opRead, opWrite, opFlush = "0x0", "0x1", "0x2"
+
+// parseLine returns what a message says, of no device where it names none.
+func parseLine(message []byte) line {
+	if found := requestError.FindSubmatch(message); found != nil {
+		op := string(found[2])
+		return line{device: string(found[1]), read: op == opRead, write: op == opWrite || op == opFlush}
+	}
+	if found := filesystemLine.FindSubmatch(message); found != nil {
+		said := message[len(found[0]):]
+		return line{
+			device:  string(found[1]),
+			stopped: bytes.HasPrefix(message, []byte("EXT4-fs (")) && bytes.HasPrefix(said, []byte("Remounting filesystem read-only")),
+			// ext4_remount's in fs/ext4/super.c
+			remounted: bytes.HasPrefix(said, []byte("re-mounted")),
 		}
 	}
-	return false
-}
-
-func wordByte(b byte) bool {
-	return b == '_' || '0' <= b && b <= '9' || 'a' <= b && b <= 'z' || 'A' <= b && b <= 'Z'
+	for _, form := range []*regexp.Regexp{bufferError, journalLine, deviceLine} {
+		if found := form.FindSubmatch(message); found != nil {
+			return line{device: string(found[1])}
+		}
+	}
+	return line{}
 }

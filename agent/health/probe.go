@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/filesystem"
+	"github.com/directvol/directvol/agent/mount"
 )
 
 // probeBytes is a page: the least that a write to a file costs anyway.
@@ -21,8 +24,10 @@ type finding struct {
 	failure    error
 }
 
-// examine looks at every signal once. It blocks for as long as the device does.
-func examine(t Target) finding {
+// examine looks at every signal once. It blocks for as long as the device does. One that
+// is not owned it neither writes to nor opens. stopped says that the kernel has logged of
+// an ext4 that it made itself read-only.
+func examine(t Target, owned, stopped bool) finding {
 	number := t.Device.Number
 	_, err := os.Stat(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(number), unix.Minor(number)))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -33,9 +38,18 @@ func examine(t Target) finding {
 	if !ok {
 		return finding{} // what it does with a probe is not known here
 	}
-	f := judge(t, probe(t))
-	count, repair, err := recordedErrors(fstype, t.Device.Path)
-	if err == nil && count > 0 {
+	count, repair, errorsErr := recordedErrors(fstype, t.Device.Path)
+	readOnly, err := look(t)
+	switch {
+	case err == nil && owned && !readOnly:
+		if err = probe(t); errors.Is(err, unix.EIO) && isShutDown(t) {
+			err = fmt.Errorf("%w: %w", unix.ESHUTDOWN, err)
+		}
+	case err == nil && t.FSType == "ext4" && (stopped || stoppedItself(t.Mountpoint, count)):
+		err = unix.EROFS
+	}
+	f := judge(t, err)
+	if errorsErr == nil && count > 0 {
 		f.conditions = append(f.conditions, Condition{Degraded, ReasonRecordedErrors, fmt.Sprintf(
 			"%s on %s: its superblock records errors (%d): unmount, run %s on the detached disk and mount it again", t.FSType, t.Device.Path, count, repair)})
 	}
@@ -51,23 +65,51 @@ func recordedErrors(fstype filesystem.Type, device string) (count uint64, repair
 	return fstype.RecordedErrors(disk)
 }
 
+// look asks the filesystem for what it knows without a write, and without a file that is
+// open when somebody unmounts it.
+func look(t Target) (readOnly bool, err error) {
+	mark, err := mount.Look(t.Mountpoint)
+	if err == nil && !t.Mount.Bears(mark) || errors.Is(err, mount.ErrNotExist) || errors.Is(err, mount.ErrNoMount) {
+		return false, errUnmounted
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(t.Mountpoint, &st); err != nil {
+		if errors.Is(err, unix.EIO) && t.FSType == "xfs" { // it answers so to nothing but a shutdown, of a root that it has in memory
+			err = unix.ESHUTDOWN
+		}
+		return false, &fs.PathError{Op: "stat", Path: t.Mountpoint, Err: err}
+	}
+	var all unix.Statfs_t
+	if err := unix.Statfs(t.Mountpoint, &all); err != nil {
+		return false, &fs.PathError{Op: "statfs", Path: t.Mountpoint, Err: err}
+	}
+	return all.Flags&unix.ST_RDONLY != 0, nil
+}
+
+// isShutDown tells whether what fails has shut down, and not one write of it.
+func isShutDown(t Target) bool {
+	_, err := look(t)
+	return errors.Is(err, unix.ESHUTDOWN)
+}
+
+// stoppedItself reports whether an ext4 has made itself read-only after an error, which
+// its superblock records. Nobody who does that on purpose leaves the mount writable: a
+// kernel that has the filesystem read-only says so of the filesystem alone (SB_RDONLY, or
+// emergency_ro since Linux 6.13).
+func stoppedItself(mountpoint string, recorded uint64) bool {
+	top, err := mount.Topmost(mountpoint)
+	return err == nil && top != nil && isStopped(top, recorded)
+}
+
+func isStopped(m *mount.Info, recorded uint64) bool {
+	has := func(options, option string) bool { return slices.Contains(strings.Split(options, ","), option) }
+	return has(m.VFSOptions, "emergency_ro") || recorded > 0 && has(m.VFSOptions, "ro") && !has(m.Options, "ro")
+}
+
 // probe asks the filesystem itself whether it still takes writes: an unnamed
 // file, a page, fsync. That caught every fault of the table in doc.go, and
-// leaves nothing behind. What is read-only because someone has mounted it so, or
-// remounted it, is only looked at. It may block for as long as the device does.
+// leaves nothing behind. It may block for as long as the device does.
 func probe(t Target) error {
-	var st unix.Statfs_t
-	if err := unix.Statfs(t.Mountpoint, &st); err != nil {
-		return &fs.PathError{Op: "statfs", Path: t.Mountpoint, Err: err}
-	}
-	if st.Flags&unix.ST_RDONLY != 0 {
-		dir, err := os.Open(t.Mountpoint)
-		if err != nil {
-			return err
-		}
-		defer dir.Close()
-		return sameMount(dir, t)
-	}
 	file, err := os.OpenFile(t.Mountpoint, unix.O_TMPFILE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return err
@@ -118,9 +160,9 @@ func judge(t Target, err error) finding {
 		return one(Degraded, ReasonOutOfSpace, "out of space or inodes (%v): delete files or grow the volume", cause(err))
 	case is(unix.EROFS):
 		return one(Inaccessible, ReasonReadOnly, "takes no writes any more (%v), the kernel stopped it after an error: mend the disk, unmount, run e2fsck -p on it and mount it again", cause(err))
-	case is(unix.EIO, unix.ESHUTDOWN) && t.FSType == "xfs":
+	case is(unix.ESHUTDOWN):
 		return one(Inaccessible, ReasonShutdown, "reads and writes fail (%v), it has shut itself down: mend the disk, unmount and mount it again", cause(err))
-	case is(unix.EIO, unix.ESHUTDOWN, unix.ENXIO, unix.ENODEV, unix.EUCLEAN):
+	case is(unix.EIO, unix.ENXIO, unix.ENODEV, unix.EUCLEAN):
 		return one(Inaccessible, ReasonIOError, "writes fail (%v): mend the disk, unmount and mount it again", cause(err))
 	}
 	return finding{failure: err}

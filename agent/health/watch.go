@@ -7,37 +7,55 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
+
+	"github.com/directvol/directvol/agent/blockdev"
 )
 
 // Watch is the health of one mounted filesystem.
 type Watch struct {
 	monitor *Monitor
 	target  Target
+	owned   atomic.Bool
 	poked   chan struct{}
+	doubted chan struct{} // whether the device answers
 	looked  chan struct{} // closed after the first look
 
 	// Of the goroutine that looks, and of Pause while there is none:
 	activity activity
 	named    bool         // the kernel's log is why it looked last
-	inFlight chan finding // an examination that has not answered yet
+	inFlight *examination // that has not answered yet
 
 	control sync.Mutex // of starting and ending the goroutine
 	cancel  context.CancelFunc
 	done    chan struct{}
 	ended   bool
 
-	mu         sync.Mutex
-	conditions []Condition
-	past       Past
+	mu      sync.Mutex
+	found   []Condition // by the last examination, and what is remembered
+	slow    bool        // the last examination took long, or the one that is under way does
+	stall   stall       // of the device
+	there   bool        // the device was, when it was last counted
+	now     []Condition // all of that
+	stopped bool        // the log says that the filesystem has made itself read-only
+	past    Past
+}
+
+// examination is one under way.
+type examination struct {
+	began   time.Time
+	answer  chan finding
+	isDoubt bool // it only asks the device
 }
 
 // Past is what a watch remembers of a mount and cannot see any more. It is all
 // that a watch after the agent's restart has to be told.
 type Past struct {
-	// Failed is when a probe last failed with an I/O error.
+	// Failed is when a probe last failed with an I/O error, or the kernel's log
+	// had a write that failed.
 	Failed time.Time `json:"failed,omitzero"`
 	// Unreadable is how many reads have failed, and LastRead what the kernel's
 	// log said of the last one.
@@ -52,6 +70,20 @@ func (w *Watch) Past() Past {
 	return w.past
 }
 
+// Remember adds what a watch before this one remembered, of the same filesystem.
+func (w *Watch) Remember(past Past) {
+	w.mu.Lock()
+	if past.Failed.After(w.past.Failed) {
+		w.past.Failed = past.Failed
+	}
+	if w.past.Unreadable += past.Unreadable; w.past.LastRead == "" {
+		w.past.LastRead = past.LastRead
+	}
+	w.mu.Unlock()
+	w.monitor.remembers()
+	w.poke()
+}
+
 // start has a goroutine look. control is held, or nobody knows the watch yet.
 func (w *Watch) start() {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -59,17 +91,25 @@ func (w *Watch) start() {
 	go w.run(ctx, w.done)
 }
 
+// Own says that the mount is ours, and that a probe may write to it: nobody else unmounts
+// it.
+func (w *Watch) Own() {
+	if !w.owned.Swap(true) {
+		w.poke()
+	}
+}
+
 // Conditions returns what is wrong; nil where nothing is. Right after Watch it
-// waits for the first look, until ctx ends. The slice is the caller's to read,
-// not to change.
-func (w *Watch) Conditions(ctx context.Context) []Condition {
+// waits for the first look, and fails where ctx ends before: nothing is known then. The
+// slice is the caller's to read, not to change.
+func (w *Watch) Conditions(ctx context.Context) ([]Condition, error) {
 	select {
 	case <-w.looked:
 	case <-ctx.Done():
-		return []Condition{w.hung()}
+		return nil, fmt.Errorf("%s on %s has not been looked at yet: %w", w.target.FSType, w.target.Device.Path, ctx.Err())
 	}
 	conditions, _ := w.Latest()
-	return conditions
+	return conditions, nil
 }
 
 // Latest is Conditions without waiting: false before the first look.
@@ -81,12 +121,12 @@ func (w *Watch) Latest() ([]Condition, bool) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.conditions, true
+	return w.now, true
 }
 
-// Pause has the watch look no more, so that the filesystem can be unmounted. It
-// fails where a probe in flight does not come back before ctx ends; then the
-// watch goes on.
+// Pause has the watch look no more, so that the filesystem can be grown, frozen or
+// unmounted; what costs the disk nothing goes on. It fails where a probe in flight does
+// not come back before ctx ends; then the watch goes on.
 func (w *Watch) Pause(ctx context.Context) error {
 	w.control.Lock()
 	defer w.control.Unlock()
@@ -96,7 +136,7 @@ func (w *Watch) Pause(ctx context.Context) error {
 		return nil
 	}
 	select {
-	case f := <-w.inFlight:
+	case f := <-w.inFlight.answer:
 		w.took(f)
 		return nil
 	case <-ctx.Done():
@@ -110,9 +150,13 @@ func (w *Watch) Pause(ctx context.Context) error {
 func (w *Watch) Resume() {
 	w.control.Lock()
 	defer w.control.Unlock()
-	if !w.ended {
-		w.start()
+	if w.ended {
+		return
 	}
+	if now, _ := w.Latest(); len(now) > 0 { // which may be over by what has paused it
+		w.poke()
+	}
+	w.start()
 }
 
 // End ends the watch, without waiting for a probe in flight.
@@ -125,137 +169,226 @@ func (w *Watch) End() {
 }
 
 // poke has the watch look soon. It never blocks.
-func (w *Watch) poke() {
+func (w *Watch) poke() { deliver(w.poked) }
+
+func deliver(to chan<- struct{}) {
 	select {
-	case w.poked <- struct{}{}:
+	case to <- struct{}{}:
 	default:
 	}
 }
 
 // hear takes a line of the kernel's log that names the device, and tells whether
 // it is one to remember.
-func (w *Watch) hear(message []byte) (remember bool) {
-	if remember = isReadError(message); remember {
-		w.mu.Lock()
+func (w *Watch) hear(said line, message []byte) (remember bool) {
+	w.mu.Lock()
+	if said.read {
 		w.past.Unreadable++
 		w.past.LastRead = string(message)
-		w.mu.Unlock()
 	}
+	if said.write {
+		w.past.Failed = time.Now()
+	}
+	w.stopped = (w.stopped || said.stopped) && !said.remounted
+	w.mu.Unlock()
 	w.poke()
-	return remember
+	return said.read || said.write
 }
 
+// beat takes what the kernel counts of the device's requests, where it is there.
+func (w *Watch) beat(now counts, there bool) {
+	w.mu.Lock()
+	left := w.there && !there
+	w.there = there
+	was := w.stall.hangs()
+	doubt := w.stall.beat(now)
+	hangs := w.stall.hangs()
+	w.mu.Unlock()
+	if hangs != was {
+		w.note(func() {})
+	}
+	if was && !hangs || left {
+		w.poke()
+	}
+	if doubt {
+		deliver(w.doubted)
+	}
+}
+
+// run looks at once, but not after a pause: nothing has happened since but what paused it.
 func (w *Watch) run(ctx context.Context, done chan<- struct{}) {
 	defer close(done)
-	for {
-		if unmounted := w.look(ctx); unmounted {
-			w.monitor.remove(w)
+	why := due
+	if _, known := w.Latest(); known && w.inFlight == nil {
+		why = w.pause(ctx)
+	}
+	for why != over {
+		if lost := w.look(ctx, why == doubted); lost {
+			w.lose()
 			return
 		}
-		if !w.pause(ctx) {
-			return
-		}
+		why = w.pause(ctx)
 	}
 }
 
-// pause waits until it is time to look again; false means that the watch ends.
-// A sick filesystem is not looked at whenever the kernel's log says so: a probe
-// that fails is itself in the log, and counts as one more error on ext4.
-func (w *Watch) pause(ctx context.Context) bool {
-	conditions, _ := w.Latest()
-	if slices.ContainsFunc(conditions, Condition.untilRemount) {
-		_, ok := wait(ctx, idleInterval, nil)
-		return ok
+// lose ends the watch of what is not mounted there any more.
+func (w *Watch) lose() {
+	w.monitor.remove(w)
+	if w.target.Lost != nil {
+		w.target.Lost()
 	}
-	if _, ok := wait(ctx, settleInterval, nil); !ok {
-		return false
+}
+
+// reason is why a wait has ended.
+type reason int
+
+const (
+	over reason = iota // the watch's time is
+	due                // the interval is
+	poked
+	doubted
+)
+
+// pause waits until it is time to look again. A sick filesystem is not looked at whenever
+// the kernel's log says so: a probe that fails is itself in the log, and counts as one more
+// error on ext4.
+func (w *Watch) pause(ctx context.Context) reason {
+	now, _ := w.Latest()
+	if slices.ContainsFunc(now, Condition.untilRemount) {
+		return w.wait(ctx, idleInterval, nil)
 	}
-	if len(conditions) == 0 {
+	if w.wait(ctx, settleInterval, nil) == over {
+		return over
+	}
+	if len(now) == 0 {
 		return w.pauseHealthy(ctx)
 	}
-	_, ok := wait(ctx, sickInterval, w.poked)
-	return ok
+	return w.wait(ctx, sickInterval, w.poked)
 }
 
 // pauseHealthy ends early where the kernel's log names the device, or where it
 // is written to: the log is rate-limited, and a storm of errors on another disk
 // hides the first of this one. What the log names may be seen a little later than
 // the log, as ext4 writes its superblock after it: so it looks once more.
-func (w *Watch) pauseHealthy(ctx context.Context) bool {
+func (w *Watch) pauseHealthy(ctx context.Context) reason {
 	if w.named {
 		w.named = false
-		return true
+		return due
 	}
 	for range idleInterval / activityInterval {
-		poked, ok := wait(ctx, activityInterval, w.poked)
-		w.named = poked
-		if !ok || poked || w.activity.seen() {
-			return ok
+		why := w.wait(ctx, activityInterval, w.poked)
+		w.named = why == poked
+		if why != due || w.activity.seen() {
+			return why
 		}
 	}
-	return true
+	return due
 }
 
-// wait returns after an interval, or as soon as early delivers; ok is false when
-// ctx ends.
-func wait(ctx context.Context, interval time.Duration, early <-chan struct{}) (delivered, ok bool) {
-	due := time.NewTimer(interval)
-	defer due.Stop()
+// wait returns after an interval, or as soon as early delivers, where it is not nil, or
+// somebody doubts the device.
+func (w *Watch) wait(ctx context.Context, interval time.Duration, early <-chan struct{}) reason {
+	end := time.NewTimer(interval)
+	defer end.Stop()
+	doubts := w.doubted
+	if early == nil {
+		doubts = nil
+	}
 	select {
 	case <-ctx.Done():
-		return false, false
+		return over
 	case <-early:
-		return true, true
-	case <-due.C:
-		return false, true
+		return poked
+	case <-doubts:
+		return doubted
+	case <-end.C:
+		return due
 	}
 }
 
-// look examines the target, for hungLimit at most: an examination that takes
-// longer goes on alone, is the only one, and is the sign of a device that hangs.
-func (w *Watch) look(ctx context.Context) (unmounted bool) {
+// look examines the target, or where the device is in doubt only asks that, and waits for
+// the answer. It is the only one under way, and goes on where ctx ends. Of a device that
+// hangs it asks nothing more: the end of that pokes the watch.
+func (w *Watch) look(ctx context.Context, doubt bool) (lost bool) {
 	if w.inFlight == nil {
-		answer := make(chan finding, 1)
-		w.inFlight = answer
-		go func() { answer <- w.examine() }()
+		if w.hangs() {
+			return false
+		}
+		e := &examination{began: time.Now(), answer: make(chan finding, 1), isDoubt: doubt}
+		w.inFlight = e
+		go func() { e.answer <- w.examine(doubt) }()
 	}
-	limit := time.NewTimer(hungLimit)
+	limit := time.NewTimer(time.Until(w.inFlight.began.Add(slowLimit)))
 	defer limit.Stop()
-	select {
-	case <-ctx.Done():
-	case f := <-w.inFlight:
-		return w.took(f)
-	case <-limit.C:
-		w.note([]Condition{w.hung()})
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case f := <-w.inFlight.answer:
+			return w.took(f)
+		case <-limit.C:
+			w.note(func() { w.slow = true })
+		}
 	}
-	return false
 }
 
-// examine is examine of the target, which no bug in it ends the agent by.
-func (w *Watch) examine() (f finding) {
+func (w *Watch) hangs() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.stall.hangs()
+}
+
+// examine runs examine(target), or asks the device alone, and turns a panic into a failure.
+func (w *Watch) examine(doubt bool) (f finding) {
 	defer func() {
 		if p := recover(); p != nil {
 			f = finding{failure: fmt.Errorf("panic: %v\n%s", p, debug.Stack())}
 		}
 	}()
-	return examine(w.target)
+	_ = blockdev.Ask(w.target.Device.Path) // what fails is in the kernel's log
+	if doubt {
+		return finding{}
+	}
+	w.mu.Lock()
+	stopped := w.stopped
+	w.mu.Unlock()
+	return examine(w.target, w.owned.Load(), stopped)
 }
 
 // took takes in what an examination has found.
-func (w *Watch) took(f finding) (unmounted bool) {
+func (w *Watch) took(f finding) (lost bool) {
+	e := w.inFlight
 	w.inFlight = nil
+	slow := time.Since(e.began) >= slowLimit
+	if e.isDoubt {
+		w.note(func() { w.slow = w.slow || slow })
+		return false
+	}
 	w.activity.looked()
 	if f.failure != nil {
 		w.monitor.log.WithField("mountpoint", w.target.Mountpoint).Warnf("health cannot be examined: %v", f.failure)
-		f.conditions, _ = w.Latest() // nothing was learnt
+		w.mu.Lock()
+		f.conditions = w.found // nothing was learnt
+		w.mu.Unlock()
 	}
-	w.note(w.remember(f.conditions))
+	found := w.remember(f.conditions)
+	w.note(func() { w.found, w.slow = found, slow })
 	return errors.Is(f.failure, errUnmounted)
 }
 
-func (w *Watch) hung() Condition {
-	return Condition{Inaccessible, ReasonIOHung, fmt.Sprintf(
-		"%s on %s: it has not answered for %v: look at the disk's path to its storage; it goes on by itself when that answers", w.target.FSType, w.target.Device.Path, hungLimit)}
+// all is what is wrong with the volume. w.mu is held.
+func (w *Watch) all() []Condition {
+	one := func(status Status, reason, format string, args ...any) []Condition {
+		return append([]Condition{{status, reason, fmt.Sprintf("%s on %s: ", w.target.FSType, w.target.Device.Path) + fmt.Sprintf(format, args...)}}, w.found...)
+	}
+	switch {
+	case w.stall.hangs():
+		return one(Inaccessible, ReasonIOHung, "its disk hangs: requests are in flight (%d), and none has ended for %v or more: look at the path to its storage; it goes on by itself when that answers",
+			w.stall.last.inFlight, hungBeats*beatInterval)
+	case w.slow:
+		return one(Degraded, ReasonIOSlow, "a few requests of its disk have taken %v or more: look at the path to its storage", slowLimit)
+	}
+	return w.found
 }
 
 // remember adds what has passed and cannot be seen any more: a write that
@@ -269,7 +402,7 @@ func (w *Watch) remember(found []Condition) []Condition {
 		if c.Reason == ReasonIOError {
 			w.failedNow()
 		}
-		if c.Status == Inaccessible {
+		if isInaccessible(c) {
 			return found
 		}
 	}
@@ -293,11 +426,13 @@ func (w *Watch) failedNow() {
 	w.monitor.remembers()
 }
 
-// note stores the conditions, and logs them where they have changed.
-func (w *Watch) note(now []Condition) {
+// note changes what is known, and logs the conditions where they have changed.
+func (w *Watch) note(change func()) {
 	w.mu.Lock()
-	before := w.conditions
-	w.conditions = now
+	before := w.now
+	change()
+	w.now = w.all()
+	now := w.now
 	select {
 	case <-w.looked:
 	default:

@@ -85,8 +85,8 @@ func (a *Agent) conditions(ctx context.Context, mounted []storage.Mount) (abnorm
 		all.Go(func() {
 			stats, err := a.Volumes.Stats(ctx, m.MountPoint)
 			found[i] = stats.Conditions
-			if refusal.KindOf(err) == refusal.DeadlineExceeded { // never measured, and it hangs
-				found[i] = []health.Condition{{Status: health.Inaccessible, Reason: health.ReasonIOHung}}
+			if refusal.KindOf(err) == refusal.DeadlineExceeded { // it has not answered yet
+				found[i] = []health.Condition{{Status: health.Degraded, Reason: health.ReasonIOSlow}}
 			}
 		})
 	}

@@ -127,6 +127,7 @@ func (t *Table) depart(ctx context.Context, d *departure, one *departing) error 
 	if kept != nil {
 		defer kept.Close()
 	}
+	_, past := t.volumes.Past(m.mountPoint)
 	if err == nil {
 		err = t.unmount(ctx, m)
 	}
@@ -140,7 +141,9 @@ func (t *Table) depart(ctx context.Context, d *departure, one *departing) error 
 			<-other.done // or it would cover this one
 		}
 	}
-	return errors.Join(err, t.putBack(m, kept))
+	err = errors.Join(err, t.putBack(m, kept))
+	t.volumes.Remember(m.mountPoint, past)
+	return err
 }
 
 // await waits until everything is unmounted.

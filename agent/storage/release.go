@@ -68,7 +68,7 @@ func couldUnmount(ctx context.Context, t *Table, m *mounted, nested bool) error 
 	if err != nil || !there {
 		return err
 	}
-	if err := m.flush(ctx); err != nil || nested {
+	if err := t.flush(ctx, m); err != nil || nested {
 		return err
 	}
 	return t.volumes.Quiet(ctx, m.mountPoint, func() error { return idle(m.mountPoint) })
@@ -107,7 +107,7 @@ func inUse(mountPoint string, err error) error {
 // unmount unmounts a storage, removes the mount point that was made for it, and
 // proves its device free. It goes on where it was cut off, or failed in between.
 func (t *Table) unmount(ctx context.Context, m *mounted) error {
-	if err := m.flush(ctx); err != nil {
+	if err := t.flush(ctx, m); err != nil {
 		return err
 	}
 	if m.driver.device { // or two proofs, or a mount, meet each other's claim of it
@@ -137,40 +137,18 @@ func (t *Table) unmount(ctx context.Context, m *mounted) error {
 
 // flush waits until the disk has what was written so far, and answers: umount(2) takes
 // the mount out of the tree first and writes then, and on a disk that hangs the volume
-// would be out of sight, and written to. However often it is called, one thread of it
-// waits for a disk.
-func (m *mounted) flush(ctx context.Context) error {
+// would be out of sight, and written to.
+func (t *Table) flush(ctx context.Context, m *mounted) error {
 	if !m.driver.volume || m.fstype == "tmpfs" { // which has no disk
 		return nil
 	}
 	if there, err := m.stands(); err != nil || !there {
 		return err
 	}
-	if m.flushing != nil && !isClosed(m.flushing) { // begun before what was written last
-		if err := m.flushed(ctx); err != nil {
-			return err
-		}
+	if err := t.volumes.Flush(ctx, m.mountPoint); err != nil {
+		return refusal.New(refusal.KindOf(err), "it stays mounted: %w", err)
 	}
-	done := make(chan struct{})
-	m.flushing = done
-	go func() {
-		defer close(done)
-		syncFS(m.mountPoint)
-		if m.driver.device {
-			askDisk(m.origin().path)
-		}
-	}()
-	return m.flushed(ctx)
-}
-
-// flushed waits for the flush that goes on.
-func (m *mounted) flushed(ctx context.Context) error {
-	select {
-	case <-m.flushing:
-		return nil
-	case <-ctx.Done():
-		return refusal.New(refusal.DeadlineExceeded, "volume %s stays mounted: its disk does not take what was written: %w", m.mountPoint, ctx.Err())
-	}
+	return nil
 }
 
 func isClosed(c chan struct{}) bool {
@@ -180,33 +158,6 @@ func isClosed(c chan struct{}) bool {
 	default:
 		return false
 	}
-}
-
-// syncFS is syncfs(2). What fails is for fsync's callers to know.
-func syncFS(mountPoint string) {
-	dir, err := os.Open(mountPoint)
-	if err != nil {
-		return
-	}
-	defer dir.Close()
-	_ = unix.Syncfs(int(dir.Fd()))
-}
-
-// askDisk has the disk itself answer: a filesystem that has nothing to write asks it
-// nothing. What fails is for the unmount to say.
-func askDisk(path string) {
-	disk, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT, 0)
-	if err != nil {
-		return
-	}
-	defer disk.Close()
-	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE) // aligned
-	if err != nil {
-		return
-	}
-	defer unix.Munmap(page)
-	_, _ = disk.ReadAt(page, 0)
-	_ = disk.Sync()
 }
 
 // proveFree refuses a device that is still in use when it is mounted no more: in

@@ -312,7 +312,7 @@ func (t *Table) recover(r record) error {
 	if !m.driver.device {
 		return nil // nothing watches it, and its root may hang
 	}
-	if _, err := t.volumes.Recall(m.mountPoint, r.identity(), r.Past); err != nil {
+	if err := t.volumes.Own(m.mountPoint, r.identity(), r.Past); err != nil {
 		return fmt.Errorf("watch %s: %w", m.mountPoint, err)
 	}
 	return nil

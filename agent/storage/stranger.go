@@ -78,17 +78,10 @@ func (t *Table) strangersCouldGo(ctx context.Context) error {
 	left, err := t.remaining()
 	errs := []error{err}
 	for _, s := range left {
-		flushed := make(chan struct{})
-		go func() {
-			defer close(flushed)
-			syncFS(s.mountPoint)
-		}()
-		select {
-		case <-flushed:
-			errs = append(errs, idle(s.mountPoint))
-		case <-ctx.Done():
-			return refusal.New(refusal.DeadlineExceeded, "storage %s: its disk does not take what was written: %w", s.mountPoint, ctx.Err())
+		if err := t.volumes.Flush(ctx, s.mountPoint); err != nil {
+			return err
 		}
+		errs = append(errs, t.volumes.Quiet(ctx, s.mountPoint, func() error { return idle(s.mountPoint) }))
 	}
 	return errors.Join(errs...)
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/turns"
@@ -61,8 +62,7 @@ type mounted struct {
 	from     origin
 	identity mount.Identity // of the mount that was made or taken over; not known before that
 
-	reading  reading
-	flushing chan struct{} // closed when a flush that has begun has ended; nil before the first
+	reading reading
 
 	more rest // of its record
 }
@@ -205,8 +205,7 @@ func (t *Table) needFound(c *call, r request, from origin) error {
 		return err
 	}
 	t.saveOrLog() // now that it is known which mount it is; without that it is known by its disk
-	_, err = t.volumes.Lookup(r.mountPoint)
-	return err
+	return t.volumes.Own(r.mountPoint, mount.Identity{}, health.Past{})
 }
 
 // holds is whom a call would hold a storage for.
@@ -305,7 +304,7 @@ func (t *Table) mountAgain(m *mounted) error {
 		err = t.adopt(m)
 	}
 	if err == nil && m.driver.volume {
-		_, err = t.volumes.Lookup(m.mountPoint)
+		err = t.volumes.Own(m.mountPoint, mount.Identity{}, health.Past{})
 	}
 	if err != nil {
 		return err

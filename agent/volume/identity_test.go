@@ -89,7 +89,7 @@ func TestPastOfAMountIsNotThatOfTheNext(t *testing.T) {
 	}
 	past := health.Past{Unreadable: 3, LastRead: "x"}
 	second := newTable()
-	if _, err := second.Recall(dir, of, past); err != nil {
+	if err := second.Own(dir, of, past); err != nil {
 		t.Fatal(err)
 	}
 	if _, got := second.Past(dir); got != past {
@@ -101,7 +101,7 @@ func TestPastOfAMountIsNotThatOfTheNext(t *testing.T) {
 	}
 	remount(t, disk, dir, "xfs", of.ID)
 	third := newTable()
-	if _, err := third.Recall(dir, of, past); err != nil {
+	if err := third.Own(dir, of, past); err != nil {
 		t.Fatal(err)
 	}
 	if _, got := third.Past(dir); got != (health.Past{}) {

@@ -43,23 +43,27 @@ func (v *Volume) CheckResize(ctx context.Context, size uint64) error {
 // reach runs do with the volume locked and open, if the filesystem could ever have
 // the size. Its caller is answered in time, whatever the disk does.
 func (v *Volume) reach(ctx context.Context, size uint64, do func(context.Context, *growth) error) error {
+	if err := v.refuseInaccessible(); err != nil { // at once, though something in it may wait for the disk
+		return err
+	}
 	return v.inTime(ctx, func(ctx context.Context) error { return v.reachOpen(ctx, size, do) })
 }
 
 // lastWords is how long a call that was told to end has to say why.
 const lastWords = 100 * time.Millisecond
 
-// inTime runs do with the volume locked, which it is until do has ended: on a disk that
+// inTime runs do alone in the volume, which it is until do has ended: on a disk that
 // hangs one thread does, however often it is asked. A panic in it is the caller's, who
 // is there in all but the last moment.
 func (v *Volume) inTime(ctx context.Context, do func(context.Context) error) error {
-	if err := v.lock(ctx); err != nil {
+	done, err := v.alone(ctx)
+	if err != nil {
 		return err
 	}
 	early, cancel := deadline.Early(ctx)
 	answer, panicked := make(chan error, 1), make(chan string, 1)
 	go func() {
-		defer v.unlock()
+		defer done()
 		defer cancel()
 		defer func() {
 			if p := recover(); p != nil {
@@ -87,7 +91,7 @@ func (v *Volume) inTime(ctx context.Context, do func(context.Context) error) err
 }
 
 func (v *Volume) reachOpen(ctx context.Context, size uint64, do func(context.Context, *growth) error) error {
-	g, err := v.open(ctx)
+	g, err := v.open()
 	if err != nil {
 		return err
 	}
@@ -156,7 +160,7 @@ func (g *growth) goal(size uint64) (uint64, error) {
 }
 
 // open opens the volume to grow it, or says why nothing grows it.
-func (v *Volume) open(ctx context.Context) (*growth, error) {
+func (v *Volume) open() (*growth, error) {
 	refuse := func(format string, args ...any) (*growth, error) {
 		return nil, refusal.New(refusal.FailedPrecondition, "volume %s cannot grow: "+format, append([]any{v.Mountpoint}, args...)...)
 	}
@@ -167,10 +171,8 @@ func (v *Volume) open(ctx context.Context) (*growth, error) {
 	if !ok {
 		return refuse("%s is not one of %v", v.FSType, filesystem.Names())
 	}
-	for _, c := range v.watch.Conditions(ctx) {
-		if c.Status == health.Inaccessible {
-			return refuse("%s", c.Message)
-		}
+	if err := v.refuseInaccessible(); err != nil {
+		return nil, err
 	}
 	g, err := v.openBoth(fstype)
 	if err != nil {
@@ -191,6 +193,21 @@ func (v *Volume) open(ctx context.Context) (*growth, error) {
 		return nil, v.growError(err)
 	}
 	return refuse("the superblock of %s records errors (%d): unmount, run %s on the detached disk and mount it again", v.Device.Path, count, repair)
+}
+
+// refuseInaccessible refuses to grow what cannot be written to. A slow volume may grow, and
+// so may one that nobody has looked at yet.
+func (v *Volume) refuseInaccessible() error {
+	if v.watch == nil {
+		return nil
+	}
+	conditions, _ := v.watch.Latest()
+	for _, c := range conditions {
+		if c.Status == health.Inaccessible {
+			return refusal.New(refusal.FailedPrecondition, "volume %s cannot grow: %s", v.Mountpoint, c.Message)
+		}
+	}
+	return nil
 }
 
 // openBoth opens the volume's disk and its root, once for all that is asked of

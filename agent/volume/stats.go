@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,6 +35,7 @@ const measureLimit = time.Second
 // measurement is a statfs that is under way, for all who ask meanwhile: of a
 // filesystem that hangs, one thread waits and not one a call.
 type measurement struct {
+	began time.Time
 	done  chan struct{}
 	stats *Stats
 	err   error
@@ -60,23 +62,26 @@ func (t *Table) Stats(ctx context.Context, path string) (Stats, error) {
 }
 
 func (v *Volume) stats(ctx context.Context) (Stats, error) {
-	ctx, cancel := context.WithTimeout(ctx, measureLimit)
-	defer cancel()
 	m, mine := v.begin()
 	if mine {
 		go v.measure(m)
 	}
+	ctx, cancel := context.WithTimeout(ctx, measureLimit)
+	defer cancel()
 	select {
 	case <-m.done:
 	case <-ctx.Done():
-		return v.remembered()
+		return v.remembered(time.Since(m.began))
 	}
 	if m.err != nil {
 		return Stats{}, m.err
 	}
 	stats := *m.stats
 	if v.watch != nil {
-		stats.Conditions = v.watch.Conditions(ctx)
+		var err error
+		if stats.Conditions, err = v.watch.Conditions(ctx); err != nil {
+			return Stats{}, refusal.New(refusal.DeadlineExceeded, "volume %s: %w: ask again", v.Mountpoint, err)
+		}
 	}
 	return stats, nil
 }
@@ -136,7 +141,7 @@ func (v *Volume) begin() (m *measurement, mine bool) {
 	if v.measuring != nil {
 		return v.measuring, false
 	}
-	v.measuring = &measurement{done: make(chan struct{})}
+	v.measuring = &measurement{began: time.Now(), done: make(chan struct{})}
 	return v.measuring, true
 }
 
@@ -173,15 +178,24 @@ func statfs(path string) (*Stats, error) {
 	}, nil
 }
 
-// remembered is the last statistics, marked as what they are.
-func (v *Volume) remembered() (Stats, error) {
+// remembered is the last statistics, where the filesystem has not answered for a while. A
+// caller who waits for less learns only that.
+func (v *Volume) remembered(waited time.Duration) (Stats, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.last == nil {
-		return Stats{}, refusal.New(refusal.DeadlineExceeded, "volume %s: the filesystem does not answer, and has not been measured before", v.Mountpoint)
+	if v.last == nil || waited < measureLimit {
+		return Stats{}, refusal.New(refusal.DeadlineExceeded, "volume %s: the filesystem has not answered for %v: ask again", v.Mountpoint, waited.Round(time.Millisecond))
 	}
 	stats := *v.last
-	stats.Conditions = []health.Condition{{Status: health.Inaccessible, Reason: health.ReasonIOHung, Message: fmt.Sprintf(
-		"%s at %s: the filesystem does not answer: its statistics are those of %s; look at the disk's path to its storage", v.FSType, v.Mountpoint, stats.at.UTC().Format(time.RFC3339))}}
+	if v.watch != nil {
+		stats.Conditions, _ = v.watch.Latest()
+	}
+	if slices.ContainsFunc(stats.Conditions, func(c health.Condition) bool {
+		return c.Reason == health.ReasonIOHung || c.Reason == health.ReasonIOSlow
+	}) {
+		return stats, nil
+	}
+	stats.Conditions = append(slices.Clone(stats.Conditions), health.Condition{Status: health.Degraded, Reason: health.ReasonIOSlow, Message: fmt.Sprintf(
+		"%s at %s: statfs has not answered for %v: its statistics are those of %s; look at the path to its storage", v.FSType, v.Mountpoint, waited.Round(time.Millisecond), stats.at.UTC().Format(time.RFC3339))})
 	return stats, nil
 }

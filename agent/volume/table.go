@@ -23,6 +23,7 @@ import (
 // Table finds volumes by where they are mounted.
 type Table struct {
 	monitor *health.Monitor
+	syncing syncing
 
 	mu      sync.Mutex
 	volumes map[string]*Volume // by mount point
@@ -52,15 +53,25 @@ type Volume struct {
 }
 
 // Lookup returns the volume that is mounted at path. What does not exist is
-// NotFound, what is no mount point InvalidArgument.
+// NotFound, what is no mount point InvalidArgument. A volume that nobody owns is watched
+// without a write to it.
 func (t *Table) Lookup(path string) (*Volume, error) {
-	return t.Recall(path, mount.Identity{}, health.Past{})
+	return t.lookup(path, mount.Identity{}, health.Past{})
 }
 
-// Recall is Lookup after the agent's restart: past is what it had remembered of
-// a mount. It is of no account where another one is there now, or the volume is
-// known already.
-func (t *Table) Recall(path string, of mount.Identity, past health.Past) (*Volume, error) {
+// Own is Lookup for who has mounted the volume, or has taken it over, and unmounts it: its
+// health is probed by writing from now on. past is what was remembered of a mount
+// before the agent's restart. It is of no account where another one is there now, or the
+// volume is known already.
+func (t *Table) Own(path string, of mount.Identity, past health.Past) error {
+	v, err := t.lookup(path, of, past)
+	if err == nil && v.watch != nil {
+		v.watch.Own()
+	}
+	return err
+}
+
+func (t *Table) lookup(path string, of mount.Identity, past health.Past) (*Volume, error) {
 	if !filepath.IsAbs(path) {
 		return nil, refusal.New(refusal.InvalidArgument, "volume path %.200q is not absolute", path)
 	}
@@ -112,7 +123,7 @@ func (t *Table) replace(path string, known, found *Volume) bool {
 		return true
 	}
 	if found.Device.Path != "" {
-		found.watch = t.monitor.Watch(health.Target{Mountpoint: path, FSType: found.FSType, Device: found.Device, Mount: found.identity}, found.past)
+		found.watch = t.monitor.Watch(health.Target{Mountpoint: path, FSType: found.FSType, Device: found.Device, Mount: found.identity, Lost: func() { t.lost(found) }}, found.past)
 	}
 	t.volumes[path] = found
 	return true
@@ -145,26 +156,35 @@ func (t *Table) quiet(ctx context.Context, path string, do func() (gone bool, er
 		_, err := do()
 		return err
 	}
-	if err := v.lock(ctx); err != nil {
+	done, err := v.alone(ctx)
+	if err != nil {
 		return err
 	}
-	defer v.unlock()
-	if v.watch != nil {
-		if err := v.watch.Pause(ctx); err != nil {
-			return refusal.New(refusal.DeadlineExceeded, "volume %s: a probe of it hangs, the disk below %s does not answer: %w", path, v.Device.Path, err)
-		}
+	defer done()
+	gone, err := do()
+	if gone {
+		t.Forget(path)
 	}
-	var gone bool
-	defer func() { // also where do panics
-		if gone {
-			t.Forget(path)
-		} else if v.watch != nil {
-			v.watch.Resume()
-		}
-	}()
-	var err error
-	gone, err = do()
 	return err
+}
+
+// Flush has the disk of the volume at path take what was written so far, and answer, and
+// waits until it has: where ctx ends before, the error says which disk. However often it is
+// called, one thread waits for the disk. What fails otherwise is for fsync's callers to know.
+func (t *Table) Flush(ctx context.Context, path string) error {
+	v, err := t.Lookup(path)
+	if kind := refusal.KindOf(err); err != nil && (kind == refusal.NotFound || kind == refusal.InvalidArgument) {
+		return nil // it is not mounted any more
+	} else if err != nil {
+		return err
+	}
+	return v.inTime(ctx, func(context.Context) error {
+		syncFS(path)
+		if v.Device.Path != "" { // a filesystem that has nothing to write asks it nothing
+			_ = blockdev.Ask(v.Device.Path)
+		}
+		return nil
+	})
 }
 
 // Past returns what the watch of the volume at path remembers, and of which
@@ -175,6 +195,14 @@ func (t *Table) Past(path string) (of mount.Identity, past health.Past) {
 		return mount.Identity{}, health.Past{}
 	}
 	return v.identity, v.watch.Past()
+}
+
+// Remember adds what was remembered of the volume at path before it was unmounted, where it
+// is mounted again as it was.
+func (t *Table) Remember(path string, past health.Past) {
+	if v := t.at(path); v != nil && v.watch != nil && past != (health.Past{}) {
+		v.watch.Remember(past)
+	}
 }
 
 // Forget ends what the table knows of the volume at path, if there is one.
@@ -224,6 +252,34 @@ func deviceOf(d mount.Device, source string) (blockdev.Device, error) {
 	return device, err
 }
 
+// lost ends a volume that is not mounted any more: the next question starts anew.
+func (t *Table) lost(v *Volume) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.volumes[v.Mountpoint] == v {
+		t.forget(v)
+	}
+}
+
+// alone waits, until shortly before ctx ends, for the volume's lock, and until no probe is in
+// it: what grows it, freezes it, flushes or unmounts it is all that waits for its disk then,
+// until done.
+func (v *Volume) alone(ctx context.Context) (done func(), err error) {
+	if err := v.lock(ctx); err != nil {
+		return nil, err
+	}
+	if v.watch == nil {
+		return v.unlock, nil
+	}
+	early, cancel := deadline.Early(ctx)
+	defer cancel()
+	if err := v.watch.Pause(early); err != nil {
+		v.unlock()
+		return nil, refusal.New(refusal.DeadlineExceeded, "volume %s: a look at it has not ended, the disk below %s does not answer: %w", v.Mountpoint, v.Device.Path, err)
+	}
+	return func() { v.watch.Resume(); v.unlock() }, nil
+}
+
 // lock waits for the volume's lock until shortly before ctx ends: who waits is to
 // learn for what.
 func (v *Volume) lock(ctx context.Context) error {
@@ -238,7 +294,7 @@ func (v *Volume) lock(ctx context.Context) error {
 	case v.growing <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		return refusal.New(refusal.DeadlineExceeded, "volume %s is being resized or unmounted by another call: %w", v.Mountpoint, ctx.Err())
+		return refusal.New(refusal.DeadlineExceeded, "volume %s: another call grows it, flushes or unmounts it, and the disk below %s has not answered that: %w", v.Mountpoint, v.Device.Path, ctx.Err())
 	}
 }
 

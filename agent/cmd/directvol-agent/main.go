@@ -174,7 +174,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	if err := storages.Recover(); err != nil {
 		log.Error(err)
 	}
-	go followHealth(life, monitor, log)
+	followHealth(life, monitor, log)
 	go storages.Follow(life, monitor.Remembers())
 	agent.Destroyed = func() {
 		if asInit && set.powerOff {
@@ -224,9 +224,14 @@ func endGuest(guest *sandbox.Sandbox, log *logrus.Entry) {
 	}
 }
 
+// followHealth returns at once, and goes on until ctx ends.
 func followHealth(ctx context.Context, monitor *health.Monitor, log *logrus.Entry) {
-	if err := monitor.Run(ctx); err != nil && ctx.Err() == nil {
-		log.Warn(err)
+	for _, follow := range []func(context.Context) error{monitor.Run, monitor.Beat} {
+		go func() {
+			if err := follow(ctx); err != nil && ctx.Err() == nil {
+				log.Warn(err)
+			}
+		}()
 	}
 }
 

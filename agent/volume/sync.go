@@ -1,0 +1,120 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/mount"
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// syncLimit bounds how long Sync waits for a disk: its caller waits for 10 s or more, and
+// nobody else is served meanwhile.
+const syncLimit = 2 * time.Second
+
+// Sync has every disk in the guest take what was written, whoever has mounted it: each
+// filesystem by itself, so that one that hangs is named, and then what no path leads to any
+// more. However often it is called, one thread a volume waits for its disk.
+func (t *Table) Sync(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, syncLimit)
+	defer cancel()
+	mounts, err := mount.All()
+	if err != nil {
+		return err
+	}
+	var wait sync.WaitGroup
+	errs := make([]error, len(mounts))
+	for i, path := range onePathEach(mounts) {
+		wait.Go(func() {
+			defer func() {
+				if p := recover(); p != nil { // nobody above a goroutine does
+					errs[i] = fmt.Errorf("volume %s: panic: %v\n%s", path, p, debug.Stack())
+				}
+			}()
+			errs[i] = t.Flush(ctx, path)
+		})
+	}
+	wait.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return t.syncing.wait(ctx)
+}
+
+// onePathEach returns a path, by its place in the list, to each filesystem that has a block
+// device and is not hidden everywhere.
+func onePathEach(mounts []*mount.Info) map[int]string {
+	top := map[string]int{}
+	for i, m := range mounts {
+		top[m.Mountpoint] = i
+	}
+	type device struct{ major, minor int }
+	known, paths := map[device]bool{}, map[int]string{}
+	for i, m := range mounts {
+		if d := (device{m.Major, m.Minor}); m.Major != 0 && top[m.Mountpoint] == i && !known[d] {
+			known[d], paths[i] = true, m.Mountpoint
+		}
+	}
+	return paths
+}
+
+// syncFS is syncfs(2). What fails is for fsync's callers to know.
+func syncFS(mountPoint string) {
+	dir, err := os.Open(mountPoint)
+	if err != nil {
+		return
+	}
+	defer dir.Close()
+	_ = unix.Syncfs(int(dir.Fd()))
+}
+
+// syncing is sync(2), one at a time for all who call.
+type syncing struct {
+	mu    sync.Mutex
+	ended chan struct{} // of the one that goes on
+}
+
+// wait returns when a sync has ended that began after the call.
+func (s *syncing) wait(ctx context.Context) error {
+	joined, ended := s.begin()
+	if joined { // it began before what was written last
+		select {
+		case <-ended:
+			_, ended = s.begin()
+		case <-ctx.Done():
+		}
+	}
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		return refusal.New(refusal.DeadlineExceeded, "sync: a disk in the guest that is mounted nowhere in sight does not answer: %w", ctx.Err())
+	}
+}
+
+// begin returns what is closed when a sync has ended: one that goes on, which is joined, or
+// one that begins.
+func (s *syncing) begin() (joined bool, ended <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended != nil {
+		return true, s.ended
+	}
+	done := make(chan struct{})
+	s.ended = done
+	go func() {
+		unix.Sync()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		close(done)
+		s.ended = nil
+	}()
+	return false, done
+}
