@@ -16,7 +16,6 @@ import (
 
 	"github.com/containerd/ttrpc"
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/directvol/directvol/agent/contract"
@@ -36,10 +35,6 @@ import (
 // long as CreateContainer mounts storages and starts no process.
 const StorageOnly = "directvol-storage-only"
 
-// syncLimit bounds how long DestroySandbox waits for what others have mounted, on a
-// device that hangs: its caller waits for 10 s or more.
-const syncLimit = 2 * time.Second
-
 // Agent is what the services answer from. All exported fields are to be set
 // before the first call.
 type Agent struct {
@@ -54,10 +49,6 @@ type Agent struct {
 	ResizeWait time.Duration // how long a resize waits for its device
 	Destroyed  func()        // called when DestroySandbox has succeeded, before it answers
 
-	syncing struct {
-		sync.Mutex
-		done chan struct{} // of the one that goes on
-	}
 	calls  sync.RWMutex // each call under way holds it for reading
 	counts metrics.Calls
 }
@@ -123,55 +114,11 @@ func (a *Agent) createSandbox(ctx context.Context, r *agentpb.CreateSandboxReque
 }
 
 func (a *Agent) destroySandbox(ctx context.Context, _ *agentpb.DestroySandboxRequest) (*emptypb.Empty, error) {
-	if err := a.syncAll(ctx); err != nil { // first: a destroy that fails changes nothing
-		return nil, err
-	}
 	if err := a.Sandbox.Destroy(ctx); err != nil {
 		return nil, err
 	}
 	a.Destroyed()
 	return nothing, nil
-}
-
-// syncAll writes back what others have mounted too. A device that hangs it does not
-// wait for long, and with one thread, however often it is called.
-func (a *Agent) syncAll(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, syncLimit)
-	defer cancel()
-	joined, done := a.synced()
-	if joined { // it began before what was written last
-		select {
-		case <-done:
-			_, done = a.synced()
-		case <-ctx.Done():
-		}
-	}
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return refusal.New(refusal.DeadlineExceeded, "sync: a disk in the guest does not answer: %w", ctx.Err())
-	}
-}
-
-// synced returns what is closed when a sync has ended: one that goes on, which is
-// joined, or one that begins.
-func (a *Agent) synced() (joined bool, ended <-chan struct{}) {
-	a.syncing.Lock()
-	defer a.syncing.Unlock()
-	joined = a.syncing.done != nil
-	if !joined {
-		done := make(chan struct{})
-		a.syncing.done = done
-		go func() {
-			unix.Sync()
-			a.syncing.Lock()
-			defer a.syncing.Unlock()
-			close(done)
-			a.syncing.done = nil
-		}()
-	}
-	return joined, a.syncing.done
 }
 
 // containerID is what Kata takes for one.

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,6 +43,7 @@ type Storages interface {
 	Update(ctx context.Context, storages []*agentpb.Storage) error
 	Ended() bool
 	End(ended bool) error
+	Mounting() []string
 }
 
 // Sandbox is one, with its containers.
@@ -50,6 +52,10 @@ type Sandbox struct {
 	storages Storages
 	turns    turns.Turns // by container; storage.Sandbox is the sandbox's own
 	gate     gate
+
+	// Sync, where it is set, has all disks take what was written, before a Destroy changes
+	// anything: what no storage of ours is on too. It names the disk that does not.
+	Sync func(context.Context) error
 
 	mu      sync.Mutex
 	creates map[*create]bool // under way, or waiting for their turn
@@ -176,6 +182,11 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 	s.interrupt(errDestroyed, func(*create) bool { return true })
 	var decided atomic.Bool
 	return s.call(ctx, "the sandbox", s.alone, &decided, func(ctx context.Context) error {
+		if s.Sync != nil {
+			if err := s.Sync(ctx); err != nil {
+				return err
+			}
+		}
 		return s.storages.ReleaseAll(ctx, decides(ctx, &decided))
 	})
 }
@@ -214,9 +225,17 @@ func (s *Sandbox) inTurn(id string) turn {
 // alone waits until no call is under way.
 func (s *Sandbox) alone(ctx context.Context) (func(), error) {
 	if err := s.gate.close(ctx); err != nil {
-		return nil, fmt.Errorf("calls of its containers go on, a disk may not answer: %w", err)
+		return nil, fmt.Errorf("calls of its containers go on, a disk may not answer%s: %w", inBrackets(s.storages.Mounting()), err)
 	}
 	return s.gate.open, nil
+}
+
+// inBrackets lists what there is.
+func inBrackets(all []string) string {
+	if len(all) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(all, ", ") + ")"
 }
 
 // call waits for its turn and runs do in it; the turn ends when do returns. The caller

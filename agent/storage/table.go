@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -434,6 +435,20 @@ func (t *Table) Mounted() []Mount {
 	for mountPoint, m := range t.mounts {
 		all = append(all, Mount{mountPoint, m.driver.name})
 	}
+	return all
+}
+
+// Mounting names what is being mounted: each disk, and where.
+func (t *Table) Mounting() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var all []string
+	for mountPoint, m := range t.intents {
+		if t.mounts[mountPoint] != m {
+			all = append(all, fmt.Sprintf("%s at %s", m.origin().path, mountPoint))
+		}
+	}
+	slices.Sort(all)
 	return all
 }
 

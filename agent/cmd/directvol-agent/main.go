@@ -176,6 +176,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	}
 	followHealth(life, monitor, log)
 	go storages.Follow(life, monitor.Remembers())
+	agent.Sandbox.Sync = volumes.Sync
 	agent.Destroyed = func() {
 		if asInit && set.powerOff {
 			select {
