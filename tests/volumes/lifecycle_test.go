@@ -41,6 +41,8 @@ func TestDestroyThatFailsChangesNothing(t *testing.T) {
 func TestDestroyThatFailsLateGivesAllBack(t *testing.T) {
 	g := guest(t)
 	v := mounted(t, g, "xfs")
+	failOneWrite(t, g, v)
+	becomes(t, v, failedOnce)
 	memory := &agentpb.Storage{Driver: "ephemeral", Source: "tmpfs", Fstype: "tmpfs", MountPoint: "/run/test/memory", Options: []string{"size=1m"}}
 	must(t, container(t, g, "memory", memory))
 	for _, path := range []string{memory.MountPoint, v.GuestPath} {
@@ -58,9 +60,10 @@ func TestDestroyThatFailsLateGivesAllBack(t *testing.T) {
 	}
 	end()
 	remove(t, g, "memory")
-	isHealthy(t, v)
+	becomes(t, v, failedOnce) // nobody has unmounted it to have that forgotten
 	until(t, func() bool { return v.Unmount(limited(t)) == nil })
 	must(t, v.Mount(limited(t)))
+	isHealthy(t, v)
 }
 
 // A volume that another mount namespace has is not released, whose disk the host

@@ -1,0 +1,49 @@
+package vm
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Flood makes a call so many times, some at once, each with a deadline of its own, as callers
+// do that do not wait for each other, and returns how many failed.
+func Flood(ctx context.Context, calls, atOnce int, limit time.Duration, call func(context.Context) error) (failed int) {
+	var left, errors atomic.Int64
+	left.Store(int64(calls))
+	var callers sync.WaitGroup
+	for range atOnce {
+		callers.Go(func() {
+			for left.Add(-1) >= 0 {
+				one, cancel := context.WithTimeout(ctx, limit)
+				if call(one) != nil {
+					errors.Add(1)
+				}
+				cancel()
+			}
+		})
+	}
+	callers.Wait()
+	return int(errors.Load())
+}
+
+// Flooded makes calls of each kind that a disk may hold up, and that fail while it hangs, of
+// a mounted volume.
+func (v *Volume) Flooded(ctx context.Context, calls, atOnce int, limit time.Duration, each func(kind string, failed int) error) error {
+	agent := v.guest.Agent()
+	for _, kind := range []struct {
+		name string
+		call func(context.Context) error
+	}{
+		{"ResizeVolume", func(ctx context.Context) error { return agent.ResizeVolume(ctx, v.GuestPath, 0) }},
+		{"RemoveContainer", func(ctx context.Context) error { return agent.RemoveContainer(ctx, v.ID) }},
+		{"CreateContainer", func(ctx context.Context) error { _, err := v.guest.Mount(ctx, v.ID); return err }},
+		{"DestroySandbox", agent.DestroySandbox},
+	} {
+		if err := each(kind.name, Flood(ctx, calls, atOnce, limit, kind.call)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
