@@ -29,7 +29,7 @@ type session struct {
 // its processes stay; then guests of their own.
 var experiments = []experiment{
 	binarySize, systemCalls,
-	roundTrips, roundTripsApart, streams, residentMemory, resizeExt4, resizeXFS, pauseExt4, pauseXFS, probeCost, diskGrown, attach, fioCounted, fioByHand, fioShared,
+	roundTrips, roundTripsApart, streams, residentMemory, resizeExt4, resizeXFS, pauseExt4, pauseXFS, probeCost, besideHung, diskGrown, attach, fioCounted, fioByHand, fioShared,
 	kataRoundTrips, kataRoundTripsApart, kataMemory,
 	boot,
 }
