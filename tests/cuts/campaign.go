@@ -240,7 +240,7 @@ func (c *campaign) row(r *remains) row { return row{r.fstype, c.kernel, r.kind} 
 // one that met the window it leaves that to rescue.
 func (c *campaign) check(ctx context.Context, r *remains) (found []finding, err error) {
 	if _, err := os.Stat(r.untouched()); err != nil { // it is there of a volume that was rescued
-		if err := copySparse(r.untouched(), r.path); err != nil {
+		if err := vm.CopySparse(r.untouched(), r.path); err != nil {
 			return nil, err
 		}
 	}
@@ -278,7 +278,7 @@ func (c *campaign) keepUntouched(r *remains) error {
 	c.kept[r.fstype]++
 	image := filepath.Join(c.keep, fmt.Sprintf("%s-cut%d-%s.img", r.fstype, c.cut, r.id))
 	c.say("it is kept as the cut left it: CUTS_WAY=%s CUTS_IMAGE=%s go test -v -run Kept ./tests/cuts", c.way, image)
-	return errors.Join(os.MkdirAll(c.keep, 0o755), copySparse(image, r.untouched()))
+	return errors.Join(os.MkdirAll(c.keep, 0o755), vm.CopySparse(image, r.untouched()))
 }
 
 // explanation is what the guest says of itself.

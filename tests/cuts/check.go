@@ -30,13 +30,6 @@ type finding struct {
 	err error
 }
 
-// lastSize is what a volume is grown to after its cut: more than it had, and a
-// multiple of every group's size, so that nothing of it stays unused.
-func lastSize(had uint64) uint64 {
-	const step = 128 * miB
-	return (had/step + 2) * step
-}
-
 // check mounts what a cut has left, compares, grows it on, and has it checked. An
 // error is one of the test's own, or ctx has ended.
 func (r *remains) check(ctx context.Context, g *vm.Guest, w way, id string) (found []finding, err error) {
@@ -56,7 +49,7 @@ func (r *remains) check(ctx context.Context, g *vm.Guest, w way, id string) (fou
 		all, err := g.Act.Verify(ctx, d.mounted+"/"+written, r.ledger, nil)
 		add(blocks, errors.Join(err, all.Err()))
 	}
-	goal := lastSize(r.size)
+	goal := vm.WholeSize(r.size)
 	grown := d.grow(ctx, goal)
 	add(noGrowth, grown)
 	if ctx.Err() != nil {
@@ -87,7 +80,7 @@ func (r *remains) refusal(err error) loss {
 }
 
 func isOf(want uint64, fstype, path string) error {
-	got, err := sizeOnDisk(fstype, path)
+	got, err := vm.SizeOnDisk(fstype, path)
 	if err == nil && got != want {
 		err = fmt.Errorf("it was grown to %d bytes, and its superblock says %d", want, got)
 	}

@@ -87,7 +87,7 @@ func (r *remains) removeImages() error {
 
 // killed returns what a kill has left.
 func (v *volume) killed() (*remains, error) {
-	size, err := sizeOnDisk(v.fstype, v.path)
+	size, err := vm.SizeOnDisk(v.fstype, v.path)
 	if err != nil {
 		return nil, err
 	}
@@ -147,13 +147,13 @@ func (v *volume) replays() (*replays, error) {
 // findWindows looks for the first write of the superblock after each growth began
 // that has more than the size before it.
 func (r *replays) findWindows() ([][2]int, error) {
-	super := superblocks[r.fstype].offset
+	super := vm.SuperblockOffset(r.fstype)
 	sizes := map[int]uint64{} // by the entry that writes it
 	for i, e := range r.entries {
-		if !e.Writes(super) || !e.Writes(super+superSize-1) {
+		if !e.Writes(super) || !e.Writes(super+vm.SuperblockBytes-1) {
 			continue
 		}
-		size, err := filesystemSize(r.fstype, shifted{r.file, e.Data - e.Offset})
+		size, err := vm.FilesystemSize(r.fstype, shifted{r.file, e.Data - e.Offset})
 		if err != nil {
 			return nil, fmt.Errorf("the entry that ends at %d: %w", e.End, err)
 		}
@@ -205,7 +205,7 @@ func (r *replays) choose(random *rand.Rand, directed bool) logwrites.Point {
 // cutAt makes the image of a point, at path.
 func (r *replays) cutAt(p logwrites.Point, path string) (*remains, error) {
 	left := &remains{volume: r.volume, kind: replay, path: path, how: fmt.Sprintf("cut at %d of its record, %v of what was written after the last flush, seed %d", p.At, p.After, p.Seed)}
-	if err := copySparse(path, r.before); err != nil {
+	if err := vm.CopySparse(path, r.before); err != nil {
 		return nil, err
 	}
 	image, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -220,7 +220,7 @@ func (r *replays) cutAt(p logwrites.Point, path string) (*remains, error) {
 	if err := logwrites.Replay(image, int64(size), r.file, r.entries, p); err != nil {
 		return nil, fmt.Errorf("%s: %w", left.how, err)
 	}
-	super, err := filesystemSize(r.fstype, image)
+	super, err := vm.FilesystemSize(r.fstype, image)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", left.how, err)
 	}

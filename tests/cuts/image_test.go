@@ -1,12 +1,8 @@
 package cuts
 
 import (
-	"bytes"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/directvol/directvol/tests/cuts/logwrites"
@@ -20,58 +16,14 @@ func TestSuperblockOfEveryFormatSaysItsSize(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got, err := sizeOnDisk(f.fstype, image); err != nil || got != f.bytes {
+			if got, err := vm.SizeOnDisk(f.fstype, image); err != nil || got != f.bytes {
 				t.Errorf("%s %v\nwant %d\ngot  %d, error %v", f.fstype, options, f.bytes, got, err)
 			}
 			other := map[string]string{"ext4": "xfs", "xfs": "ext4"}[f.fstype]
-			if _, err := sizeOnDisk(other, image); err == nil || !strings.Contains(err.Error(), image) {
+			if _, err := vm.SizeOnDisk(other, image); err == nil || !strings.Contains(err.Error(), image) {
 				t.Errorf("%s read as %s\nwant an error that names the image\ngot  %v", f.fstype, other, err)
 			}
 		}
-	}
-}
-
-func TestCopyKeepsDataAndHoles(t *testing.T) {
-	dir := t.TempDir()
-	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
-	const size = 256 * miB
-	image, err := os.Create(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer image.Close()
-	want := bytes.Repeat([]byte("data"), 32<<10)
-	for _, at := range []int64{0, 100 * miB, size - int64(len(want))} {
-		if _, err := image.WriteAt(want, at); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := copySparse(to, from); err != nil {
-		t.Fatal(err)
-	}
-	copied, err := os.Open(to)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer copied.Close()
-	for _, at := range []int64{0, 100 * miB, size - int64(len(want))} {
-		got := make([]byte, len(want))
-		if _, err := copied.ReadAt(got, at); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("the data at %d is another, error %v", at, err)
-		}
-	}
-	info, err := copied.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if used := info.Sys().(*syscall.Stat_t).Blocks * 512; info.Size() != size || used > miB {
-		t.Errorf("want %d bytes, of which less than a MiB is there\ngot  %d, %d", size, info.Size(), used)
-	}
-	if err := image.Truncate(0); err != nil {
-		t.Fatal(err)
-	}
-	if err := copySparse(to, from); err != nil {
-		t.Errorf("an empty image: %v", err)
 	}
 }
 

@@ -23,7 +23,7 @@ func TestKeptImageMountsAndGrowsOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	image := filepath.Join(t.TempDir(), "image")
-	if err := copySparse(image, kept); err != nil {
+	if err := vm.CopySparse(image, kept); err != nil {
 		t.Fatal(err)
 	}
 	info, err := os.Stat(image)

@@ -80,7 +80,7 @@ func newVolume(ctx context.Context, dir string, number int, random *rand.Rand) (
 		return nil, err
 	}
 	v.before, v.record = filepath.Join(dir, v.id+".before"), filepath.Join(dir, v.id+".record")
-	return v, copySparse(v.before, v.path)
+	return v, vm.CopySparse(v.before, v.path)
 }
 
 // begin attaches the volume to a guest, recorded, mounts it and starts its writer.

@@ -2,7 +2,6 @@ package cuts
 
 import (
 	"context"
-	"time"
 
 	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/host/sandbox"
@@ -86,7 +85,7 @@ func (d *disk) grow(ctx context.Context, bytes uint64) error {
 	if err := d.guest.VM().ResizeDisk(ctx, d.id, bytes); err != nil {
 		return err
 	}
-	err := again(ctx, func() (bool, error) {
+	err := vm.Again(ctx, func() (bool, error) {
 		size, err := d.guest.Act.DeviceSize(ctx, d.device)
 		return size >= bytes, err
 	})
@@ -112,23 +111,4 @@ func (d *disk) detach(ctx context.Context) error {
 		return d.guest.Detach(ctx, d.id)
 	}
 	return d.guest.VM().DetachDisk(ctx, d.id)
-}
-
-// askAgain is how often the guest's kernel is asked for what it tells no test.
-const askAgain = 10 * time.Millisecond
-
-// again asks until it is so, or fails.
-func again(ctx context.Context, ask func() (bool, error)) error {
-	ticks := time.NewTicker(askAgain)
-	defer ticks.Stop()
-	for {
-		if done, err := ask(); done || err != nil {
-			return err
-		}
-		select {
-		case <-ticks.C:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
 }

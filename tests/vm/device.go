@@ -4,28 +4,19 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
 )
-
-// askAgain is how often the guest's kernel is asked for what it tells no test.
-const askAgain = 10 * time.Millisecond
 
 // DeviceOf waits for the disk with a serial, and returns its /dev name: for one that is
 // attached and no volume of the agent's.
-func (g *Guest) DeviceOf(ctx context.Context, serial string) (string, error) {
-	again := time.NewTicker(askAgain)
-	defer again.Stop()
-	for {
-		device, err := g.deviceOf(ctx, serial)
-		if err != nil || device != "" {
-			return device, err
-		}
-		select {
-		case <-again.C:
-		case <-ctx.Done():
-			return "", fmt.Errorf("find the disk %s: %w", serial, context.Cause(ctx))
-		}
+func (g *Guest) DeviceOf(ctx context.Context, serial string) (device string, err error) {
+	err = Again(ctx, func() (bool, error) {
+		device, err = g.deviceOf(ctx, serial)
+		return device != "", err
+	})
+	if err != nil {
+		return "", fmt.Errorf("find the disk %s: %w", serial, err)
 	}
+	return device, nil
 }
 
 func (g *Guest) deviceOf(ctx context.Context, serial string) (string, error) {

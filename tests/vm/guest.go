@@ -42,6 +42,11 @@ type Options struct {
 	MemoryMiB int
 	// BootDisks are images that are there from the start, on the root bus.
 	BootDisks []qemu.Disk
+	// Dir is a folder of the caller's for this guest, which Close leaves; where it is
+	// empty the guest gets one of its own.
+	Dir string
+	// Console gets what the guest says on its console, beside what Explain shows.
+	Console io.Writer
 	// Log is where the host's side tells what it does; nowhere where nil.
 	Log io.Writer
 }
@@ -51,11 +56,13 @@ type Guest struct {
 	*sandbox.Sandbox
 	// Act acts inside the guest, behind the agent's back.
 	Act *act.Client
-	// Dir is a folder on the host for this guest's disks. It goes with it.
+	// Dir is a folder on the host for this guest's disks. It goes with it, unless the
+	// caller has chosen it.
 	Dir string
 
 	console *console
 	vm      *qemu.VM
+	keeps   bool // Dir, which is the caller's
 }
 
 // Limit is how long something may take that takes base with KVM: longer where
@@ -83,11 +90,12 @@ func Boot(ctx context.Context, o Options) (*Guest, error) {
 			return nil, err
 		}
 	}
-	dir, err := os.MkdirTemp("", "directvol-")
-	if err != nil {
-		return nil, err
+	g := &Guest{Dir: o.Dir, console: &console{}, keeps: o.Dir != ""}
+	if !g.keeps {
+		if g.Dir, err = os.MkdirTemp("", "directvol-"); err != nil {
+			return nil, err
+		}
 	}
-	g := &Guest{Dir: dir, console: &console{}}
 	g.Act = act.NewClient(g.dial)
 	ctx, cancel := context.WithTimeout(ctx, Limit(bootLimit))
 	defer cancel()
@@ -123,6 +131,10 @@ func (g *Guest) config(build Build, o Options) sandbox.Config {
 	if o.Log != nil {
 		log.SetOutput(o.Log)
 	}
+	var said io.Writer = g.console
+	if o.Console != nil {
+		said = io.MultiWriter(g.console, o.Console)
+	}
 	image := cmp.Or(o.Image, build.TestImage)
 	if o.Shipped {
 		image = build.Image
@@ -137,7 +149,7 @@ func (g *Guest) config(build Build, o Options) sandbox.Config {
 		MemoryMiB: o.MemoryMiB,
 		GuestCID:  freeCID(),
 		BootDisks: o.BootDisks,
-		Console:   g.console,
+		Console:   said,
 		Directvol: build.Directvol,
 		Log:       logrus.NewEntry(log),
 	}
@@ -161,7 +173,12 @@ func (g *Guest) dial(ctx context.Context, port uint32) (net.Conn, error) {
 }
 
 // Close removes what the guest leaves on the host, its disks among it.
-func (g *Guest) Close() error { return os.RemoveAll(g.Dir) }
+func (g *Guest) Close() error {
+	if g.keeps {
+		return nil
+	}
+	return os.RemoveAll(g.Dir)
+}
 
 // consoleLines is how much of the console a failure prints.
 const consoleLines = 40

@@ -1,11 +1,9 @@
 package ways
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -29,16 +27,12 @@ func backendOf(t *testing.T, g *vm.Guest) backend {
 	if to.Scheme != address.HVSock {
 		t.Skipf("the agent is at %s: this host's kernel carries vsock, and no backend runs; run this where there is no /dev/vhost-vsock", to)
 	}
-	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	processes, err := vm.ProcessesWith(to.Path)
 	must(t, err)
-	for _, path := range commands {
-		line, err := os.ReadFile(path)
-		if err != nil || !bytes.Contains(line, []byte("\x00vhost-vsock\x00")) || !bytes.Contains(line, []byte(to.Path)) {
-			continue
+	for _, p := range processes {
+		if p.IsBackend() {
+			return backend{p.ID}
 		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		must(t, err)
-		return backend{pid}
 	}
 	t.Fatalf("no process is the backend at %s", to.Path)
 	return backend{}

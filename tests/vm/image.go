@@ -1,4 +1,4 @@
-package cuts
+package vm
 
 import (
 	"encoding/binary"
@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copySparse copies an image, without what has never been written in it.
-func copySparse(to, from string) error {
+// CopySparse copies an image, without what has never been written in it.
+func CopySparse(to, from string) error {
 	in, err := os.Open(from)
 	if err != nil {
 		return err
@@ -64,13 +64,16 @@ var superblocks = map[string]struct {
 	"xfs":  {0, xfsSize},
 }
 
-// superSize is how much of a superblock is read.
-const superSize = 512
+// SuperblockBytes is how much of a superblock is read.
+const SuperblockBytes = 512
 
-// filesystemSize returns the bytes that a filesystem's first superblock says it has.
-func filesystemSize(fstype string, disk io.ReaderAt) (uint64, error) {
+// SuperblockOffset is where a filesystem has its first superblock.
+func SuperblockOffset(fstype string) int64 { return superblocks[fstype].offset }
+
+// FilesystemSize returns the bytes that a filesystem's first superblock says it has.
+func FilesystemSize(fstype string, disk io.ReaderAt) (uint64, error) {
 	super := superblocks[fstype]
-	var raw [superSize]byte
+	var raw [SuperblockBytes]byte
 	if _, err := disk.ReadAt(raw[:], super.offset); err != nil {
 		return 0, fmt.Errorf("read the superblock: %w", err)
 	}
@@ -81,13 +84,14 @@ func filesystemSize(fstype string, disk io.ReaderAt) (uint64, error) {
 	return size, nil
 }
 
-func sizeOnDisk(fstype, path string) (uint64, error) {
+// SizeOnDisk is FilesystemSize of an image.
+func SizeOnDisk(fstype, path string) (uint64, error) {
 	image, err := os.Open(path)
 	if err != nil {
 		return 0, err
 	}
 	defer image.Close()
-	size, err := filesystemSize(fstype, image)
+	size, err := FilesystemSize(fstype, image)
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", path, err)
 	}
@@ -115,4 +119,11 @@ func xfsSize(super []byte) (uint64, bool) {
 		return 0, false
 	}
 	return binary.BigEndian.Uint64(super[8:]) * uint64(block), true
+}
+
+// WholeSize is a size to grow to from another one: more, and a multiple of every group's
+// size, so that nothing of it stays unused.
+func WholeSize(had uint64) uint64 {
+	const step = 128 << 20
+	return (had/step + 2) * step
 }
