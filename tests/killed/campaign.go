@@ -1,0 +1,218 @@
+package killed
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// settings say what a campaign does.
+type settings struct {
+	seed  uint64
+	count int
+	only  []target // by turns; at random where there is none
+}
+
+// fromEnvironment reads the settings of a run by hand.
+func fromEnvironment(count int, only []target) (s settings, err error) {
+	s.only = only
+	if s.seed, err = strconv.ParseUint(cmp.Or(os.Getenv("KILLED_SEED"), strconv.FormatUint(rand.Uint64N(1<<32), 10)), 10, 64); err != nil {
+		return s, fmt.Errorf("KILLED_SEED: want a number: %w", err)
+	}
+	s.count, err = strconv.Atoi(cmp.Or(os.Getenv("KILLED_COUNT"), strconv.Itoa(count)))
+	if err != nil || s.count < 1 {
+		return s, fmt.Errorf("KILLED_COUNT=%q: want a number from 1 on", os.Getenv("KILLED_COUNT"))
+	}
+	if named := target(os.Getenv("KILLED_TARGET")); named != "" {
+		if !slices.Contains(targets, named) {
+			return s, fmt.Errorf("KILLED_TARGET=%q: want one of %v", named, targets)
+		}
+		s.only = []target{named}
+	}
+	return s, nil
+}
+
+// campaign is one in progress.
+type campaign struct {
+	settings
+	keep string // for what failed rounds leave
+	say  func(format string, args ...any)
+
+	dir      string // of images, and of the guest
+	log      *os.File
+	host     *hostProcess
+	guest    *guest
+	took     *durations
+	counts   counts
+	failures []string
+}
+
+// maxFailures ends a campaign that shows nothing new.
+const maxFailures = 10
+
+// run makes the rounds. Its error is one of the test's own.
+func (c *campaign) run(ctx context.Context) (err error) {
+	c.took, c.counts = newDurations(), counts{}
+	if c.dir, err = os.MkdirTemp("", "directvol-killed-"); err != nil { // a socket's path has 107 bytes at most
+		return err
+	}
+	defer os.RemoveAll(c.dir)
+	if c.log, err = os.Create(filepath.Join(c.dir, "host.log")); err != nil {
+		return err
+	}
+	defer c.log.Close()
+	defer c.discard()
+	for _, r := range c.rounds() {
+		if err := c.round(ctx, r); err != nil {
+			return fmt.Errorf("round with seed %d: %w", r.seed, err)
+		}
+		if len(c.failures) >= maxFailures {
+			return fmt.Errorf("%d rounds have failed", len(c.failures))
+		}
+	}
+	return c.stop(ctx, "the last round")
+}
+
+// rounds are all of them: those first that kill the agent, as their guest goes on.
+func (c *campaign) rounds() []*round {
+	var agents, others []*round
+	for n := range c.count {
+		var only target
+		if len(c.only) > 0 {
+			only = c.only[n%len(c.only)]
+		}
+		r := newRound(c.seed+uint64(n), only)
+		r.took = c.took
+		if r.target == agent {
+			agents = append(agents, r)
+		} else {
+			others = append(others, r)
+		}
+	}
+	return append(agents, others...)
+}
+
+// round makes a round and counts it.
+func (c *campaign) round(ctx context.Context, r *round) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, vm.Limit(jobLimit))
+	defer cancel()
+	began := time.Now()
+	if r.dir, err = os.MkdirTemp(c.dir, "images-"); err != nil {
+		return err
+	}
+	defer os.RemoveAll(r.dir)
+	failed := c.ready(ctx, r.target == agent)
+	if failed == nil {
+		c.guest, failed = r.run(ctx, c.guest, c.again)
+	}
+	c.counts.add(r, failed)
+	c.say("seed %d: %s killed during %v (%v); %d blocks, %d growths, %d rescued; %.1f s", r.seed, r.target, r.cut, r.during, r.blocks(), r.growths(), r.rescued, time.Since(began).Seconds())
+	if failed == nil && len(r.left) > 0 {
+		failed = fmt.Errorf("left behind: %s", strings.Join(r.left, "; "))
+	}
+	if failed == nil && r.stops {
+		failed = c.stop(ctx, fmt.Sprintf("seed %d", r.seed))
+	}
+	if failed == nil {
+		return nil
+	}
+	c.failures = append(c.failures, fmt.Sprintf("seed %d: %s killed; in flight: %v: %v\nrun it again: KILLED_SEED=%d KILLED_TARGET=%s KILLED_COUNT=1 go test -v -run KillOfEachPart ./tests/killed",
+		r.seed, r.target, r.cut, failed, r.seed, r.target))
+	c.say("%s", c.failures[len(c.failures)-1])
+	err = c.keepRound(r)
+	c.discard()
+	return err
+}
+
+// ready has a guest of a kind run.
+func (c *campaign) ready(ctx context.Context, service bool) (err error) {
+	if c.guest != nil && c.guest.service == service {
+		return nil
+	}
+	if err := c.stop(ctx, "a guest of the other kind"); err != nil {
+		return err
+	}
+	_ = os.Remove(consoleFile(c.dir))
+	if c.host == nil {
+		if c.host, err = startHost(c.log); err != nil {
+			return err
+		}
+	}
+	c.guest, err = startGuest(ctx, c.host, c.dir, service)
+	return err
+}
+
+// again starts a guest where one has ended, with another host's process where that has
+// ended, too.
+func (c *campaign) again(ctx context.Context) (_ *guest, err error) {
+	select {
+	case <-c.host.ended:
+		if c.host, err = startHost(c.log); err != nil {
+			return nil, err
+		}
+	default:
+	}
+	return startGuest(ctx, c.host, c.dir, c.guest.service)
+}
+
+// stop ends the guest in order, where there is one, and finds nothing of it.
+func (c *campaign) stop(ctx context.Context, after string) error {
+	if c.guest == nil {
+		return nil
+	}
+	g := c.guest
+	if err := g.stop(ctx); err != nil {
+		return fmt.Errorf("stop the guest after %s: %w", after, err)
+	}
+	c.guest = nil
+	left, err := leftOnHost(ctx, c.dir, false)
+	if err == nil && len(left) > 0 {
+		err = fmt.Errorf("left behind by the guest that was stopped: %s", strings.Join(left, "; "))
+	}
+	return err
+}
+
+// discard ends what runs, and removes what that leaves.
+func (c *campaign) discard() {
+	c.guest = nil
+	if c.host != nil {
+		c.host.kill()
+		c.host = nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), vm.Limit(callLimit))
+	defer cancel()
+	if left, err := leftOnHost(ctx, c.dir, true); err != nil || len(left) > 0 {
+		c.failures = append(c.failures, fmt.Sprintf("after the host's process: %v left (%v)", left, err))
+	}
+	_ = os.RemoveAll(vmDir(c.dir))
+}
+
+// keepRound keeps what a failed round has left.
+func (c *campaign) keepRound(r *round) error {
+	dir := filepath.Join(c.keep, fmt.Sprintf("%d-%s", r.seed, r.target))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	c.say("its images, the guest's console and the host's log are kept in %s", dir)
+	for _, path := range []string{consoleFile(c.dir), c.log.Name()} {
+		if err := vm.CopySparse(filepath.Join(dir, filepath.Base(path)), path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	for _, v := range r.volumes {
+		if err := vm.CopySparse(filepath.Join(dir, v.ID+"."+v.FSType), v.Path); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,117 @@
+package killed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+
+	"github.com/directvol/directvol/tests/guest/act"
+)
+
+// asHost has this program be the host's side of a guest.
+const asHost = "KILLED_HOST"
+
+// stdio is what a host's side reads and writes.
+type stdio struct {
+	io.Reader
+	io.Writer
+}
+
+// hostProcess is a process that has a guest.
+type hostProcess struct {
+	command *exec.Cmd
+	input   io.Closer
+	lines   *act.Lines
+	send    sync.Mutex
+	ended   chan struct{}
+
+	mu      sync.Mutex
+	last    uint64
+	waiting map[uint64]chan<- answer
+}
+
+// startHost starts one, which says what it does to log.
+func startHost(log io.Writer) (*hostProcess, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	h := &hostProcess{command: exec.Command(program), ended: make(chan struct{}), waiting: map[uint64]chan<- answer{}}
+	h.command.Env = append(os.Environ(), asHost+"=1")
+	h.command.Stderr = log
+	in, err := h.command.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := h.command.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	h.input, h.lines = in, act.NewLines(stdio{out, in})
+	if err := h.command.Start(); err != nil {
+		return nil, err
+	}
+	go h.receive()
+	return h, nil
+}
+
+// receive hands answers out until the process ends.
+func (h *hostProcess) receive() {
+	defer close(h.ended)
+	for {
+		var a answer
+		if h.lines.Receive(&a) != nil {
+			_ = h.command.Process.Kill() // where it has said nonsense
+			_ = h.command.Wait()         // it was killed
+			return
+		}
+		h.mu.Lock()
+		waits := h.waiting[a.ID]
+		delete(h.waiting, a.ID)
+		h.mu.Unlock()
+		if waits != nil {
+			waits <- a
+		}
+	}
+}
+
+// errHostEnded is of a call whose process has ended.
+var errHostEnded = errors.New("the host's process has ended")
+
+// call has the process carry out a call, and returns its end.
+func (h *hostProcess) call(ctx context.Context, r request) (answer, error) {
+	ended := make(chan answer, 1)
+	h.mu.Lock()
+	h.last++
+	r.ID = h.last
+	h.waiting[r.ID] = ended
+	h.mu.Unlock()
+	h.send.Lock()
+	err := h.lines.Send(r)
+	h.send.Unlock()
+	if err != nil {
+		return answer{}, fmt.Errorf("%s: %w: %w", r.Call, errHostEnded, err)
+	}
+	select {
+	case a := <-ended:
+		if a.Error != "" {
+			return a, errors.New(a.Error)
+		}
+		return a, nil
+	case <-h.ended:
+		return answer{}, fmt.Errorf("%s: %w", r.Call, errHostEnded)
+	case <-ctx.Done():
+		return answer{}, fmt.Errorf("%s: %w", r.Call, context.Cause(ctx))
+	}
+}
+
+// kill ends the process with SIGKILL, and returns when it has ended.
+func (h *hostProcess) kill() {
+	_ = h.command.Process.Kill() // fails where it has ended
+	<-h.ended
+	_ = h.input.Close()
+}

@@ -1,0 +1,371 @@
+package killed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/host/rescue"
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// target is a part that is killed.
+type target string
+
+const (
+	agent   target = "agent"
+	vsock   target = "vsock"
+	qemu    target = "qemu"
+	hosting target = "host"
+)
+
+var targets = []target{agent, vsock, qemu, hosting}
+
+// round is one kill, and what led to it and came of it.
+type round struct {
+	seed   uint64
+	random *rand.Rand
+	target target
+	during call // in which it is to be killed, where it is begun in time
+	stops  bool // the guest is stopped afterwards
+
+	dir     string // of the images
+	took    *durations
+	volumes []*volume // the last one comes and goes
+	cut     []*flight
+	rescued int
+	ordered bool // a sandbox without vsock was stopped in order
+	left    []string
+}
+
+// awaited are the calls during which something is killed.
+var awaited = []call{"", attach, mount, stats, resize, unmount, detach}
+
+// maxSkip is how many calls of the awaited kind may end before one is cut off.
+const maxSkip = 4
+
+// newRound chooses what can be chosen.
+func newRound(seed uint64, only target) *round {
+	random := rand.New(rand.NewPCG(seed, 0))
+	r := &round{seed: seed, random: random, target: targets[random.IntN(len(targets))], during: awaited[random.IntN(len(awaited))], stops: random.IntN(2) == 0}
+	if only != "" {
+		r.target = only
+	}
+	return r
+}
+
+// errLost is of a block, or a growth, that was acknowledged and is not there.
+var errLost = errors.New("LOST")
+
+// run makes the round in a guest that runs, and returns the guest that runs then.
+func (r *round) run(ctx context.Context, g *guest, again func(context.Context) (*guest, error)) (*guest, error) {
+	if err := r.makeVolumes(ctx); err != nil {
+		return g, err
+	}
+	if err := r.work(ctx, g); err != nil {
+		return g, err
+	}
+	next, err := r.recover(ctx, g, again)
+	if err != nil {
+		return next, fmt.Errorf("after %s was killed: %w", r.target, err)
+	}
+	if err := r.repeat(ctx, next); err != nil {
+		return next, fmt.Errorf("after %s was killed: %w", r.target, err)
+	}
+	for _, v := range r.volumes {
+		if err := r.finish(ctx, next, v); err != nil {
+			return next, fmt.Errorf("after %s was killed: %w", r.target, err)
+		}
+	}
+	left, err := next.left(ctx)
+	r.left = append(r.left, left...)
+	return next, err
+}
+
+func (r *round) makeVolumes(ctx context.Context) error {
+	for n := range 3 + r.random.IntN(3) { // 2 to 4, and the one that comes and goes
+		fstype := []string{"ext4", "xfs"}[(n+int(r.seed))%2]
+		v, err := newVolume(ctx, r.dir, fmt.Sprintf("v%d-%d", n, r.seed), fstype, r.random)
+		if err != nil {
+			return err
+		}
+		r.volumes = append(r.volumes, v)
+	}
+	return nil
+}
+
+// visitor is the volume that comes and goes, and others are those that grow.
+func (r *round) visitor() *volume  { return r.volumes[len(r.volumes)-1] }
+func (r *round) others() []*volume { return r.volumes[:len(r.volumes)-1] }
+
+// work has the volumes used until the moment of the kill, and kills.
+func (r *round) work(ctx context.Context, g *guest) error {
+	for _, v := range r.others() {
+		if err := r.mount(ctx, g, v); err != nil {
+			return err
+		}
+		if _, err := v.write(context.WithoutCancel(ctx), g, r.random.Uint64(), 0); err != nil {
+			return err
+		}
+	}
+	w := newWork(g, r.took, r.during, r.random.IntN(maxSkip+1))
+	var workers sync.WaitGroup
+	failed := make(chan error, len(r.volumes))
+	begin := func(do func(context.Context, *volume, *rand.Rand) error, v *volume) {
+		random := rand.New(rand.NewPCG(r.random.Uint64(), 0))
+		workers.Go(func() {
+			err := do(ctx, v, random)
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if err != nil && !w.over {
+				failed <- err
+			}
+		})
+	}
+	for _, v := range r.others() {
+		begin(w.keepGrowing, v)
+	}
+	begin(w.visit, r.visitor())
+	w.moment(ctx, r.random, failed)
+	r.cut = w.end()
+	killed := r.kill(ctx, g)
+	stopped := r.endWriters(ctx)
+	workers.Wait()
+	close(failed)
+	errs := []error{killed, stopped}
+	for err := range failed {
+		errs = append(errs, fmt.Errorf("before anything was killed: %w", err))
+	}
+	return errors.Join(errs...)
+}
+
+// kill kills the target.
+func (r *round) kill(ctx context.Context, g *guest) error {
+	if r.target == agent {
+		before, err := g.act.Signal(ctx, act.Agent, unix.SIGKILL)
+		if err != nil {
+			return err
+		}
+		return vm.Again(ctx, func() (bool, error) {
+			now, err := g.act.Signal(ctx, act.Agent, 0)
+			// Between two there is none, which is an error of Signal's.
+			return err == nil && !slices.Contains(now, before[0]), ctx.Err()
+		})
+	}
+	pid, backend, err := g.processes()
+	switch {
+	case err != nil:
+		return err
+	case r.target == hosting:
+		return killHost(ctx, g.host, pid, backend)
+	case r.target == vsock && backend == 0:
+		return errors.New("this host's kernel carries vsock, and no backend runs: KILLED_TARGET=agent, qemu or host work here")
+	case r.target == vsock:
+		pid = backend
+	}
+	return unix.Kill(pid, unix.SIGKILL)
+}
+
+// killHost kills a host's process, and waits for the end of what was its own.
+func killHost(ctx context.Context, h *hostProcess, ids ...int) error {
+	var ends []func(context.Context) error
+	for _, id := range ids {
+		if id == 0 {
+			continue
+		}
+		ended, err := vm.Ending(id)
+		if err != nil {
+			return err
+		}
+		ends = append(ends, ended)
+	}
+	h.kill()
+	ctx, cancel := context.WithTimeout(ctx, vm.Limit(callLimit))
+	defer cancel()
+	var errs []error
+	for _, ended := range ends {
+		errs = append(errs, ended(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// endWriters waits until the volumes' writers have ended, and has those end that go on.
+func (r *round) endWriters(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, vm.Limit(callLimit))
+	defer cancel()
+	for _, v := range r.others() {
+		err := v.written[0].writer.Stop(ctx)
+		if err != nil && (r.target == agent || ctx.Err() != nil) {
+			return fmt.Errorf("the writer of volume %s: %w", v.ID, err)
+		}
+	}
+	return nil
+}
+
+// powerLimit is how long a guest has to power off that only its power button reaches.
+const powerLimit = 4 * time.Second
+
+// recover returns the guest that runs after the kill, with nothing left of what was
+// killed.
+func (r *round) recover(ctx context.Context, g *guest, again func(context.Context) (*guest, error)) (*guest, error) {
+	switch r.target {
+	case agent:
+		return g, g.simply(ctx, check)
+	case vsock:
+		if _, err := g.host.call(ctx, request{Call: stop, Limit: vm.Limit(powerLimit)}); err == nil {
+			r.ordered = true
+			break
+		}
+		fallthrough
+	case qemu:
+		if err := g.simply(ctx, end); err != nil {
+			return g, err
+		}
+	}
+	left, err := leftOnHost(ctx, g.dir, r.target == hosting)
+	if err != nil {
+		return g, err
+	}
+	r.left = append(r.left, left...)
+	next, err := again(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range r.volumes {
+		if err := r.mountAgain(ctx, next, v); err != nil {
+			return next, err
+		}
+	}
+	return next, nil
+}
+
+func (r *round) mount(ctx context.Context, g *guest, v *volume) error {
+	if _, err := g.do(ctx, request{Call: attach, Volume: v.Volume}); err != nil {
+		return err
+	}
+	a, err := g.do(ctx, request{Call: mount, Volume: v.Volume})
+	if err == nil {
+		v.path = a.Text
+	}
+	return err
+}
+
+// mountAgain mounts a volume after a power cut, rescued where that is what it takes.
+func (r *round) mountAgain(ctx context.Context, g *guest, v *volume) error {
+	size, err := vm.SizeOnDisk(v.FSType, v.Path)
+	if err != nil {
+		return err
+	}
+	// A growth is on the disk when it is acknowledged, but for what is no whole group.
+	if size+minStep <= v.grown {
+		return fmt.Errorf("%w: volume %s was grown to %d bytes, and its superblock says %d", errLost, v.ID, v.grown, size)
+	}
+	refused := r.mount(ctx, g, v)
+	// Of the errno that has crossed two wires its words are left.
+	if refused == nil || !strings.Contains(refused.Error(), unix.EUCLEAN.Error()) || size >= v.size {
+		return refused
+	}
+	if _, err := g.do(ctx, request{Call: detach, Volume: v.Volume}); err != nil {
+		return err
+	}
+	build, err := vm.FindBuild()
+	if err != nil {
+		return err
+	}
+	kernel, image, err := build.Rescue()
+	if err != nil {
+		return err
+	}
+	if _, err := rescue.Run(ctx, rescue.Config{Disk: v.Path, Kernel: kernel, Image: image, Directvol: build.Directvol, Timeout: vm.Limit(bootLimit)}); err != nil {
+		return fmt.Errorf("rescue volume %s, which was refused (%w): %w", v.ID, refused, err)
+	}
+	r.rescued++
+	return r.mount(ctx, g, v)
+}
+
+// repeat makes each call again that was in flight.
+func (r *round) repeat(ctx context.Context, g *guest) error {
+	for _, f := range r.cut {
+		a, err := g.do(ctx, f.request)
+		if err != nil {
+			return fmt.Errorf("made again, %s (which had ended with: %v): %w", f, f.err, err)
+		}
+		for _, v := range r.volumes {
+			if v.ID != f.Volume.ID {
+				continue
+			}
+			switch f.Call {
+			case mount:
+				v.path = a.Text
+			case resize:
+				v.grown = f.Bytes
+			}
+		}
+	}
+	return nil
+}
+
+// finish looks at all that a volume has to hold, and takes it away.
+func (r *round) finish(ctx context.Context, g *guest, v *volume) error {
+	// The disk is to be read, and not what the guest still knows of it.
+	if err := r.mount(ctx, g, v); err != nil {
+		return err
+	}
+	if _, err := g.do(ctx, request{Call: unmount, Volume: v.Volume}); err != nil {
+		return err
+	}
+	if err := r.mount(ctx, g, v); err != nil {
+		return err
+	}
+	if err := v.verify(ctx, g); err != nil {
+		return err
+	}
+	goal := vm.WholeSize(v.size)
+	if _, err := g.do(ctx, request{Call: resize, Volume: v.Volume, Bytes: goal}); err != nil {
+		return err
+	}
+	for _, c := range []call{unmount, detach} {
+		if _, err := g.do(ctx, request{Call: c, Volume: v.Volume}); err != nil {
+			return err
+		}
+	}
+	if _, err := g.act.Stat(ctx, v.path); !errors.Is(err, os.ErrNotExist) {
+		r.left = append(r.left, fmt.Sprintf("the mount point %s (%v)", v.path, err))
+	}
+	locked, err := v.locked()
+	if err != nil {
+		return err
+	}
+	if locked {
+		r.left = append(r.left, "a lock on "+v.Path)
+	}
+	return isWhole(ctx, v, goal)
+}
+
+// isWhole checks a volume that nobody has.
+func isWhole(ctx context.Context, v *volume, size uint64) error {
+	got, err := vm.SizeOnDisk(v.FSType, v.Path)
+	if err != nil {
+		return err
+	}
+	if got != size {
+		return fmt.Errorf("volume %s was grown to %d bytes, and its superblock says %d", v.ID, size, got)
+	}
+	run, err := vm.Check(ctx, v.FSType, v.Path)
+	if err != nil {
+		return err
+	}
+	if err := run.Err(v.FSType); err != nil {
+		return fmt.Errorf("volume %s: %w", v.ID, err)
+	}
+	return nil
+}
