@@ -55,14 +55,14 @@ func TestFloodedGuest(t *testing.T) {
 
 // withinMemory runs a flood, and looks at what it takes and what it leaves.
 func withinMemory(t *testing.T, g *vm.Guest, flood func(*testing.T, *vm.Guest)) {
-	served(t, g) // once: what is made for the first client stays
+	isServed(t, g) // once: what is made for the first client stays
 	before := available(t, g)
 	least := before
 	t.Run("during", func(t *testing.T) {
 		flood(t, g)
 		began := time.Now()
 		for range 50 {
-			served(t, g)
+			isServed(t, g)
 			least = min(least, available(t, g))
 		}
 		t.Logf("an ordinary client's 50 rounds took %v", time.Since(began))
@@ -88,8 +88,8 @@ func available(t *testing.T, g *vm.Guest) int64 {
 	return n * kiB
 }
 
-// served makes an ordinary client's calls, on a connection that it has and on a new one.
-func served(t *testing.T, g *vm.Guest) {
+// isServed makes an ordinary client's calls, on a connection that it has and on a new one.
+func isServed(t *testing.T, g *vm.Guest) {
 	t.Helper()
 	_, err := g.Agent().Version(limited(t))
 	must(t, err)
