@@ -160,29 +160,50 @@ func (d Device) AwaitSize(ctx context.Context, bytes uint64) (size uint64, err e
 
 // Find returns the device for a Storage's source: a path below /dev as it is,
 // or else a PCI path (see protocols/pcipath). A device that is not there yet
-// is awaited until ctx ends; the error then wraps ctx's.
-func Find(ctx context.Context, source string) (Device, error) {
+// is awaited until ctx ends; the error then wraps ctx's. So is one with the serial that
+// was promised, "" for none, as long as another one is in its place: if it is there to
+// the end, that is a FailedPrecondition which names both serials.
+func Find(ctx context.Context, source, serial string) (Device, error) {
 	look, err := lookup(source)
 	if err != nil {
 		return Device{}, err
 	}
-	return awaitDevice(ctx, look)
+	return awaitDevice(ctx, serial, func() ([]Device, error) {
+		device, err := look()
+		return []Device{device}, err
+	})
 }
 
-// awaitDevice looks until there is a device that can be opened, or an error that
-// waiting does not mend.
-func awaitDevice(ctx context.Context, look func() (Device, error)) (device Device, err error) {
+// awaitDevice looks until there is one device that can be opened, with the promised
+// serial, or an error that waiting does not mend.
+func awaitDevice(ctx context.Context, serial string, look func() ([]Device, error)) (device Device, err error) {
+	var found error // last
 	err = await(ctx, func() (bool, error) {
-		if device, err = look(); err == nil {
+		devices, err := look()
+		if err == nil {
+			devices, err = promised(ctx, devices, serial)
+		}
+		if err == nil && len(devices) > 1 {
+			err = refusal.New(refusal.FailedPrecondition, "%s and %s are both there: which one is meant?", devices[0].Path, devices[1].Path)
+		}
+		if err == nil {
+			device = devices[0]
 			_, err = device.Size()
 		}
+		found = err
+		_, other := errors.AsType[*errOtherDisk](err)
 		// A new disk has a node before it can be opened, and its uevent comes
 		// when it can (device_add_disk in block/genhd.c).
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) {
+		if other || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) {
 			return false, nil
 		}
 		return err == nil, err
 	})
+	if err != nil && ctx.Err() != nil {
+		if _, other := errors.AsType[*errOtherDisk](found); other {
+			return Device{}, refuseOther(found)
+		}
+	}
 	return device, err
 }
 

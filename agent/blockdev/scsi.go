@@ -34,29 +34,64 @@ func parseSCSI(text string) (scsiAddress, error) {
 	return scsiAddress{t, u}, nil
 }
 
-// look finds the disk in sysfs (Documentation/driver-api/scsi.rst: devices are
-// named host:channel:target:unit). root is "/" outside of tests.
-func (a scsiAddress) look(root string) (Device, error) {
-	block, err := only(filepath.Join(root, fmt.Sprintf("sys/bus/scsi/devices/*:0:%d:%d/block/*", a.target, a.unit)))
+// look finds the disks in sysfs (Documentation/driver-api/scsi.rst: devices are
+// named host:channel:target:unit) that a virtio-scsi controller has at the address: of
+// more than one, their serials tell which is meant. root is "/" outside of tests.
+func (a scsiAddress) look(root string) (found []Device, err error) {
+	hosts, err := virtioHosts(root)
 	if err != nil {
-		return Device{}, err
+		return nil, err
 	}
-	return fromSysfs(root, block)
+	for _, host := range hosts {
+		number := strings.TrimPrefix(filepath.Base(host), "host")
+		block, err := only(filepath.Join(root, fmt.Sprintf("sys/bus/scsi/devices/%s:0:%d:%d/block/*", number, a.target, a.unit)))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		device, err := fromSysfs(root, block)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, device)
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("SCSI %d:%d: %w", a.target, a.unit, fs.ErrNotExist)
+	}
+	return found, nil
 }
 
-// scan has every controller look for the unit, and waits for it
+// virtioHosts are the folders of the virtio-scsi controllers: a disk of another one,
+// such as an AHCI's, has an address too.
+func virtioHosts(root string) (hosts []string, err error) {
+	all, err := filepath.Glob(filepath.Join(root, "sys/class/scsi_host/host*"))
+	if err != nil {
+		return nil, err
+	}
+	for _, host := range all {
+		driver, err := os.ReadFile(filepath.Join(host, "proc_name"))
+		if err == nil && strings.TrimSpace(string(driver)) == "virtio_scsi" {
+			hosts = append(hosts, host)
+		}
+	}
+	return hosts, nil
+}
+
+// scan has every virtio-scsi controller look for the unit, and waits for it
 // (Documentation/scsi/scsi_mid_low_api.rst: "channel target unit").
 func (a scsiAddress) scan(root string) error {
-	files, err := filepath.Glob(filepath.Join(root, "sys/class/scsi_host/host*/scan"))
+	hosts, err := virtioHosts(root)
 	if err != nil {
 		return err
 	}
-	if len(files) == 0 {
-		return fmt.Errorf("the guest has no SCSI controller, or not its module: %w", fs.ErrNotExist)
+	if len(hosts) == 0 {
+		return fmt.Errorf("the guest has no virtio-scsi controller, or not its module: %w", fs.ErrNotExist)
 	}
 	var errs []error
-	for _, file := range files {
-		errs = append(errs, writeSysfs(file, fmt.Sprintf("0 %d %d", a.target, a.unit)))
+	for _, host := range hosts {
+		errs = append(errs, writeSysfs(filepath.Join(host, "scan"), fmt.Sprintf("0 %d %d", a.target, a.unit)))
 	}
 	return errors.Join(errs...)
 }
@@ -78,17 +113,19 @@ func writeSysfs(path, text string) error {
 
 // FindSCSI is Find for a SCSI address, "ID:LUN". A unit that the kernel does not
 // know yet is scanned for, besides being awaited.
-func FindSCSI(ctx context.Context, source string) (Device, error) {
+func FindSCSI(ctx context.Context, source, serial string) (Device, error) {
 	address, err := parseSCSI(source)
 	if err != nil {
 		return Device{}, refusal.New(refusal.InvalidArgument, "source: %w", err)
 	}
-	look := func() (Device, error) {
-		device, err := address.look("/")
-		if err != nil {
-			return Device{}, err
+	look := func() ([]Device, error) {
+		devices, err := address.look("/")
+		for i := range devices {
+			if err == nil {
+				devices[i], err = ByPath(devices[i].Path) // the node is made shortly after sysfs' entry
+			}
 		}
-		return ByPath(device.Path) // the node is made shortly after sysfs' entry
+		return devices, err
 	}
 	scanned := make(chan error, 1)
 	if _, err := look(); errors.Is(err, fs.ErrNotExist) {
@@ -96,8 +133,8 @@ func FindSCSI(ctx context.Context, source string) (Device, error) {
 	} else {
 		close(scanned)
 	}
-	device, err := awaitDevice(ctx, look)
-	if err == nil || ctx.Err() == nil {
+	device, err := awaitDevice(ctx, serial, look)
+	if err == nil || ctx.Err() == nil || refusal.KindOf(err) != refusal.Internal {
 		return device, err
 	}
 	select {

@@ -18,7 +18,7 @@ import (
 // scsiSysfs makes the part of /sys that SCSI disks have, as Linux 6.1 lays it
 // out: the buses' entries are links to the devices'.
 //
-//	host0 (AHCI)         0:0:0:0 is a CD drive: no block/ until its driver is there
+//	host0 (AHCI)         0:0:0:5 is a CD drive: no block/ until its driver is there; 0:0:0:0 and 0:0:2:0 are disks
 //	host2 (virtio-scsi)  2:0:0:0/block/sda, 2:0:0:10/block/sdb, 2:0:1:0/block/sdc
 func scsiSysfs(t *testing.T) string {
 	t.Helper()
@@ -31,7 +31,7 @@ func scsiSysfs(t *testing.T) string {
 		}
 	}
 	must(os.MkdirAll(bus, 0o755))
-	for at, disk := range map[string]string{"0:0:0:5": "", "2:0:0:0": "sda 8:0", "2:0:0:10": "sdb 8:16", "2:0:1:0": "sdc 8:32"} {
+	for at, disk := range map[string]string{"0:0:0:5": "", "0:0:0:0": "sdx 65:0", "0:0:2:0": "sdy 65:16", "2:0:0:0": "sda 8:0", "2:0:0:10": "sdb 8:16", "2:0:1:0": "sdc 8:32"} {
 		dir := filepath.Join(root, "sys/devices/pci0000:00/host"+at[:1]+"/target"+at[:3], at)
 		must(os.MkdirAll(dir, 0o755))
 		if name, number, ok := strings.Cut(disk, " "); ok {
@@ -40,9 +40,10 @@ func scsiSysfs(t *testing.T) string {
 		}
 		must(os.Symlink(dir, filepath.Join(bus, at)))
 	}
-	for _, host := range []string{"host0", "host2"} {
+	for host, driver := range map[string]string{"host0": "ahci", "host2": "virtio_scsi", "host3": "virtio_scsi"} {
 		dir := filepath.Join(root, "sys/class/scsi_host", host)
 		must(os.MkdirAll(dir, 0o755))
+		must(os.WriteFile(filepath.Join(dir, "proc_name"), []byte(driver+"\n"), 0o644))
 		must(os.WriteFile(filepath.Join(dir, "scan"), nil, 0o644))
 	}
 	return root
@@ -59,7 +60,7 @@ func TestSCSIAddressLeadsToItsDiskAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := address.look(root); err != nil || got != want {
+		if got, err := address.look(root); err != nil || len(got) != 1 || got[0] != want {
 			t.Errorf("%s\nwant %+v\ngot  %+v, %v", text, want, got, err)
 		}
 	}
@@ -70,14 +71,19 @@ func TestSCSIAddressLeadsToItsDiskAlone(t *testing.T) {
 	}
 }
 
-// Of two controllers with the same address nobody can tell which is meant.
+// Of two controllers with the same address the serial alone tells which is meant.
 func TestSCSIAddressOfTwoDisksIsRefused(t *testing.T) {
 	root := scsiSysfs(t)
 	bus := filepath.Join(root, "sys/bus/scsi/devices")
 	if err := os.Symlink(filepath.Join(bus, "2:0:0:0"), filepath.Join(bus, "3:0:0:0")); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := (scsiAddress{0, 0}).look(root); err == nil || errors.Is(err, fs.ErrNotExist) {
+	got, err := (scsiAddress{0, 0}).look(root)
+	if err != nil || len(got) != 2 {
+		t.Fatalf("want both\ngot  %+v, %v", got, err)
+	}
+	look := func() ([]Device, error) { return got, nil }
+	if got, err := awaitDevice(t.Context(), "", look); refusal.KindOf(err) != refusal.FailedPrecondition {
 		t.Errorf("want an error that does not wait\ngot  %+v, %v", got, err)
 	}
 }
@@ -87,13 +93,13 @@ func TestScanAsksEveryControllerForTheOneUnit(t *testing.T) {
 	if err := (scsiAddress{1, 7}).scan(root); err != nil {
 		t.Fatal(err)
 	}
-	for _, host := range []string{"host0", "host2"} {
+	for host, want := range map[string]string{"host0": "", "host2": "0 1 7", "host3": "0 1 7"} { // an AHCI has no such unit
 		text, err := os.ReadFile(filepath.Join(root, "sys/class/scsi_host", host, "scan"))
-		if want := "0 1 7"; err != nil || string(text) != want {
+		if err != nil || string(text) != want {
 			t.Errorf("%s\nwant %q\ngot  %q, %v", host, want, text, err)
 		}
 	}
-	if err := (scsiAddress{1, 7}).scan(t.TempDir()); err == nil || !strings.Contains(err.Error(), "no SCSI controller") {
+	if err := (scsiAddress{1, 7}).scan(t.TempDir()); err == nil || !strings.Contains(err.Error(), "no virtio-scsi controller") {
 		t.Errorf("without a controller\nwant that said\ngot  %v", err)
 	}
 }
@@ -101,12 +107,12 @@ func TestScanAsksEveryControllerForTheOneUnit(t *testing.T) {
 func TestSCSIUnitThatNeverComesIsGivenUpWithItsCaller(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := FindSCSI(over, fmt.Sprintf("%d:%d", scsiTargets-1, scsiUnits-1))
+	_, err := FindSCSI(over, fmt.Sprintf("%d:%d", scsiTargets-1, scsiUnits-1), "")
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("want it given up\ngot  %v", err)
 	}
 	for _, text := range []string{"", ":", "1", "1:", ":1", "0:0:0", "256:0", "0:16384", "-1:0", "+1:0", "0x1:0", "1 :0", "*:*", "02/01"} {
-		if _, err := FindSCSI(over, text); refusal.KindOf(err) != refusal.InvalidArgument {
+		if _, err := FindSCSI(over, text, ""); refusal.KindOf(err) != refusal.InvalidArgument {
 			t.Errorf("%q\nwant an InvalidArgument\ngot  %v", text, err)
 		}
 	}

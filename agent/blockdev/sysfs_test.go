@@ -33,16 +33,21 @@ func FuzzSysfs(f *testing.F) {
 		defer os.RemoveAll(root)
 		bridge := filepath.Join(root, "sys/devices/pci0000:00/0000:00:02.0")
 		function := filepath.Join(bridge, bus+":01.0")
+		host := filepath.Join(root, "sys/class/scsi_host/host2")
 		unit := filepath.Join(root, "sys/bus/scsi/devices/2:0:0:1")
 		for _, block := range []string{filepath.Join(function, "virtio1/block", disk), filepath.Join(unit, "block", disk)} {
 			err = errors.Join(err, os.MkdirAll(block, 0o755), os.WriteFile(filepath.Join(block, "dev"), []byte(number), 0o644))
 		}
-		if err := errors.Join(err, os.MkdirAll(filepath.Join(bridge, "pci_bus", bus), 0o755)); err != nil {
+		if err := errors.Join(err, os.MkdirAll(filepath.Join(bridge, "pci_bus", bus), 0o755), os.MkdirAll(host, 0o755), os.WriteFile(filepath.Join(host, "proc_name"), []byte("virtio_scsi\n"), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 		want, numberErr := ParseNumber(number)
 		byPath, pathErr := byPCIPath(root, pcipath.Path{Slots: []pcipath.Slot{{Device: 2}, {Device: 1}}})
-		byAddress, addressErr := scsiAddress{0, 1}.look(root)
+		var byAddress Device
+		all, addressErr := scsiAddress{0, 1}.look(root)
+		if addressErr == nil {
+			byAddress = all[0]
+		}
 		for _, found := range []struct {
 			Device
 			err error

@@ -52,7 +52,7 @@ var fields = []struct {
 	}},
 	{"Storage", []field{
 		{"driver", honoured, "GetGuestDetails lists those that there are; another is refused"},
-		{"driver_options", refused, "none is built yet"},
+		{"driver_options", honoured, "`serial=…` of a disk: the device at the source is waited for until it has that serial; another option is refused"},
 		{"source", honoured, "the driver finds it"},
 		{"fstype", honoured, "the driver mounts it; another than its own is refused"},
 		{"options", honoured, "given to the kernel, without those that mean something on the host alone: " + strings.Join(HostOptions, ", ")},

@@ -19,7 +19,7 @@ var blk = &driver{
 		return checkDiskFilesystem(r)
 	},
 	find: func(ctx context.Context, r request) (origin, error) {
-		return deviceOrigin(blockdev.Find(ctx, r.source))
+		return deviceOrigin(blockdev.Find(ctx, r.source, r.serial))
 	},
 	mount: mountOrigin, unmount: unmount, there: (*mounted).stands, couldGo: couldUnmount,
 }

@@ -1,8 +1,8 @@
 package storage
 
 import (
+	"context"
 	"os"
-	"sync"
 	"time"
 
 	"github.com/directvol/directvol/agent/filesystem"
@@ -58,7 +58,7 @@ func (m *mounted) is(at *mount.Info) bool {
 	if !was.IsMount() || was.UUID == "" || mount.Identify(at).Same(was) {
 		return true
 	}
-	uuid := m.reading.uuid(m.origin().path, m.fstype)
+	uuid := m.uuid()
 	return uuid == "" || uuid == was.UUID
 }
 
@@ -80,7 +80,7 @@ func (t *Table) adopt(m *mounted) error {
 		if was.IsMount() && now.Same(was) {
 			return nil
 		}
-		now.UUID = m.reading.uuid(m.origin().path, m.fstype)
+		now.UUID = m.uuid()
 		m.set(m.origin(), now)
 		return nil
 	}
@@ -105,45 +105,14 @@ func (t *Table) follow(m *mounted, r request, from origin) error {
 // other marks of a mount have to do.
 const uuidLimit = time.Second
 
-// reading reads UUIDs from one disk: while it hangs, one thread waits for it, however
-// often it is asked.
-type reading struct {
-	mu   sync.Mutex
-	read chan struct{} // closed at its end; nil where none is under way
-	last string
-}
-
-// uuid is the UUID of the filesystem on a disk; "" where it cannot be read in time.
-func (r *reading) uuid(disk, fstype string) string {
-	done := r.begin(disk, fstype)
-	limit := time.NewTimer(uuidLimit)
-	defer limit.Stop()
-	select {
-	case <-done:
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.last
-	case <-limit.C:
-		return ""
-	}
-}
-
-func (r *reading) begin(disk, fstype string) (done <-chan struct{}) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.read != nil {
-		return r.read
-	}
-	read := make(chan struct{})
-	r.read = read
-	go func() {
-		uuid := readUUID(disk, fstype)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.read, r.last = nil, uuid
-		close(read)
-	}()
-	return read
+// uuid is the UUID of the filesystem on the storage's disk; "" where it cannot be read in
+// time.
+func (m *mounted) uuid() string {
+	ctx, cancel := context.WithTimeout(context.Background(), uuidLimit)
+	defer cancel()
+	from := m.origin()
+	uuid, _ := m.uuids.Ask(ctx, from, func() string { return readUUID(from.path, m.fstype) })
+	return uuid
 }
 
 func readUUID(path, fstype string) string {

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"unicode/utf8"
@@ -24,6 +25,7 @@ type request struct {
 	data       string
 	mountPoint string
 	shared     bool
+	serial     string // of the disk, as the host has promised it; "" where it has not
 }
 
 func parse(s *agentpb.Storage) (request, error) {
@@ -47,15 +49,47 @@ func parse(s *agentpb.Storage) (request, error) {
 	if err := contract.Check(s); err != nil {
 		return request{}, refusal.New(refusal.KindOf(err), "storage %.200q: %w", s.MountPoint, err)
 	}
+	serial, others, err := promisedSerial(driver, s.DriverOptions)
+	if err != nil {
+		return refuse("driver_options: %w", err)
+	}
+	if len(others) > 0 {
+		return request{}, refusal.New(refusal.Unimplemented, "storage %.200q: driver_options %.80q: this agent has none but %s of a disk", s.MountPoint, others, serialOption)
+	}
 	flags, data := mountOptions(s.Options)
 	if len(data) > dataBytes || strings.ContainsRune(data, 0) || !utf8.ValidString(data) {
 		return refuse("mount options of %d bytes: at most %d of UTF-8, none of them 0", len(data), dataBytes)
 	}
-	r := request{driver: driver, source: s.Source, fstype: s.Fstype, flags: flags, data: data, mountPoint: clean, shared: s.Shared}
+	r := request{driver: driver, source: s.Source, fstype: s.Fstype, flags: flags, data: data, mountPoint: clean, shared: s.Shared, serial: serial}
 	if err := driver.check(r); err != nil {
 		return request{}, refusal.New(refusal.KindOf(err), "storage %.200q: %w", s.MountPoint, err)
 	}
 	return r, nil
+}
+
+// serialOption is the one of a Storage's driver_options that names the disk which is
+// meant: the device at the source is waited for until it has that serial.
+const serialOption = "serial="
+
+// serialBytes are more than any bus has: an NVMe disk has 20, a SCSI one 252.
+const serialBytes = 252
+
+// promisedSerial takes the serial from a device's driver_options, and returns the others.
+func promisedSerial(driver *driver, all []string) (serial string, others []string, err error) {
+	for _, option := range all {
+		text, ok := strings.CutPrefix(option, serialOption)
+		switch {
+		case !ok || !driver.device:
+			others = append(others, option)
+		case serial != "":
+			return "", nil, fmt.Errorf("%s is there twice", serialOption)
+		case text == "" || len(text) > serialBytes || strings.TrimSpace(text) != text || strings.ContainsRune(text, 0):
+			return "", nil, fmt.Errorf("serial %.60q: want 1 to %d bytes, none of them 0, and no blanks around them", text, serialBytes)
+		default:
+			serial = text
+		}
+	}
+	return serial, others, nil
 }
 
 // isMountPoint tells whether a path is clean, absolute and below /. One that is

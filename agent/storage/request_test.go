@@ -25,6 +25,11 @@ func TestStorageThatMakesNoSenseIsRefusedByName(t *testing.T) {
 	if _, err := parse(&good); err != nil {
 		t.Fatal(err)
 	}
+	promised := good
+	promised.DriverOptions = []string{"serial=pvc-1"}
+	if r, err := parse(&promised); err != nil || r.serial != "pvc-1" {
+		t.Fatalf("with a serial\nwant pvc-1\ngot  %+v, error %v", r, err)
+	}
 	for name, test := range map[string]struct {
 		change func(*agentpb.Storage)
 		kind   refusal.Kind
@@ -38,7 +43,14 @@ func TestStorageThatMakesNoSenseIsRefusedByName(t *testing.T) {
 		"root":           {func(s *agentpb.Storage) { s.MountPoint = "/run/.." }, refusal.InvalidArgument, "below /"},
 		"NUL":            {func(s *agentpb.Storage) { s.MountPoint = "/run/\x00" }, refusal.InvalidArgument, "mount point"},
 		"endless data":   {func(s *agentpb.Storage) { s.Options = []string{strings.Repeat("x", 5000)} }, refusal.InvalidArgument, "5000"},
-		"not built":      {func(s *agentpb.Storage) { s.FsGroup = &agentpb.FSGroup{GroupId: 1} }, refusal.Unimplemented, "fs_group"},
+		"driver option":  {func(s *agentpb.Storage) { s.DriverOptions = []string{"serial=a", "create_filesystem"} }, refusal.Unimplemented, "driver_options"},
+		"no serial":      {func(s *agentpb.Storage) { s.DriverOptions = []string{"serial="} }, refusal.InvalidArgument, "serial"},
+		"two serials":    {func(s *agentpb.Storage) { s.DriverOptions = []string{"serial=a", "serial=b"} }, refusal.InvalidArgument, "twice"},
+		"endless serial": {func(s *agentpb.Storage) { s.DriverOptions = []string{"serial=" + strings.Repeat("x", 300)} }, refusal.InvalidArgument, "252"},
+		"serial, no disk": {func(s *agentpb.Storage) {
+			*s = agentpb.Storage{Driver: "ephemeral", Source: "shm", Fstype: "tmpfs", MountPoint: "/run/v", DriverOptions: []string{"serial=a"}}
+		}, refusal.Unimplemented, "driver_options"},
+		"not built": {func(s *agentpb.Storage) { s.FsGroup = &agentpb.FSGroup{GroupId: 1} }, refusal.Unimplemented, "fs_group"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bad := good

@@ -11,7 +11,7 @@ var scsi = &driver{
 	name: "scsi", device: true, volume: true,
 	check: checkDiskFilesystem,
 	find: func(ctx context.Context, r request) (origin, error) {
-		return deviceOrigin(blockdev.FindSCSI(ctx, r.source))
+		return deviceOrigin(blockdev.FindSCSI(ctx, r.source, r.serial))
 	},
 	mount: mountOrigin, unmount: unmount, there: (*mounted).stands, couldGo: couldUnmount,
 }

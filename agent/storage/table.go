@@ -21,6 +21,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/directvol/directvol/agent/flight"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
@@ -63,7 +64,7 @@ type mounted struct {
 	from     origin
 	identity mount.Identity // of the mount that was made or taken over; not known before that
 
-	reading reading
+	uuids flight.Flights[origin, string]
 
 	more rest // of its record
 }

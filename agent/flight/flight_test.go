@@ -1,0 +1,34 @@
+package flight
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Whoever asks is answered in time, by one question.
+func TestQuestionThatHangsIsAskedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var flights Flights[string, int]
+		answers, asked := make(chan int), 0
+		ask := func() int { asked++; return <-answers }
+		for range 5 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			if got, ok := flights.Ask(ctx, "disk", ask); ok {
+				t.Errorf("want no answer\ngot  %d", got)
+			}
+			cancel()
+		}
+		if got, ok := flights.Ask(t.Context(), "other", func() int { return 7 }); got != 7 || !ok {
+			t.Errorf("of another one\nwant 7\ngot  %d, %v", got, ok)
+		}
+		go func() { answers <- 3 }()
+		if got, ok := flights.Ask(t.Context(), "disk", ask); got != 3 || !ok || asked != 1 {
+			t.Errorf("want 3, asked once\ngot  %d, %v, asked %d times", got, ok, asked)
+		}
+		if got, ok := flights.Ask(t.Context(), "disk", func() int { return 4 }); got != 4 || !ok {
+			t.Errorf("asked anew\nwant 4\ngot  %d, %v", got, ok)
+		}
+	})
+}
