@@ -38,14 +38,15 @@ func examine(t Target, owned, stopped bool) finding {
 	if !ok {
 		return finding{} // what it does with a probe is not known here
 	}
-	count, repair, errorsErr := recordedErrors(fstype, t.Device.Path)
 	readOnly, err := look(t)
-	switch {
-	case err == nil && owned && !readOnly:
+	probed := err == nil && owned && !readOnly
+	if probed {
 		if err = probe(t); errors.Is(err, unix.EIO) && isShutDown(t) {
 			err = fmt.Errorf("%w: %w", unix.ESHUTDOWN, err)
 		}
-	case err == nil && t.FSType == "ext4" && (stopped || stoppedItself(t.Mountpoint, count)):
+	}
+	count, repair, errorsErr := recordedErrors(fstype, t.Device.Path) // behind the probe, which may have met one
+	if err == nil && !probed && t.FSType == "ext4" && (stopped || stoppedItself(t.Mountpoint, count)) {
 		err = unix.EROFS
 	}
 	f := judge(t, err)

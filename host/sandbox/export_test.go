@@ -16,8 +16,5 @@ func New(machine Machine, agent Agent, try func(context.Context, string) error) 
 	return s
 }
 
-// Holder is the container that holds a volume.
-func Holder(volumeID string) string { return holder(volumeID) }
-
 // LacksService exports lacksService.
 var LacksService = lacksService

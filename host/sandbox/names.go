@@ -29,6 +29,6 @@ func DiskID(volumeID string) string {
 // DiskID is that of the volume's ID.
 func (v Volume) DiskID() string { return DiskID(v.ID) }
 
-// holder is the container that holds a volume in the guest for as long as no container
+// Holder is the container that holds a volume in the guest for as long as no container
 // of its own does.
-func holder(volumeID string) string { return "volume-" + DiskID(volumeID) }
+func Holder(volumeID string) string { return "volume-" + DiskID(volumeID) }

@@ -90,7 +90,7 @@ func (s *Sandbox) Mount(ctx context.Context, id string) (guestPath string, err e
 			s.decide(v, Mounting)
 		}
 		s.hold(v, true)
-		err := s.agent.CreateContainer(ctx, &agentpb.CreateContainerRequest{ContainerId: holder(id), Storages: []*agentpb.Storage{v.storage(s.machine.Capabilities())}})
+		err := s.agent.CreateContainer(ctx, &agentpb.CreateContainerRequest{ContainerId: Holder(id), Storages: []*agentpb.Storage{v.storage(s.machine.Capabilities())}})
 		if err != nil {
 			if isKnown(ctx, err) {
 				s.decide(v, was)
@@ -134,7 +134,7 @@ func (s *Sandbox) unmount(ctx context.Context, v *volume) error {
 	}
 	was := s.look(v)
 	s.decide(v, Mounting)
-	if err := s.agent.RemoveContainer(ctx, holder(v.id)); err != nil {
+	if err := s.agent.RemoveContainer(ctx, Holder(v.id)); err != nil {
 		if isKnown(ctx, err) {
 			s.decide(v, was)
 		}

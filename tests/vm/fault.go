@@ -41,11 +41,15 @@ func (v *Volume) insert(ctx context.Context, node map[string]any) error {
 	if err := v.guest.VM().QMP().Execute(ctx, "blockdev-add", node, nil); err != nil {
 		return fmt.Errorf("put a fault below volume %s: %w", v.ID, err)
 	}
+	v.faulty = true
 	return v.guest.VM().ReplaceFileNode(ctx, v.DiskID(), v.faultNode())
 }
 
-// Heal takes the fault away again. A disk that hangs answers first.
+// Heal takes the fault away again, where there is one. A disk that hangs answers first.
 func (v *Volume) Heal(ctx context.Context) error {
+	if !v.faulty {
+		return nil
+	}
 	if v.server != nil {
 		if err := v.Answer(); err != nil {
 			return fmt.Errorf("heal volume %s: %w", v.ID, err)
@@ -66,5 +70,6 @@ func (v *Volume) Heal(ctx context.Context) error {
 		v.server.end()
 		v.server = nil
 	}
+	v.faulty = false
 	return nil
 }

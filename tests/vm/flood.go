@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/directvol/directvol/protocols/agentpb"
 )
 
 // Flood makes a call so many times, some at once, each with a deadline of its own, as callers
@@ -32,13 +34,15 @@ func Flood(ctx context.Context, calls, atOnce int, limit time.Duration, call fun
 // a mounted volume.
 func (v *Volume) Flooded(ctx context.Context, calls, atOnce int, limit time.Duration, each func(kind string, failed int) error) error {
 	agent := v.guest.Agent()
+	disk, _ := v.guest.VM().Disk(v.DiskID())
+	again := &agentpb.CreateContainerRequest{ContainerId: v.Container(), Storages: []*agentpb.Storage{{Driver: "blk", Source: disk.PCIPath, Fstype: v.FSType, MountPoint: v.GuestPath}}}
 	for _, kind := range []struct {
 		name string
 		call func(context.Context) error
 	}{
 		{"ResizeVolume", func(ctx context.Context) error { return agent.ResizeVolume(ctx, v.GuestPath, 0) }},
-		{"RemoveContainer", func(ctx context.Context) error { return agent.RemoveContainer(ctx, v.ID) }},
-		{"CreateContainer", func(ctx context.Context) error { _, err := v.guest.Mount(ctx, v.ID); return err }},
+		{"RemoveContainer", func(ctx context.Context) error { return agent.RemoveContainer(ctx, v.Container()) }},
+		{"CreateContainer", func(ctx context.Context) error { return agent.CreateContainer(ctx, again) }},
 		{"DestroySandbox", agent.DestroySandbox},
 	} {
 		if err := each(kind.name, Flood(ctx, calls, atOnce, limit, kind.call)); err != nil {

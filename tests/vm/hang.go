@@ -163,4 +163,4 @@ func (v *Volume) Slow(ctx context.Context, perSecond int) error {
 	return v.insert(ctx, map[string]any{"driver": "throttle", "node-name": v.faultNode(), "throttle-group": v.throttle(), "file": qemu.FileNode(v.DiskID())})
 }
 
-func (v *Volume) throttle() string { return "slow-" + v.ID }
+func (v *Volume) throttle() string { return "slow-" + v.DiskID() }

@@ -24,6 +24,7 @@ type Volume struct {
 	files     []written // by this volume's writers
 
 	// Of the fault that is below the disk, until Heal:
+	faulty    bool
 	server    *storeServer // nil where its store is not served
 	throttled bool
 }
@@ -71,6 +72,9 @@ func (v *Volume) Detach(ctx context.Context) error {
 	v.GuestPath = ""
 	return nil
 }
+
+// Container is the one that holds the volume in the guest.
+func (v *Volume) Container() string { return sandbox.Holder(v.ID) }
 
 // Stats asks the agent.
 func (v *Volume) Stats(ctx context.Context) (*agentpb.VolumeStatsResponse, error) {

@@ -16,8 +16,8 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// served returns a mounted volume whose disk can hang at once, and that has room to grow.
-func served(t *testing.T, g *vm.Guest, fstype string) *vm.Volume {
+// hangable returns a mounted volume whose disk can hang at once, and that has room to grow.
+func hangable(t *testing.T, g *vm.Guest, fstype string) *vm.Volume {
 	t.Helper()
 	v := newVolume(t, g, fstype)
 	must(t, os.Truncate(v.Path, int64(16*disks[fstype])))
@@ -60,7 +60,7 @@ func resizing(g *vm.Guest, v *vm.Volume) func(context.Context) error {
 
 func TestDiskThatHangsUnderAWriterIsSaidEarlyAndHeals(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
-		v := served(t, g, fstype)
+		v := hangable(t, g, fstype)
 		must(t, g.Agent().ResizeVolume(limited(t), v.GuestPath, 8*disks[fstype])) // room for all until it hangs
 		writer := written(t, v, 0)
 		isHealthy(t, v)
@@ -83,7 +83,7 @@ func TestDiskThatHangsUnderAWriterIsSaidEarlyAndHeals(t *testing.T) {
 // On an idle volume nothing is in flight until somebody writes: here that is a growth.
 func TestFirstWriteThatHangsOnAnIdleVolumeIsSaidEarly(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
-		v := served(t, g, fstype)
+		v := hangable(t, g, fstype)
 		isHealthy(t, v)
 		must(t, v.Hang(limited(t)))
 		short, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -217,6 +217,8 @@ func TestMountInThePlaceOfAnotherHasAHealthOfItsOwn(t *testing.T) {
 			}
 			must(t, g.Act.Unmount(ctx, at, 0))
 		}
+		must(t, g.Act.Mount(ctx, act.Mount{Source: device, Target: at, FSType: fstype})) // for its log to be read
+		must(t, g.Act.Unmount(ctx, at, 0))
 	})
 }
 
@@ -225,7 +227,7 @@ func foreign(t *testing.T, g *vm.Guest, fstype string) (device, at string) {
 	t.Helper()
 	v := newVolume(t, g, fstype)
 	must(t, g.Attach(limited(t), v.Volume))
-	disk, _ := g.VM().Disk(v.ID)
+	disk, _ := g.VM().Disk(v.DiskID())
 	at = "/run/test/foreign-" + v.ID
 	must(t, g.Act.Mkdir(limited(t), at, 0o755))
 	// The agent knows where it is: mounted and unmounted once, it says so.
@@ -242,19 +244,19 @@ func foreign(t *testing.T, g *vm.Guest, fstype string) (device, at string) {
 // before the disk answers.
 func TestRemoveOfAVolumeThatHangsLeavesItInSight(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
-		v := served(t, g, fstype)
+		v := hangable(t, g, fstype)
 		device := path.Base(sizes(t, v).Device)
 		must(t, g.Act.WriteFile(limited(t), v.GuestPath+"/dirty", make([]byte, 64*kiB)))
 		must(t, v.Hang(limited(t)))
 		for range 2 {
-			err := answered(t, func(ctx context.Context) error { return g.Agent().RemoveContainer(ctx, v.ID) })
+			err := answered(t, func(ctx context.Context) error { return g.Agent().RemoveContainer(ctx, v.Container()) })
 			refused(t, err, codes.DeadlineExceeded, device)
 			if !isMounted(t, g, v.GuestPath) || stats(t, v).Usage[0].Total == 0 {
 				t.Error("it is out of sight")
 			}
 		}
 		must(t, v.Answer())
-		until(t, func() bool { return g.Agent().RemoveContainer(limited(t), v.ID) == nil })
+		until(t, func() bool { return g.Agent().RemoveContainer(limited(t), v.Container()) == nil })
 		if isMounted(t, g, v.GuestPath) {
 			t.Error("it is still mounted")
 		}
@@ -329,7 +331,7 @@ func TestDestroyNamesTheDiskThatHangs(t *testing.T) {
 	must(t, g.Act.WriteFile(limited(t), v.GuestPath+"/dirty", make([]byte, 64*kiB)))
 	before := mounts(t, g)
 	must(t, v.Hang(limited(t)))
-	third, _ := g.VM().Disk(all[1].ID)
+	third, _ := g.VM().Disk(all[1].DiskID())
 	first := &agentpb.Storage{Driver: "blk", Source: third.PCIPath, Fstype: "ext4", MountPoint: "/run/test/first"}
 	missing := &agentpb.Storage{Driver: "blk", Source: "02/1f", Fstype: "ext4", MountPoint: "/run/test/missing"}
 	created := make(chan error, 1)
@@ -352,7 +354,7 @@ func TestDestroyNamesTheDiskThatHangs(t *testing.T) {
 func TestVolumeThatHangsKeepsOneThread(t *testing.T) {
 	const calls, atOnce, short = 1000, 25, 100 * time.Millisecond
 	g := guest(t)
-	v, other := served(t, g, "ext4"), mounted(t, g, "xfs")
+	v, other := hangable(t, g, "ext4"), mounted(t, g, "xfs")
 	before, err := g.Act.Threads(limited(t), act.Agent)
 	must(t, err)
 	must(t, g.Act.WriteFile(limited(t), v.GuestPath+"/dirty", make([]byte, 64*kiB)))
