@@ -32,6 +32,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -54,7 +55,10 @@ type Config struct {
 // without having stopped the device: it crashed or was killed.
 var ErrFrontEndGone = errors.New("QEMU closed the connection while the device was running")
 
-// Backend is a listening device. It serves one front end, once.
+// Backend is a listening device. It serves one front end, once: the first that
+// sends a message. Whoever comes after is refused, and QEMU cannot take up a device
+// again whose backend it lost. Where descriptors run out, who connects has to wait;
+// a client that has waited for slotLimit loses its slot.
 type Backend struct {
 	cfg  Config
 	log  logrus.FieldLogger
@@ -62,15 +66,20 @@ type Backend struct {
 	wake int // an eventfd that ends Serve
 
 	listener *address.UnixSocket // for the front end
-	frontEnd int                 // -1 before it connects
+	silent   []silentFrontEnd    // who connected there and has not said a word
+	silentID uint32
+	frontEnd int // -1 before one of them spoke
 	reader   messageReader
-	spoken   bool // the front end has sent a message
 	device   *device
 
-	hybrid  *address.UnixSocket // for the clients
-	mux     *mux
-	more    bool // a queue was left with work to do
-	stalled bool // clients wait because accept failed
+	hybrid      *address.UnixSocket // for the clients
+	mux         *mux
+	more        bool // a queue was left with work to do
+	stalled     bool // somebody waits because accept failed
+	saidStalled bool
+
+	clock func() time.Duration // monotonic
+	swept time.Duration        // when clients were last looked at for waiting too long
 
 	mu       sync.Mutex
 	serving  bool
@@ -114,11 +123,18 @@ func (b *Backend) open() (err error) {
 	if b.listener, err = address.ListenUnix(b.cfg.Socket); err != nil {
 		return err
 	}
+	began := time.Now()
+	b.clock = func() time.Duration { return time.Since(began) }
 	b.mux = newMux(b.poll, b.cfg.GuestCID, b.log)
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return fmt.Errorf("getrlimit: %w", err)
+	}
+	b.mux.most = mostConnections(files.Cur)
 	b.device = newDevice(b.poll, b.cfg.GuestCID, b.mux.guestRestarted)
 	return errors.Join(
 		b.poll.add(b.wake, unix.EPOLLIN, sourceWake, 0),
-		b.poll.add(b.listener.FD, unix.EPOLLIN, sourceListener, 0),
+		b.poll.add(b.listener.FD, unix.EPOLLIN|unix.EPOLLET, sourceListener, 0),
 		b.poll.add(b.hybrid.FD, unix.EPOLLIN|unix.EPOLLET, sourceHybrid, 0))
 }
 
@@ -185,6 +201,10 @@ func (b *Backend) release() {
 	b.reader.close()
 	closeFDs([]int{b.frontEnd})
 	b.frontEnd = -1
+	for _, s := range b.silent {
+		unix.Close(s.fd)
+	}
+	b.silent = nil
 	if b.poll != nil {
 		b.poll.close()
 	}

@@ -1,6 +1,10 @@
 package vhostvsock
 
-import "golang.org/x/sys/unix"
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
 
 // bufAlloc is how much of one connection's bytes from the guest we keep for a
 // client that does not read, beside what its socket holds. The guest knows it as
@@ -43,7 +47,9 @@ type connection struct {
 	guestPort uint32
 	state     connState
 	debts     debt
-	queued    bool // on the mux's list of those that may have a packet to send
+	moved     progress      // as it was at movedAt
+	movedAt   time.Duration // when it was last seen to get somewhere, or not to wait
+	queued    bool          // on the mux's list of those that may have a packet to send
 
 	// The way to the guest.
 	readable  bool   // the socket may have something

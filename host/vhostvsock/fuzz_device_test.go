@@ -115,7 +115,7 @@ func takeDriverStep(t *testing.T, b *Backend, mem, step []byte) {
 
 // serveTurn is one turn of the loop.
 func serveTurn(t *testing.T, b *Backend) {
-	events, err := b.poll.wait(false)
+	events, err := b.poll.wait(0)
 	if err != nil {
 		t.Fatal(err)
 	}

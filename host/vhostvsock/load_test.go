@@ -75,7 +75,7 @@ func (e *endedConnection) guest(op operation, flags uint32, payload []byte) {
 // settle handles the clients' events and gives the guest all that is for it.
 func (e *endedConnection) settle() {
 	e.t.Helper()
-	events, err := e.b.poll.wait(false)
+	events, err := e.b.poll.wait(0)
 	if err != nil {
 		e.t.Fatal(err)
 	}

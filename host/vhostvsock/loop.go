@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"runtime/debug"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,21 +15,51 @@ func (b *Backend) loop() error {
 	// Memory that is shared may be taken away; see survive.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	for {
-		events, err := b.poll.wait(!b.more)
+		events, err := b.poll.wait(b.patience())
 		if err != nil {
 			return err
 		}
+		b.mux.now = b.clock()
 		for i := range events {
 			if err := b.dispatch(&events[i]); err != nil {
 				return err
 			}
 		}
-		if b.stalled {
-			b.acceptClients() // a connection may have ended meanwhile
-		}
+		b.whenTimePassed()
 		b.more = false
 		b.turn(txQueue, b.drain)
 		b.turn(rxQueue, b.supply)
+	}
+}
+
+// acceptAgain is how long it takes until somebody is accepted again where that has
+// failed: no event says that there are descriptors again.
+const acceptAgain = 100 * time.Millisecond
+
+// patience is how long there may be no event, less than 0 for ever.
+func (b *Backend) patience() time.Duration {
+	switch {
+	case b.more:
+		return 0
+	case b.stalled:
+		return acceptAgain
+	case len(b.mux.conns) > 0:
+		return sweepInterval
+	default:
+		return -1
+	}
+}
+
+// whenTimePassed does what no event asks for.
+func (b *Backend) whenTimePassed() {
+	if b.stalled {
+		b.stalled = false
+		b.acceptFrontEnds()
+		b.acceptClients()
+	}
+	if b.mux.now-b.swept >= sweepInterval {
+		b.swept = b.mux.now
+		b.mux.sweep(b.device.running() && !b.device.broken())
 	}
 }
 
@@ -39,7 +70,9 @@ func (b *Backend) dispatch(ev *unix.EpollEvent) error {
 	case sourceWake:
 		return errInterrupted
 	case sourceListener:
-		return b.acceptFrontEnd()
+		b.acceptFrontEnds()
+	case sourceSilent:
+		return b.survive(func() error { return b.silentEvent(uint32(ev.Pad)) })
 	case sourceFrontEnd:
 		return b.survive(b.frontEndEvent)
 	case sourceHybrid:
@@ -61,30 +94,18 @@ func (b *Backend) clientEvent(hostPort, events uint32) {
 	}
 }
 
-// acceptFrontEnd takes a connection if there is none yet.
-func (b *Backend) acceptFrontEnd() error {
-	fd, err := accept(b.listener.FD)
-	if err != nil || b.frontEnd >= 0 {
-		closeFDs([]int{fd})
-		return err
-	}
-	b.frontEnd = fd
-	return b.poll.add(fd, unix.EPOLLIN, sourceFrontEnd, 0)
-}
-
 // frontEndEvent handles the messages that are there.
 func (b *Backend) frontEndEvent() error {
 	for {
 		m, err := b.reader.read(b.frontEnd)
 		if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) {
-			return b.frontEndClosed()
+			if b.device.running() {
+				return ErrFrontEndGone
+			}
+			return errInterrupted
 		}
 		if m == nil || err != nil {
 			return err
-		}
-		if !b.spoken {
-			b.spoken = true
-			b.log.Info("QEMU connected")
 		}
 		reply, err := b.device.handle(m)
 		if reply != nil {
@@ -98,48 +119,28 @@ func (b *Backend) frontEndEvent() error {
 	}
 }
 
-// frontEndClosed ends the service, unless it was only someone who looked
-// whether we are there.
-func (b *Backend) frontEndClosed() error {
-	if !b.spoken {
-		b.poll.closeFD(b.frontEnd)
-		b.frontEnd = -1
-		return nil
-	}
-	if b.device.running() {
-		return ErrFrontEndGone
-	}
-	return errInterrupted
-}
-
-// acceptClients takes every connection that waits. Where descriptors have run
-// out it is stalled, and tries again at later events.
+// acceptClients takes every client that waits.
 func (b *Backend) acceptClients() {
-	for {
-		fd, err := accept(b.hybrid.FD)
-		if err != nil && !b.stalled {
-			b.log.Warnf("clients have to wait: %v", err)
-		}
-		b.stalled = err != nil
-		if fd < 0 {
-			return
-		}
-		b.mux.add(fd)
-	}
+	b.accept(b.hybrid.FD, b.mux.add)
 }
 
-// accept returns -1 when nobody waits.
-func accept(listener int) (int, error) {
+// accept gives every connection that waits to take. Where descriptors have run out
+// it is stalled, and the connections wait until acceptAgain.
+func (b *Backend) accept(listener int, take func(fd int)) {
 	for {
 		fd, _, err := unix.Accept4(listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 		switch {
 		case err == nil:
-			return fd, nil
-		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
+			b.saidStalled = false
+			take(fd)
 		case errors.Is(err, unix.EAGAIN):
-			return -1, nil
-		default:
-			return -1, fmt.Errorf("accept: %w", err)
+			return
+		case !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ECONNABORTED):
+			if !b.saidStalled {
+				b.log.Warnf("who connects has to wait: accept: %v", err)
+			}
+			b.stalled, b.saidStalled = true, true
+			return
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -42,12 +43,14 @@ type mux struct {
 	ready    []*connection  // those that may have a packet to send, in turn
 	strays   []packetHeader // resets for packets of no connection
 	down     bool           // the guest broke its queues: nobody can be connected
+	most     int            // connections at once
+	now      time.Duration  // by the backend's clock, when the events at hand were taken
 
 	parts segments // scratch
 }
 
 func newMux(p *poller, guestCID uint64, log logrus.FieldLogger) *mux {
-	return &mux{poll: p, guestCID: guestCID, log: log, conns: make(map[uint32]*connection), nextPort: firstHostPort}
+	return &mux{poll: p, guestCID: guestCID, log: log, conns: make(map[uint32]*connection), nextPort: firstHostPort, most: maxConnections}
 }
 
 // close closes every client.
@@ -82,15 +85,15 @@ func (m *mux) guestBroken() {
 
 // add takes over the socket of a new client, which is non-blocking.
 func (m *mux) add(fd int) {
-	if len(m.conns) >= maxConnections {
-		m.log.Warnf("connection refused: %d are open", maxConnections)
+	if len(m.conns) >= m.most {
+		m.log.Warnf("connection refused: %d are open", m.most)
 		unix.Close(fd)
 		return
 	}
 	for m.conns[m.nextPort] != nil {
 		m.advancePort()
 	}
-	c := &connection{fd: fd, hostPort: m.nextPort}
+	c := &connection{fd: fd, hostPort: m.nextPort, movedAt: m.now}
 	m.advancePort()
 	if err := m.poll.add(fd, clientEvents, sourceClient, c.hostPort); err != nil {
 		m.log.Warnf("connection refused: %v", err)

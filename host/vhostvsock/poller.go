@@ -3,6 +3,7 @@ package vhostvsock
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,6 +14,7 @@ type source int32
 const (
 	sourceWake     source = iota // Serve is asked to end
 	sourceListener               // a front end wants to connect
+	sourceSilent                 // the first word of a front end, silent number id
 	sourceFrontEnd               // the front end's messages
 	sourceHybrid                 // clients want to connect
 	sourceKick                   // the guest kicked queue number id
@@ -61,11 +63,11 @@ func (p *poller) closeFD(fd int) {
 	unix.Close(fd)
 }
 
-// wait returns the events there are, at once if block is not set.
-func (p *poller) wait(block bool) ([]unix.EpollEvent, error) {
-	timeout := 0
-	if block {
-		timeout = -1
+// wait returns the events there are, or none after so long; less than 0 is for ever.
+func (p *poller) wait(longest time.Duration) ([]unix.EpollEvent, error) {
+	timeout := -1
+	if longest >= 0 {
+		timeout = int((longest + time.Millisecond - 1) / time.Millisecond)
 	}
 	for {
 		n, err := unix.EpollWait(p.fd, p.events[:], timeout)

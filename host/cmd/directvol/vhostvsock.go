@@ -28,8 +28,10 @@ Programs on the host reach port P of the guest through --uds-path: connect, send
 "CONNECT P\n", read "OK <number>\n" once the guest has accepted, and go on with
 a byte stream. A connection that is closed without OK was refused: nobody
 listens on that port. One that is made before the guest's driver is up waits.
-Whoever may connect to these sockets may talk to the guest: put them in a folder
-that only its owner may enter.`,
+One whose bytes the guest does not take for five minutes, or whose CONNECT does
+not come or is not answered for as long, is closed. Whoever may connect to these
+sockets may talk to the guest: they have mode 0600, and their folder should let
+only its owner in. A file at their paths that is no socket is left alone.`,
 		Example: `  directvol vhost-vsock --socket /run/vm1/vhost.sock --uds-path /run/vm1/vm.sock --guest-cid 3
   (echo CONNECT 1024; cat) | socat - UNIX-CONNECT:/run/vm1/vm.sock`,
 		Args: usage(cobra.NoArgs),
