@@ -211,7 +211,7 @@ func (d *Disk) Named() error {
 	if err != nil {
 		return fmt.Errorf("disk %s: %w", d.name, err)
 	}
-	return fmt.Errorf("%s leads to something else by now: the disk that was opened is %s", d.name, printable(now))
+	return fmt.Errorf("%s leads to something else by now: the disk that was opened is %s", d.name, Printable(now))
 }
 
 // Take opens a block device exclusively, where it is not so already. Claim does it
@@ -282,19 +282,4 @@ const (
 )
 
 // locked returns who has a lock on the disk, nil where nobody has.
-func (d *Disk) locked() (*Holder, error) {
-	lock := unix.Flock_t{Type: unix.F_WRLCK} // of the whole file: this is not QEMU's alone
-	if err := unix.FcntlFlock(d.file.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
-		return nil, fmt.Errorf("look for locks on disk %s: %w", d.name, err)
-	}
-	switch {
-	case lock.Type == unix.F_UNLCK:
-		return nil, nil
-	case lock.Start >= firstLock && lock.Start < afterLocks:
-		return &Holder{How: fmt.Sprintf("somebody holds QEMU's image lock on it (byte %d)", lock.Start)}, nil
-	case lock.Pid > 0:
-		return &Holder{PID: int(lock.Pid), Program: programOf(int(lock.Pid)), How: "has locked it"}, nil
-	default:
-		return &Holder{How: "somebody has locked it"}, nil
-	}
-}
+func (d *Disk) locked() (*Holder, error) { return Locked(d.file) }

@@ -258,10 +258,11 @@ func programOf(pid int) string {
 	if err != nil {
 		return ""
 	}
-	return printable(strings.TrimSpace(string(text)))
+	return Printable(strings.TrimSpace(string(text)))
 }
 
-func printable(text string) string {
+// Printable makes a name that others have chosen fit for a terminal.
+func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
 			return r
@@ -284,7 +285,7 @@ func (s *search) mounts() error {
 			what, ok = s.wanted[identity{unix.Mkdev(uint32(m.Major), uint32(m.Minor)), 0}]
 		}
 		if ok {
-			s.add(Holder{How: what + " is mounted on " + printable(m.Mountpoint)})
+			s.add(Holder{How: what + " is mounted on " + Printable(m.Mountpoint)})
 		}
 	}
 	return nil
@@ -347,14 +348,14 @@ func loopStore(loop string) (identity, string, error) {
 	}
 	path := strings.TrimSuffix(string(text), "\n")
 	if id, err := askLoop("/dev/" + loop); err == nil {
-		return id, printable(path), nil
+		return id, Printable(path), nil
 	}
 	st, err := statx(unix.AT_FDCWD, path, 0)
 	if err != nil {
 		return identity{}, "", err
 	}
 	id, _ := identityOf(st)
-	return id, printable(path), nil
+	return id, Printable(path), nil
 }
 
 // askLoop asks a loop device (loop(4), LOOP_GET_STATUS64).
@@ -389,7 +390,7 @@ func (s *search) stacked() error {
 		for _, name := range names {
 			holder := "/dev/" + name.Name()
 			if mapped, err := os.ReadFile(filepath.Join(dir, name.Name(), "dm/name")); err == nil {
-				holder += " (" + printable(strings.TrimSpace(string(mapped))) + ")"
+				holder += " (" + Printable(strings.TrimSpace(string(mapped))) + ")"
 			}
 			s.add(Holder{How: holder + " is built on " + what})
 		}
