@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"os/exec"
 	"regexp"
 	"strconv"
@@ -42,15 +43,26 @@ func canConfine(ctx context.Context, binary string) error {
 	return nil
 }
 
-// command returns the command that starts QEMU, with the end of a chardev's options for the QMP socket.
-func (vm *VM) command(monitor string) *exec.Cmd {
-	return exec.Command(vm.cfg.Binary, vm.arguments(monitor)...)
+// command returns the command that starts QEMU with files that it inherits: the socket on which it serves QMP, and the boot disks'
+// stores.
+func (vm *VM) command(monitor *os.File) *exec.Cmd {
+	files := []*os.File{monitor}
+	var args []string
+	for _, d := range vm.disks.bootDisks() {
+		args = append(args, "-add-fd", fmt.Sprintf("fd=%d,set=%d,opaque=%s", firstExtraFile+len(files), d.set, d.ID))
+		files = append(files, d.store.File())
+	}
+	args = append(args, vm.arguments(fmt.Sprintf("fd=%d", firstExtraFile), (*disk).setName)...)
+	cmd := exec.Command(vm.cfg.Binary, args...)
+	cmd.ExtraFiles = files
+	return cmd
 }
 
 // CommandLine returns a command line that starts the same VM by hand, with its boot disks and without those that were attached
 // later, the console on the terminal. See Reproduce for what it needs besides.
 func (vm *VM) CommandLine() []string {
-	return vm.command("path=" + escape(vm.path(monitorSocket))).Args
+	args := vm.arguments("path="+escape(vm.path(monitorSocket)), func(d *disk) string { return d.store.Path() })
+	return append([]string{vm.cfg.Binary}, args...)
 }
 
 // Reproduce returns the lines for a shell that start the same VM by hand: its directory, its vsock backend, itself.
@@ -62,8 +74,8 @@ func (vm *VM) Reproduce() string {
 	return lines + shellLine(vm.CommandLine()) + "\n"
 }
 
-// arguments returns QEMU's arguments.
-func (vm *VM) arguments(monitor string) []string {
+// arguments returns QEMU's arguments, with the end of a chardev's options for the QMP socket, and the file names of boot disks.
+func (vm *VM) arguments(monitor string, name func(*disk) string) []string {
 	cfg := &vm.cfg
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
@@ -82,7 +94,7 @@ func (vm *VM) arguments(monitor string) []string {
 	}
 	args = append(args, vm.vsockArguments()...)
 	for _, d := range vm.disks.bootDisks() {
-		args = append(args, "-blockdev", toJSON(d.fileNode()), "-blockdev", toJSON(d.rawNode(FileNode(d.ID))), "-device", toJSON(d.device()))
+		args = append(args, "-blockdev", toJSON(d.fileNode(name(d))), "-blockdev", toJSON(d.rawNode(FileNode(d.ID))), "-device", toJSON(d.device()))
 	}
 	for _, option := range []struct{ name, value string }{{"-kernel", cfg.Kernel}, {"-initrd", cfg.Initrd}, {"-append", cfg.Append}} {
 		if option.value != "" {

@@ -228,6 +228,7 @@ func TestRealQEMUThatIsCutOffGoesOn(t *testing.T) {
 		}
 		now, err := askState(limited(t), vm.qmp.Execute)
 		must(t, err)
+		// Its machine stands still: that keeps a set whose connection was cut between remove-fd and its answer, or none.
 		if len(now.nodes) != 0 || now.devices[DeviceID(id)] || now.run == "running" {
 			t.Errorf("round %d:\nwant nothing left\ngot  %+v", round, now)
 		}

@@ -45,7 +45,7 @@ func (vm *VM) DetachDisk(ctx context.Context, id string) error {
 	if err := vm.unplug(ctx, d); err != nil {
 		return fmt.Errorf("detach disk %s: %w", id, err)
 	}
-	if err := vm.removeNodes(ctx, id); err != nil {
+	if err := vm.removeNodes(ctx, d); err != nil {
 		return fmt.Errorf("detach disk %s: %w", id, err)
 	}
 	vm.disks.release(d)

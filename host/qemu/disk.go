@@ -14,7 +14,8 @@ import (
 type Disk struct {
 	// ID names the disk in this VM: 1 to 25 letters, digits, '.', '_' and '-', the first a letter or digit.
 	ID string
-	// Path is its store on the host: a file or a block device, taken as it is, without a format.
+	// Path is its store on the host: a file or a block device, taken as it is, without a format. It is opened once, and belongs to
+	// this VM until the disk is detached (package registry): a store that others have is refused with a *holders.InUseError.
 	Path string
 	// ReadOnly keeps guest and QEMU from writing. One store may be several disks if all are read-only.
 	ReadOnly bool
@@ -66,8 +67,13 @@ type nodeOptions struct {
 	Discard  string `json:"discard"`
 }
 
-func (d *disk) fileNode() nodeOptions {
-	return nodeOptions{Driver: d.store.driver, NodeName: FileNode(d.ID), Filename: d.store.path, ReadOnly: d.ReadOnly, Discard: "unmap"}
+// fileNode opens the store by a name: setName, or its path for who starts the VM by hand.
+func (d *disk) fileNode(name string) nodeOptions {
+	driver := "file"
+	if d.store.Block() {
+		driver = "host_device"
+	}
+	return nodeOptions{Driver: driver, NodeName: FileNode(d.ID), Filename: name, ReadOnly: d.ReadOnly, Discard: "unmap"}
 }
 
 func (d *disk) rawNode(file string) nodeOptions {
@@ -138,7 +144,7 @@ func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
 	if ctx.Err() != nil {
 		return Attached{}, err
 	}
-	if left := vm.removeNodes(ctx, d.ID); left != nil {
+	if left := vm.removeNodes(ctx, d); left != nil {
 		return Attached{}, fmt.Errorf("%w; what was done is not undone yet, detach the disk for that: %w", err, left)
 	}
 	vm.disks.release(d)
@@ -168,11 +174,13 @@ func (vm *VM) plug(ctx context.Context, d *disk, again bool) error {
 			return err
 		}
 	}
-	for _, node := range []nodeOptions{d.fileNode(), d.rawNode(FileNode(d.ID))} {
-		if _, there := now.nodes[node.NodeName]; there {
-			continue
+	if _, there := now.nodes[FileNode(d.ID)]; !there {
+		if err := vm.addStore(ctx, d, again); err != nil {
+			return err
 		}
-		if err := vm.execute(ctx, "blockdev-add", node, nil); err != nil {
+	}
+	if _, there := now.nodes[RawNode(d.ID)]; !there {
+		if err := vm.execute(ctx, "blockdev-add", d.rawNode(FileNode(d.ID)), nil); err != nil {
 			return err
 		}
 	}
@@ -192,9 +200,9 @@ func (vm *VM) plug(ctx context.Context, d *disk, again bool) error {
 	return vm.execute(ctx, "device_add", d.device(), nil)
 }
 
-// removeNodes removes a disk's block nodes, or what is there of them.
-func (vm *VM) removeNodes(ctx context.Context, id string) error {
-	for _, node := range []string{RawNode(id), FileNode(id)} {
+// removeNodes removes a disk's block nodes, or what is there of them, and takes the store from QEMU.
+func (vm *VM) removeNodes(ctx context.Context, d *disk) error {
+	for _, node := range []string{RawNode(d.ID), FileNode(d.ID)} {
 		err := vm.execute(ctx, "blockdev-del", map[string]string{"node-name": node}, nil)
 		if answer := new(qmp.Error); !errors.As(err, &answer) {
 			if err != nil {
@@ -211,7 +219,7 @@ func (vm *VM) removeNodes(ctx context.Context, id string) error {
 			return err
 		}
 	}
-	return nil
+	return vm.takeStore(ctx, d)
 }
 
 // ReplaceFileNode puts another block node, by its name, under a disk's raw node, while the disk is in use; FileNode(id) puts things

@@ -26,7 +26,7 @@ func TestAttachNeedsTwoNodesAndADevice(t *testing.T) {
 	if want := "02/01"; a.PCIPath != want {
 		t.Errorf("PCI path:\nwant %s\ngot  %s", want, a.PCIPath)
 	}
-	want := []string{"qmp_capabilities", "blockdev-add", "blockdev-add", "device_add"}
+	want := []string{"qmp_capabilities", "add-fd", "blockdev-add", "blockdev-add", "device_add"}
 	q.with(func() {
 		if !slices.Equal(q.commands, want) {
 			t.Errorf("commands:\nwant %v\ngot  %v", want, q.commands)
@@ -86,8 +86,8 @@ func TestAttachThatCannotBeUndoneIsLeftToDetach(t *testing.T) {
 		t.Error(err)
 	}
 	q.with(func() {
-		if len(q.nodes) != 0 || len(q.devices) != 0 {
-			t.Errorf("left behind: nodes %v, devices %v", q.nodes, q.devices)
+		if len(q.nodes) != 0 || len(q.devices) != 0 || len(q.sets) != 0 {
+			t.Errorf("left behind: nodes %v, devices %v, sets %v", q.nodes, q.devices, q.sets)
 		}
 	})
 }
@@ -212,8 +212,8 @@ func TestDetachRemovesAllAndMayBeRepeated(t *testing.T) {
 		}
 	}
 	q.with(func() {
-		if len(q.nodes) != 0 || len(q.devices) != 0 {
-			t.Errorf("left behind: nodes %v, devices %v", q.nodes, q.devices)
+		if len(q.nodes) != 0 || len(q.devices) != 0 || len(q.sets) != 0 {
+			t.Errorf("left behind: nodes %v, devices %v, sets %v", q.nodes, q.devices, q.sets)
 		}
 	})
 	select {

@@ -5,15 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/directvol/directvol/host/registry"
 )
 
 var (
@@ -23,44 +21,11 @@ var (
 	ErrNoDisk = errors.New("the VM has no such disk")
 )
 
-// store is what a disk's bytes are in. Two paths are one store if all but the path is equal.
-type store struct {
-	path   string // absolute
-	driver string // of the block node: file or host_device
-	dev    uint64 // the device it is, or is on
-	inode  uint64 // of a file
-}
-
-// identify finds out what a path names.
-func identify(path string) (store, error) {
-	absolute, err := filepath.Abs(path)
-	if err != nil {
-		return store{}, err
-	}
-	var stat unix.Stat_t
-	if err := unix.Stat(absolute, &stat); err != nil {
-		return store{}, &os.PathError{Op: "stat", Path: absolute, Err: err}
-	}
-	switch stat.Mode & unix.S_IFMT {
-	case unix.S_IFREG:
-		return store{absolute, "file", stat.Dev, stat.Ino}, nil
-	case unix.S_IFBLK:
-		return store{absolute, "host_device", stat.Rdev, 0}, nil
-	default:
-		return store{}, fmt.Errorf("%s is neither a file nor a block device", absolute)
-	}
-}
-
-// same reports whether two paths name one store.
-func (s store) same(other store) bool {
-	s.path = other.path
-	return s == other
-}
-
 // disk is one that the VM has, or is about to have or to lose.
 type disk struct {
 	Disk
-	store store
+	store *registry.Store
+	set   int // the set of descriptors by which QEMU has the store (add-fd)
 	slot  slot
 	// busy holds a token while one call changes the disk; what follows belongs to that call.
 	busy chan struct{}
@@ -114,14 +79,17 @@ func (d *disk) attached() Attached {
 // diskTable is the disks of one VM.
 type diskTable struct {
 	bridges int
+	stores  *registry.Stores
+	owner   string // of the stores
 	mu      sync.Mutex
+	sets    int // the last one that was given
 	disks   map[string]*disk
 	freed   map[slot]uint64 // the number of the release that freed a slot last
 	freeing uint64          // releases so far
 }
 
-func newDiskTable(bridges int) *diskTable {
-	return &diskTable{bridges: bridges, disks: make(map[string]*disk), freed: make(map[slot]uint64)}
+func newDiskTable(bridges int, stores *registry.Stores, owner string) *diskTable {
+	return &diskTable{bridges: bridges, stores: stores, owner: owner, disks: make(map[string]*disk), freed: make(map[slot]uint64)}
 }
 
 // reserve takes an id, a store and a slot for a disk, which comes back locked.
@@ -157,10 +125,25 @@ func (t *diskTable) add(want Disk, choose func(taken map[slot]bool) (slot, error
 	if err := want.check(); err != nil {
 		return nil, err
 	}
-	store, err := identify(want.Path)
+	store, err := t.stores.Find(want.Path)
 	if err != nil {
 		return nil, fmt.Errorf("disk %s: %w", want.ID, err)
 	}
+	d, err := t.place(want, store, choose)
+	if err != nil {
+		store.Close()
+		return nil, err
+	}
+	if err := store.Claim(t.owner, want.ReadOnly); err != nil {
+		t.release(d)
+		d.unlock()
+		return nil, fmt.Errorf("disk %s: %w", want.ID, err)
+	}
+	return d, nil
+}
+
+// place enters a disk, which comes back locked. Its store is claimed afterwards, as opening one may take its time.
+func (t *diskTable) place(want Disk, store *registry.Store, choose func(taken map[slot]bool) (slot, error)) (*disk, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	taken := make(map[slot]bool)
@@ -169,7 +152,7 @@ func (t *diskTable) add(want Disk, choose func(taken map[slot]bool) (slot, error
 		if other.ID == want.ID {
 			return nil, fmt.Errorf("disk %s: %w, it is %s: detach it first or use another id", want.ID, ErrAttached, other.Path)
 		}
-		if other.store.same(store) && !(other.ReadOnly && want.ReadOnly) {
+		if other.store.Same(store) && !(other.ReadOnly && want.ReadOnly) {
 			return nil, fmt.Errorf("disk %s: %s is %w as disk %s: two writers would destroy it", want.ID, want.Path, ErrAttached, other.ID)
 		}
 	}
@@ -177,7 +160,8 @@ func (t *diskTable) add(want Disk, choose func(taken map[slot]bool) (slot, error
 	if err != nil {
 		return nil, fmt.Errorf("disk %s: %w", want.ID, err)
 	}
-	d := &disk{Disk: want, store: store, slot: place, busy: make(chan struct{}, 1), gone: make(chan struct{}), refused: make(chan struct{}, 1)}
+	t.sets++
+	d := &disk{Disk: want, store: store, set: t.sets, slot: place, busy: make(chan struct{}, 1), gone: make(chan struct{}), refused: make(chan struct{}, 1)}
 	d.busy <- struct{}{}
 	t.disks[d.ID] = d
 	return d, nil
@@ -218,8 +202,9 @@ func (t *diskTable) acquire(ctx context.Context, id string) (*disk, error) {
 	}
 }
 
-// release drops a disk that is gone. Its lock stays with the caller.
+// release drops a disk that is gone, and lets go of its store. Its lock stays with the caller.
 func (t *diskTable) release(d *disk) {
+	d.store.Close()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.disks, d.ID)
@@ -233,6 +218,15 @@ func (t *diskTable) hotplugged() []string {
 	defer t.mu.Unlock()
 	ids := slices.Sorted(maps.Keys(t.disks))
 	return slices.DeleteFunc(ids, func(id string) bool { return t.disks[id].slot.bridge == 0 })
+}
+
+// releaseAll lets go of all stores, when QEMU has ended.
+func (t *diskTable) releaseAll() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, d := range t.disks {
+		d.store.Close()
+	}
 }
 
 // bootDisks returns the boot disks in their order.

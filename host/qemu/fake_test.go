@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/host/qmp"
+	"github.com/directvol/directvol/host/registry"
 )
 
 // longEnough limits what must happen; nothing waits for it to pass.
@@ -323,7 +324,7 @@ func vmOn(t *testing.T, path string) *VM {
 	t.Helper()
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	vm := &VM{disks: newDiskTable(2), hotplug: newHotplug(), qemu: &process{done: make(chan struct{})}, log: logrus.NewEntry(log)}
+	vm := &VM{disks: newDiskTable(2, testStores(t), "the test"), hotplug: newHotplug(), qemu: &process{done: make(chan struct{})}, log: logrus.NewEntry(log)}
 	client, err := qmp.Dial(limited(t), path, vm.settle)
 	if err != nil {
 		t.Fatal(err)
@@ -332,6 +333,11 @@ func vmOn(t *testing.T, path string) *VM {
 	vm.qmp = client
 	go vm.watchDisks(client.Subscribe(diskEvents...).Events())
 	return vm
+}
+
+// testStores is a registry of the test's own.
+func testStores(t *testing.T) *registry.Stores {
+	return registry.In(filepath.Join(t.TempDir(), "stores"))
 }
 
 // image makes a file to be a disk.

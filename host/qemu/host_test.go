@@ -116,7 +116,7 @@ func TestCommandLine(t *testing.T) {
 			Dir: "/run/a,b", Binary: "/usr/bin/qemu-system-x86_64", Kernel: "vmlinuz", Append: "console=ttyS0 panic=-1",
 			MemoryMiB: 512, CPUs: 2, Bridges: 1, GuestCID: 9,
 		},
-		accelerator: Accelerator{Name: "tcg"}, disks: newDiskTable(1),
+		accelerator: Accelerator{Name: "tcg"}, disks: newDiskTable(1, testStores(t), "the test"),
 	}
 	root := image(t, mib)
 	if err := vm.disks.addBoot(0, Disk{ID: "root", Path: root, ReadOnly: true}); err != nil {

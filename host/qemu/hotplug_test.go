@@ -137,12 +137,12 @@ func TestAttachThatWasCutOffIsTakenUp(t *testing.T) {
 		t.Run(command, func(t *testing.T) {
 			vm, q := fakeVM(t)
 			goOn := make(chan struct{})
-			q.hook = func(c string, arguments json.RawMessage) (any, *qmp.Error, bool) {
+			q.answerBy(func(c string, arguments json.RawMessage) (any, *qmp.Error, bool) {
 				if c == command {
 					<-goOn // its answer comes late
 				}
 				return nil, nil, false
-			}
+			})
 			d := Disk{ID: "data", Path: image(t, mib)}
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 			defer cancel()

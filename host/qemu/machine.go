@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/directvol/directvol/host/holders"
+	"github.com/directvol/directvol/host/qmp"
 	"github.com/directvol/directvol/host/sandbox"
 )
 
@@ -74,7 +76,7 @@ func (m Machine) AwaitEnd(ctx context.Context) error {
 // meanings are what this package's errors are to host/sandbox.
 var meanings = []struct{ of, is error }{
 	{ErrEnded, sandbox.ErrEnded}, {ErrShrink, sandbox.ErrWouldShrink}, {ErrAttached, sandbox.ErrBusy}, {ErrNoDisk, sandbox.ErrNotFound},
-	{ErrKept, sandbox.ErrKept}, {ErrHotplugHeld, sandbox.ErrHotplugHeld},
+	{ErrKept, sandbox.ErrKept}, {ErrHotplugHeld, sandbox.ErrHotplugHeld}, {qmp.ErrOutcomeUnknown, sandbox.ErrOutcomeUnknown},
 }
 
 // meant is an error that is one of host/sandbox's too, and reads as before.
@@ -90,6 +92,9 @@ func typed(err error) error {
 		if errors.Is(err, meaning.of) {
 			return meant{err, meaning.is}
 		}
+	}
+	if _, inUse := errors.AsType[*holders.InUseError](err); inUse {
+		return meant{err, sandbox.ErrBusy}
 	}
 	return err
 }

@@ -8,7 +8,7 @@
 //	        ├─ 10       vsock
 //	        └─ 11 … 1e  boot disks, there from the start: paths 11, 12, …
 //
-// A disk is two block nodes and a device: FileNode opens the store, RawNode above it is what the device uses, and a test can
+// A disk is two block nodes and a device: FileNode has the store, by a descriptor, RawNode above it is what the device uses, and a test can
 // put a faulty node between the two (ReplaceFileNode).
 package qemu
 
@@ -24,6 +24,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/directvol/directvol/host/qmp"
+	"github.com/directvol/directvol/host/registry"
 	"github.com/directvol/directvol/protocols/address"
 )
 
@@ -51,6 +52,8 @@ type Config struct {
 	Directvol string
 	// Binary is the QEMU program, qemu-system-x86_64 where it is empty.
 	Binary string
+	// Stores keeps two VMs from one store: registry.Default where it is nil.
+	Stores *registry.Stores
 	// Log is logrus's standard logger where it is nil.
 	Log *logrus.Entry
 }
@@ -66,6 +69,9 @@ func (cfg Config) withDefaults() (Config, error) {
 	}
 	if cfg.Log == nil {
 		cfg.Log = logrus.NewEntry(logrus.StandardLogger())
+	}
+	if cfg.Stores == nil {
+		cfg.Stores = registry.Default()
 	}
 	if cfg.Dir == "" {
 		return cfg, errors.New("no runtime directory for the VM's sockets: set Dir")
@@ -127,7 +133,7 @@ func Start(ctx context.Context, cfg Config) (*VM, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start VM: %w", err)
 	}
-	vm := &VM{cfg: cfg, log: cfg.Log, disks: newDiskTable(cfg.Bridges), hotplug: newHotplug(), done: make(chan struct{})}
+	vm := &VM{cfg: cfg, log: cfg.Log, disks: newDiskTable(cfg.Bridges, cfg.Stores, "the VM in "+cfg.Dir), hotplug: newHotplug(), done: make(chan struct{})}
 	if err := vm.start(ctx); err != nil {
 		vm.cleanUp()
 		return nil, fmt.Errorf("start VM: %w", err)
@@ -177,8 +183,7 @@ func (vm *VM) startQEMU(ctx context.Context) error {
 	}
 	listener := os.NewFile(uintptr(vm.monitor.FD), path)
 	defer listener.Close()
-	cmd := vm.command(fmt.Sprintf("fd=%d", firstExtraFile))
-	cmd.ExtraFiles = []*os.File{listener}
+	cmd := vm.command(listener)
 	cmd.Stdout = &drain{to: vm.cfg.Console}
 	if vm.qemu, err = startProcess("QEMU", cmd); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,11 +22,14 @@ func needsQEMU(t *testing.T) {
 	}
 }
 
+// realVMs counts them: each has a vsock address of its own.
+var realVMs atomic.Uint32
+
 // realVM starts a machine of the QEMU that is installed, without a guest: its processor stands still.
 func realVM(t *testing.T, boot ...Disk) *VM {
 	t.Helper()
 	needsQEMU(t)
-	cfg := Config{Dir: shortDir(t), GuestCID: 0x7fff0000 + uint32(os.Getpid()), MemoryMiB: 64, BootDisks: boot}
+	cfg := Config{Dir: shortDir(t), GuestCID: 0x7f000000 + uint32(os.Getpid())<<4 + realVMs.Add(1), MemoryMiB: 64, BootDisks: boot}
 	if !detectVsock("/").inKernel {
 		cfg.Directvol = filepath.Join(t.TempDir(), "directvol")
 		if out, err := exec.Command("go", "build", "-o", cfg.Directvol, "github.com/directvol/directvol/host/cmd/directvol").CombinedOutput(); err != nil {
@@ -116,10 +120,12 @@ func TestRealQEMUIsConfined(t *testing.T) {
 
 // attachIsUndone makes QEMU refuse a device by taking its slot.
 func attachIsUndone(t *testing.T, vm *VM) {
-	thief := &disk{Disk: Disk{ID: "thief", Path: image(t, mib)}, slot: slot{1, 2}}
+	thief := &disk{Disk: Disk{ID: "thief", Path: image(t, mib)}, set: 1000, slot: slot{1, 2}}
 	var err error
-	thief.store, err = identify(thief.Path)
+	thief.store, err = vm.cfg.Stores.Find(thief.Path)
 	must(t, err)
+	t.Cleanup(thief.store.Close)
+	must(t, thief.store.Claim("thief", false))
 	must(t, vm.plug(limited(t), thief, false))
 	want, err := vm.blockNodes(limited(t))
 	must(t, err)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 )
 
 // sectorSize is the unit of a block node's size.
@@ -43,7 +42,11 @@ func (vm *VM) resize(ctx context.Context, d *disk, bytes uint64) error {
 		return errors.New("it is read-only")
 	}
 	// Somebody else may have grown a file, which QEMU then has not seen: block_resize would cut it.
-	if size = max(size, d.store.size()); bytes < size {
+	real, err := d.store.Bytes()
+	if err != nil {
+		return err
+	}
+	if size = max(size, real); bytes < size {
 		return fmt.Errorf("%w: it has %d bytes, %d were asked for", ErrShrink, size, bytes)
 	}
 	arguments := struct {
@@ -60,15 +63,6 @@ func (vm *VM) resize(ctx context.Context, d *disk, bytes uint64) error {
 		return fmt.Errorf("QEMU answered OK, but the disk has %d bytes, not %d: a block device must be grown on the host first", size, bytes)
 	}
 	return nil
-}
-
-// size returns a file's bytes, 0 for what is no file (any more).
-func (s store) size() uint64 {
-	info, err := os.Stat(s.path)
-	if err != nil || !info.Mode().IsRegular() {
-		return 0
-	}
-	return uint64(info.Size())
 }
 
 // virtualSize returns the bytes of a disk as its device sees them.

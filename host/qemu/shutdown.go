@@ -106,6 +106,7 @@ func (vm *VM) cleanUp() {
 			}
 		}
 	}
+	vm.releaseStores()
 	if vm.qmp != nil {
 		vm.qmp.Close()
 	}
@@ -122,4 +123,16 @@ func (vm *VM) cleanUp() {
 	if vm.dir != nil {
 		vm.dir.release(vm.log)
 	}
+}
+
+// releaseStores lets go of the disks' stores when QEMU has ended, and writes nothing any more.
+func (vm *VM) releaseStores() {
+	if vm.qemu == nil || !vm.qemu.running() {
+		vm.disks.releaseAll()
+		return
+	}
+	go func() {
+		<-vm.qemu.done
+		vm.disks.releaseAll()
+	}()
 }

@@ -165,7 +165,7 @@ func (r *rescue) andThen(ctx context.Context, refused, err error) error {
 // reclaim takes the disk back from a VM that has ended.
 func (r *rescue) reclaim(ctx context.Context) error {
 	r.phase = betweenVMs
-	if err := r.disk.Lock(); err != nil {
+	if err := r.takeBack(); err != nil {
 		return err
 	}
 	_, err := r.look(ctx, nil)

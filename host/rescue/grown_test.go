@@ -107,7 +107,7 @@ func TestInterruptedCorrectionCanBeRescuedAgain(t *testing.T) {
 		if size := primaryBytes(t, path); size != 304*mib || written && !strings.Contains(err.Error(), "from 318767104 to 524288000 bytes, and the old one was put back") {
 			t.Errorf("at %q\nwant the old size, and that said\ngot  %d bytes, %v", at, size, err)
 		}
-		must(t, r.disk.Close())
+		r.close()
 		again, begins := asked(t, path, func(n int) error {
 			if primaryBytes(t, path) == grownMiB*mib {
 				return nil

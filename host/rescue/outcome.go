@@ -17,7 +17,7 @@ import (
 func (r *rescue) check(ctx context.Context) error {
 	r.phase = inCheck
 	err := r.step(ctx, "check it, changing nothing", func() (string, error) {
-		if err := r.disk.Lock(); err != nil {
+		if err := r.takeBack(); err != nil {
 			return "", r.unchecked(err)
 		}
 		if _, err := r.look(ctx, nil); err != nil {

@@ -39,6 +39,7 @@ import (
 	"github.com/directvol/directvol/host/fsck"
 	"github.com/directvol/directvol/host/holders"
 	"github.com/directvol/directvol/host/qemu"
+	"github.com/directvol/directvol/host/registry"
 	"github.com/directvol/directvol/host/sandbox"
 )
 
@@ -108,6 +109,7 @@ const (
 type rescue struct {
 	Config
 	disk   *holders.Disk
+	lock   *registry.Lock // of the disk as a store, nil while a VM has it
 	found  found
 	phase  string
 	said   []string // by the kernel of the last VM
@@ -162,7 +164,7 @@ func (r *rescue) run(ctx context.Context) (err error) {
 	if err := r.step(ctx, "identify "+r.Disk, r.identify); err != nil {
 		return err
 	}
-	defer r.disk.Close()
+	defer r.close()
 	if err := r.step(ctx, "make sure that nobody has it", func() (string, error) { return r.claim(ctx) }); err != nil {
 		return err
 	}
@@ -235,6 +237,9 @@ func (r *rescue) claim(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if err := r.disk.Claim(); err != nil {
+		return "", err
+	}
+	if err := r.takeBack(); err != nil {
 		return "", err
 	}
 	// Who had it before may have written it since.
@@ -356,13 +361,47 @@ func (r *rescue) mountOnce(ctx context.Context, vm *sandbox.Sandbox) error {
 	})
 }
 
-// attach hands the disk to the VM's QEMU, which locks it for itself when the guest
-// gets it. Between our lock and its lock there is a moment: a QEMU that comes then
-// gets the disk, and ours is refused. A program that asks for no lock may come at any
-// time; until the guest has mounted, nothing is written, so the look here still comes
-// before any harm.
+// handOver lets go of the disk, for a VM that is to have it.
+func (r *rescue) handOver() error {
+	r.disk.Yield()
+	r.unlock()
+	return r.disk.Unlock()
+}
+
+// takeBack takes the disk back from a VM that has ended. What is held already stays.
+func (r *rescue) takeBack() (err error) {
+	if r.lock == nil {
+		if r.lock, err = registry.Default().Lock(r.disk.File(), "directvol rescue"); err != nil {
+			return err
+		}
+	}
+	if err := r.disk.Take(); err != nil {
+		return err
+	}
+	return r.disk.Lock()
+}
+
+// close lets go of the disk.
+func (r *rescue) close() {
+	r.disk.Close() // what was written is on the disk already
+	r.unlock()
+}
+
+// unlock gives up the lock of the disk as a store.
+func (r *rescue) unlock() {
+	if r.lock != nil {
+		r.lock.Release()
+		r.lock = nil
+	}
+}
+
+// attach hands the disk to the VM, which makes it its own when it gets it: package
+// registry. Between the two there is a moment: who comes then, a sandbox, a QEMU or a
+// mount, gets the disk, and ours is refused. A program that asks for no lock may come at
+// any time; until the guest has mounted, nothing is written, so the look here still
+// comes before any harm.
 func (r *rescue) attach(ctx context.Context, vm *sandbox.Sandbox) error {
-	if err := r.disk.Unlock(); err != nil {
+	if err := r.handOver(); err != nil {
 		return err
 	}
 	r.phase = inTheVM
@@ -374,8 +413,12 @@ func (r *rescue) attach(ctx context.Context, vm *sandbox.Sandbox) error {
 	return err
 }
 
-// isOurs reports whether a process is a child of this one, as the VM's are.
+// isOurs reports whether a process is this one, which holds the VM's store open, or a
+// child of it, as the VM's are.
 func isOurs(pid int) bool {
+	if pid == os.Getpid() {
+		return true
+	}
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return false

@@ -1,0 +1,152 @@
+package qemu
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/directvol/directvol/host/holders"
+	"github.com/directvol/directvol/host/qmp"
+	"github.com/directvol/directvol/host/sandbox"
+)
+
+// opensOf returns how often a VM's QEMU has a path open.
+func opensOf(t *testing.T, vm *VM, path string) int {
+	t.Helper()
+	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", vm.qemu.cmd.Process.Pid))
+	must(t, err)
+	opens := 0
+	for _, link := range links {
+		if to, err := os.Readlink(link); err == nil && to == path {
+			opens++
+		}
+	}
+	return opens
+}
+
+func TestStoreOfAVMIsRefusedToAnother(t *testing.T) {
+	path, boot := image(t, mib), image(t, mib)
+	device := loopDevice(t, path)
+	first := realVM(t, Disk{ID: "boot", Path: boot})
+	second := realVM(t)
+	link := filepath.Join(t.TempDir(), "by-id")
+	must(t, os.Symlink(device, link))
+	_, err := first.AttachDisk(limited(t), Disk{ID: "data", Path: device})
+	must(t, err)
+	for _, name := range []string{path, device, link, boot} {
+		for _, readOnly := range []bool{false, true} {
+			_, err := second.AttachDisk(limited(t), Disk{ID: "data", Path: name, ReadOnly: readOnly})
+			if inUse, ok := errors.AsType[*holders.InUseError](err); !ok || !strings.Contains(inUse.Error(), "for the VM in "+first.cfg.Dir) {
+				t.Errorf("%s, read-only %v:\nwant it in use by the VM in %s\ngot  %v", name, readOnly, first.cfg.Dir, err)
+			}
+		}
+	}
+	must(t, first.Kill(limited(t)))
+	for i, name := range []string{device, boot} {
+		if _, err := second.AttachDisk(limited(t), Disk{ID: fmt.Sprintf("d%d", i), Path: name}); err != nil {
+			t.Errorf("after the first VM's end: %v", err)
+		}
+	}
+}
+
+// The name is looked at once: a store that was moved is still the disk's, and what has its name then is not.
+func TestStoreIsTheDisksWhateverHasItsName(t *testing.T) {
+	vm := realVM(t)
+	path := image(t, mib)
+	_, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: path})
+	must(t, err)
+	moved := path + ".moved"
+	must(t, os.Rename(path, moved))
+	must(t, os.WriteFile(path, make([]byte, 8*mib), 0o600)) // larger than what is asked for
+	must(t, vm.ResizeDisk(limited(t), "data", 2*mib))
+	for name, want := range map[string]int64{path: 8 * mib, moved: 2 * mib} {
+		info, err := os.Stat(name)
+		must(t, err)
+		if info.Size() != want {
+			t.Errorf("%s:\nwant %d bytes\ngot  %d", name, want, info.Size())
+		}
+	}
+}
+
+// QEMU locks an image that it got by descriptor as one that it opened itself.
+func TestStoreByDescriptorHasQEMUsLocks(t *testing.T) {
+	vm := realVM(t)
+	path := image(t, mib)
+	_, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: path})
+	must(t, err)
+	other, err := os.Open(path)
+	must(t, err)
+	defer other.Close()
+	if holder, err := holders.Locked(other); err != nil || holder == nil || !strings.Contains(holder.How, "QEMU's image lock") {
+		t.Errorf("locks of an attached image:\nwant QEMU's\ngot  %v, %v", holder, err)
+	}
+}
+
+func TestDetachedStoreIsOpenNowhere(t *testing.T) {
+	vm := realVM(t)
+	must(t, vm.execute(limited(t), "set-action", map[string]string{"reboot": "reset"}, nil))
+	must(t, vm.execute(limited(t), "cont", nil, nil))
+	path := image(t, mib)
+	for range 3 {
+		_, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: path})
+		must(t, err)
+		if opensOf(t, vm, path) == 0 {
+			t.Error("QEMU has the store of a disk open nowhere")
+		}
+		stop, reset := make(chan struct{}), make(chan struct{})
+		go func() { defer close(reset); resetUntil(vm, stop) }()
+		err = vm.DetachDisk(limited(t), "data")
+		close(stop)
+		<-reset
+		must(t, err)
+		if opens := opensOf(t, vm, path); opens != 0 {
+			t.Errorf("QEMU has the store of a detached disk open %d times", opens)
+		}
+		store, err := vm.cfg.Stores.Find(path)
+		must(t, err)
+		must(t, store.Claim("another sandbox", false))
+		store.Close()
+	}
+}
+
+func TestErrorsOfStoresAndConnectionsAreTheSandboxs(t *testing.T) {
+	for err, want := range map[error]error{
+		fmt.Errorf("attach: %w", &holders.InUseError{Disk: "/store"}): sandbox.ErrBusy,
+		fmt.Errorf("qmp device_add: %w", qmp.ErrOutcomeUnknown):       sandbox.ErrOutcomeUnknown,
+	} {
+		if got := typed(err); !errors.Is(got, want) || got.Error() != err.Error() {
+			t.Errorf("%v:\nwant %v, said as before\ngot  %v", err, want, got)
+		}
+	}
+}
+
+func TestFailedStartLeavesItsBootDisksToOthers(t *testing.T) {
+	path, stores := image(t, mib), testStores(t)
+	if _, err := startPlayed(t, "dies", "serves", func(c *Config) { c.Stores, c.BootDisks = stores, []Disk{{ID: "boot", Path: path}} }); err == nil {
+		t.Fatal("it started")
+	}
+	store, err := stores.Find(path)
+	must(t, err)
+	defer store.Close()
+	must(t, store.Claim("another sandbox", false))
+}
+
+// A boot disk is passed by descriptor too, and the line that starts the VM by hand has its path.
+func TestBootDiskIsPassedByDescriptor(t *testing.T) {
+	path := image(t, mib)
+	vm := realVM(t, Disk{ID: "boot", Path: path})
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", vm.qemu.cmd.Process.Pid))
+	must(t, err)
+	if text := string(line); strings.Contains(text, path) || !strings.Contains(text, "/dev/fdset/1") {
+		t.Errorf("QEMU's command line:\nwant /dev/fdset/1\ngot  %q", text)
+	}
+	if !strings.Contains(vm.Reproduce(), path) {
+		t.Errorf("by hand:\nwant %s\ngot  %s", path, vm.Reproduce())
+	}
+	if opensOf(t, vm, path) == 0 {
+		t.Error("QEMU has the store of its boot disk open nowhere")
+	}
+}
