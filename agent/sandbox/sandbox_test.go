@@ -54,6 +54,28 @@ func TestShortCallIsMadeWhereNothingIsWaitedFor(t *testing.T) {
 	})
 }
 
+// What a create has done before its storages is undone where these fail, the last first.
+func TestCreateThatFailsUndoesItsSteps(t *testing.T) {
+	fails := errors.New("it fails")
+	s := of(table{hold: func(context.Context, func() bool) error { return fails }})
+	var did []string
+	step := func(name string, err error) Step {
+		return func(context.Context) (func() error, error) {
+			did = append(did, name)
+			return func() error { did = append(did, "not "+name); return nil }, err
+		}
+	}
+	if err := s.Create(t.Context(), nil, step("a", nil), step("b", nil)); !errors.Is(err, fails) {
+		t.Error(err)
+	}
+	if err := s.CreateContainer(t.Context(), "c", nil, step("c", nil), step("d", fails), step("e", nil)); !errors.Is(err, fails) {
+		t.Error(err)
+	}
+	if got, want := strings.Join(did, ", "), "a, b, not b, not a, c, d, not c"; got != want {
+		t.Errorf("steps\nwant %s\ngot  %s", want, got)
+	}
+}
+
 // table is Storages whose Hold is a function, and which does nothing else.
 type table struct {
 	hold func(ctx context.Context, agreed func() bool) error

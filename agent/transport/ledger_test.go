@@ -120,26 +120,27 @@ func TestLargestCallIsNeverBeyondTheBounds(t *testing.T) {
 // passes a flood of large ones.
 func TestWhoWantsLeastIsServedFirst(t *testing.T) {
 	l := &newRoom(boundsOf(0)).ledger
+	large, small := costOf(2<<20), costOf(32<<10)
 	var first account
-	l.take(&first, 1, least+ownBytes, nil) // all there is
+	l.take(&first, 1, large, nil)
+	l.take(&first, 3, least+ownBytes-large, nil) // all there is
 	done := make(chan string)
-	for name, bytes := range map[string]int64{"a large one": costOf(2 << 20), "a small one": costOf(32 << 10)} {
+	for i, c := range []struct {
+		name  string
+		bytes int64
+	}{{"the large one", large + ownBytes}, {"the small one", small + ownBytes}} {
 		go func() {
-			l.take(&account{}, 1, bytes, nil)
-			done <- name
+			l.take(&account{}, 1, c.bytes, nil)
+			done <- c.name
 		}()
+		for n := 0; n <= i; { // it waits
+			l.mu.Lock()
+			n = len(l.waiting)
+			l.mu.Unlock()
+		}
 	}
-	for n := 0; n < 2; {
-		l.mu.Lock()
-		n = len(l.waiting)
-		l.mu.Unlock()
-	}
-	l.take(&first, 3, 0, nil)
-	l.mu.Lock()
-	first.calls = append(first.calls[:0], charge{1, least - 1<<20}, charge{3, 1<<20 + ownBytes})
-	l.mu.Unlock()
-	l.give(&first, 3) // which is enough for the small one
-	if got := <-done; got != "a small one" {
+	l.give(&first, 1) // enough for either, and not for both
+	if got := <-done; got != "the small one" {
 		t.Errorf("served first: %s", got)
 	}
 	l.close(&first)

@@ -106,6 +106,10 @@ func TestLongestIdleConnectionGivesWay(t *testing.T) {
 		t.Error("a connection was admitted though all others have calls")
 	}
 	answer(t, third, 1)
+	if r.ledger.mu.Lock(); third.account.inUse != 0 || first.account.inUse == 0 {
+		t.Errorf("in use\nwant nothing of the connection that was answered, and something of the other\ngot  %d and %d", third.account.inUse, first.account.inUse)
+	}
+	r.ledger.mu.Unlock()
 	mustJoin(t, r)
 	isEnded(t, third, thirdPeer)
 	answer(t, first, 3)
@@ -181,5 +185,37 @@ func TestWhoHungUpMeanwhileGetsNoMemory(t *testing.T) {
 	first.Close()
 	if up, err := io.ReadAll(next); len(up) > 0 || err != nil {
 		t.Errorf("want the connection's end\ngot  %d bytes, error %v", len(up), err)
+	}
+}
+
+// A peer that does not read its answer keeps its place for a while, and its call's
+// memory with it.
+func TestPeerThatDoesNotReadGivesWay(t *testing.T) {
+	r := small()
+	c, peer := mustJoin(t, r)
+	_, _ = mustJoin(t, r)
+	sendCall(t, c, peer, 1)
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := c.Write(frame.AppendResponse(nil, 1, make([]byte, frame.MaxLength/2))) // more than a socket takes
+		wrote <- err
+	}()
+	for !c.writing.runs() {
+		runtime.Gosched()
+	}
+	_, _ = mustJoin(t, r) // in place of the other, that is without a call
+	c.writing.began.Add(-int64(2 * patience))
+	_, _ = mustJoin(t, r)
+	if err := <-wrote; err == nil {
+		t.Error("the answer was written")
+	}
+	c.Close()
+	inUse := func() int64 {
+		r.ledger.mu.Lock()
+		defer r.ledger.mu.Unlock()
+		return c.account.inUse
+	}
+	for inUse() != 0 { // when the last one that reads has left
+		runtime.Gosched()
 	}
 }
