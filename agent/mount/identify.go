@@ -23,7 +23,7 @@ func Identify(m *Info) Identity {
 	i.Number = number(m)
 	i.Unique = uniqueOf(m.ID)
 	if m.FSType == "tmpfs" {
-		i.Super = tmpfsID(m.Mountpoint)
+		i.Super = i.tmpfsID(m.Mountpoint)
 	} else {
 		i.folder = i.superFolder("/")
 		i.Super = inodeOf(i.folder)
@@ -110,8 +110,12 @@ func inodeOf(path string) uint64 {
 }
 
 // tmpfsID stands for superFolder's inode of a tmpfs, which has no folder, but makes up an identity at
-// random for statfs since Linux 5.14; 0 where something else is at its place.
-func tmpfsID(path string) uint64 {
+// random for statfs since Linux 5.14; 0 where something else is at its place, whose
+// server may not answer.
+func (i Identity) tmpfsID(path string) uint64 {
+	if mark, err := Look(path); err != nil || mark.unique != i.Unique || mark.unique == 0 && mark.id != i.ID {
+		return 0
+	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil || st.Type != unix.TMPFS_MAGIC {
 		return 0

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -41,7 +42,7 @@ func TestMountWithTheNumberOfAnotherIsNotThatOne(t *testing.T) {
 			before, beforeOld := topmost(t, dir)
 			mark := look(t, dir)
 			reused := 0
-			for range 500 {
+			for range 60 {
 				mounttest.Unmount(t, dir)
 				mounttest.Mount(t, source, dir, fstype, 0, "")
 				after, afterOld := topmost(t, dir)
@@ -242,5 +243,29 @@ func TestSameComparesWhatBothKnow(t *testing.T) {
 		if !whole.Same(less) || !less.Same(whole) {
 			t.Errorf("%s known: not taken for the same", name)
 		}
+	}
+}
+
+// hangLimit ends a test that waits for what never answers: it has failed then.
+const hangLimit = 5 * time.Second
+
+// The mount of a server that does not answer, and a mount that one covers, are told by
+// what the kernel has in memory.
+func TestMountThatHangsIsIdentifiedAtOnce(t *testing.T) {
+	dir := mounttest.Own(t)
+	mounttest.Mount(t, "below", dir, "tmpfs", 0, "")
+	release := mounttest.Hang(t, dir)
+	stack, err := At(dir)
+	if err != nil || len(stack) != 2 {
+		t.Fatalf("want two mounts\ngot  %v, error %v", stack, err)
+	}
+	late := time.AfterFunc(hangLimit, release) // what waits for the server fails then
+	defer late.Stop()
+	below, above, mark := Identify(stack[0]), Identify(stack[1]), look(t, dir)
+	if !late.Stop() {
+		t.Error("it waited for the server")
+	}
+	if below.Source != "below" || above.FSType != "fuse" || !above.Bears(mark) {
+		t.Errorf("got %+v\nand %+v", below, above)
 	}
 }

@@ -37,6 +37,19 @@ func Topmost(path string) (*Info, error) {
 	return mounts[len(mounts)-1], nil
 }
 
+// Enclosing returns the mount point of the mount that a clean path leads into: that of
+// the longest one above it, or the path's own.
+func Enclosing(path string) (string, error) {
+	all, err := All()
+	found := "/"
+	for _, m := range all {
+		if (path == m.Mountpoint || strings.HasPrefix(path, m.Mountpoint+"/")) && len(m.Mountpoint) > len(found) {
+			found = m.Mountpoint
+		}
+	}
+	return found, err
+}
+
 // stackAt keeps every mount at a path. mountinfo's SingleEntryFilter ends with
 // the first, which the others hide.
 func stackAt(path string) mountinfo.FilterFunc {

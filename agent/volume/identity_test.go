@@ -3,7 +3,9 @@ package volume
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -151,5 +153,29 @@ func TestVolumeMountedOverAnotherIsTheOneFound(t *testing.T) {
 			t.Errorf("want a FailedPrecondition\ngot  %v", err)
 		}
 		mounttest.Unmount(t, dir)
+	}
+}
+
+// While a filesystem hangs, whoever asks for what is in it is answered, and one thread
+// waits for it.
+func TestPathInAFilesystemThatHangsIsAnsweredFor(t *testing.T) {
+	dir := mounttest.Dir(t)
+	late := time.AfterFunc(30*time.Second, mounttest.Hang(t, dir)) // what waits for it fails then
+	table := newTable()
+	v, err := table.Lookup(dir)
+	if err != nil || v.FSType != "fuse" {
+		t.Fatalf("the mount itself\nwant a volume\ngot  %+v, error %v", v, err)
+	}
+	before := runtime.NumGoroutine()
+	for _, path := range []string{"/a", "/b"} {
+		if _, err := table.Lookup(dir + path); refusal.KindOf(err) != refusal.DeadlineExceeded {
+			t.Errorf("%s\nwant a DeadlineExceeded\ngot  %v", path, err)
+		}
+	}
+	if waiting := runtime.NumGoroutine() - before; waiting > 1 {
+		t.Errorf("threads that wait for the filesystem\nwant 1\ngot  %d", waiting)
+	}
+	if !late.Stop() {
+		t.Error("somebody waited for the filesystem")
 	}
 }

@@ -12,18 +12,22 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/deadline"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/turns"
 )
 
 // Table finds volumes by where they are mounted.
 type Table struct {
 	monitor *health.Monitor
 	syncing syncing
+
+	walks turns.Turns // into mounts, by mount point
 
 	mu      sync.Mutex
 	volumes map[string]*Volume // by mount point
@@ -78,7 +82,7 @@ func (t *Table) lookup(path string, of mount.Identity, past health.Past) (*Volum
 	path = filepath.Clean(path)
 	for {
 		known := t.at(path)
-		mark, err := mount.Look(path)
+		mark, err := t.look(path, known != nil)
 		if err == nil && known != nil && known.identity.Bears(mark) {
 			return known, nil
 		}
@@ -99,6 +103,46 @@ func (t *Table) lookup(path string, of mount.Identity, past health.Past) (*Volum
 		if t.replace(path, known, found) {
 			return found, nil
 		} // or another call has found a newer mount meanwhile
+	}
+}
+
+// lookLimit is how long a filesystem is waited for that is to tell whether a path which
+// is no mount point is there.
+const lookLimit = time.Second
+
+// look is mount.Look, which waits for nobody at a mount point. Another path may have its
+// filesystem read a disk: if that hangs, one thread a mount waits for it, whatever paths
+// are asked for.
+func (t *Table) look(path string, known bool) (mount.Mark, error) {
+	if mounts, err := mount.At(path); known || err != nil || len(mounts) > 0 {
+		return mount.Look(path)
+	}
+	within, err := mount.Enclosing(path)
+	if err != nil {
+		return mount.Mark{}, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), lookLimit)
+	defer cancel()
+	late := refusal.New(refusal.DeadlineExceeded, "volume %.200q: nothing is mounted there, and the filesystem at %s does not answer whether it exists", path, within)
+	done, err := t.walks.Take(ctx, within)
+	if err != nil {
+		return mount.Mark{}, late
+	}
+	type answer struct {
+		mark mount.Mark
+		err  error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		defer done()
+		mark, err := mount.Look(path)
+		answers <- answer{mark, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.mark, a.err
+	case <-ctx.Done():
+		return mount.Mark{}, late
 	}
 }
 

@@ -3,11 +3,13 @@
 package mounttest
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -108,6 +110,28 @@ func Mount(t *testing.T, source, dir, fstype string, flags uintptr, data string)
 		t.Fatalf("mount %s of %s at %s with %q: %v", fstype, source, dir, data, err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+}
+
+// Hang mounts a filesystem whose server never answers (fuse(4)), until the test ends or
+// release is called: then all that waits for it fails.
+func Hang(t *testing.T, dir string) (release func()) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	server, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Mount("hung", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server))
+	}
+	if err != nil {
+		t.Skipf("it mounts a FUSE: %v: run it as root where /dev/fuse is", err)
+	}
+	release = sync.OnceFunc(func() {
+		unix.Close(server)
+		_ = unix.Unmount(dir, unix.MNT_DETACH)
+	})
+	t.Cleanup(release)
+	return release
 }
 
 // Unmount unmounts what is mounted last at a path.
