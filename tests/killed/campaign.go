@@ -113,10 +113,10 @@ func (c *campaign) round(ctx context.Context, r *round) (err error) {
 	defer os.RemoveAll(r.dir)
 	failed := c.ready(ctx, r.target == agent)
 	if failed == nil {
-		c.guest, failed = r.run(ctx, c.guest, c.again)
+		c.guest, failed = r.run(ctx, c.guest, c.hosts)
 	}
 	c.counts.add(r, failed)
-	c.say("seed %d: %s killed during %v (%v); %d blocks, %d growths, %d rescued; %.1f s", r.seed, r.target, r.cut, r.during, r.blocks(), r.growths(), r.rescued, time.Since(began).Seconds())
+	c.say("seed %d: %s killed %d times, during %v (%v); %d blocks, %d growths, %d rescued, stopped in order %v; %.1f s", r.seed, r.target, r.kills, r.cut, r.during, r.blocks(), r.growths(), r.rescued, r.ordered, time.Since(began).Seconds())
 	if failed == nil && len(r.left) > 0 {
 		failed = fmt.Errorf("left behind: %s", strings.Join(r.left, "; "))
 	}
@@ -143,26 +143,27 @@ func (c *campaign) ready(ctx context.Context, service bool) (err error) {
 		return err
 	}
 	_ = os.Remove(consoleFile(c.dir))
-	if c.host == nil {
-		if c.host, err = startHost(c.log); err != nil {
-			return err
-		}
+	h, err := c.hosts()
+	if err != nil {
+		return err
 	}
-	c.guest, err = startGuest(ctx, c.host, c.dir, service)
+	began := time.Now()
+	c.guest, err = startGuest(ctx, h, c.dir, service)
+	c.took.add(start, time.Since(began))
 	return err
 }
 
-// again starts a guest where one has ended, with another host's process where that has
-// ended, too.
-func (c *campaign) again(ctx context.Context) (_ *guest, err error) {
-	select {
-	case <-c.host.ended:
-		if c.host, err = startHost(c.log); err != nil {
-			return nil, err
+// hosts returns the host's process, another one where it has ended.
+func (c *campaign) hosts() (_ *hostProcess, err error) {
+	if c.host != nil {
+		select {
+		case <-c.host.ended:
+		default:
+			return c.host, nil
 		}
-	default:
 	}
-	return startGuest(ctx, c.host, c.dir, c.guest.service)
+	c.host, err = startHost(c.log)
+	return c.host, err
 }
 
 // stop ends the guest in order, where there is one, and finds nothing of it.

@@ -8,11 +8,11 @@ import (
 
 // count is what came of the rounds that killed one part.
 type count struct {
-	rounds, failed, idle      int // idle: no call was in flight
-	blocks                    uint64
-	growths, rescued, ordered int
-	lost, left                int
-	inFlight                  map[call]int
+	rounds, kills, failed, idle int // idle: no call was in flight
+	blocks                      uint64
+	growths, rescued, ordered   int
+	lost, left                  int
+	inFlight                    map[call]int
 }
 
 // counts are those of all parts.
@@ -40,6 +40,7 @@ func (c counts) add(r *round, err error) {
 		c[r.target] = n
 	}
 	n.rounds++
+	n.kills += r.kills
 	n.blocks += r.blocks()
 	n.growths += r.growths()
 	n.rescued += r.rescued
@@ -64,11 +65,11 @@ func (c counts) add(r *round, err error) {
 // table writes all parts and their sum, as Markdown.
 func (c counts) table() string {
 	var b strings.Builder
-	b.WriteString("| killed | rounds | during no call |")
+	b.WriteString("| killed | rounds | kills | during no call |")
 	for _, call := range awaited[1:] {
 		fmt.Fprintf(&b, " %s |", call)
 	}
-	b.WriteString(" blocks acknowledged | growths | rescued | stopped in order | lost | left behind | failed otherwise |\n|---" + strings.Repeat("|---:", len(awaited)+8) + "|\n")
+	b.WriteString(" blocks acknowledged | growths | rescued | stopped in order | lost | left behind | failed otherwise |\n|---" + strings.Repeat("|---:", len(awaited)+9) + "|\n")
 	all := &count{inFlight: map[call]int{}}
 	for _, t := range targets {
 		n := c[t]
@@ -84,6 +85,7 @@ func (c counts) table() string {
 
 func (c *count) sum(n *count) {
 	c.rounds += n.rounds
+	c.kills += n.kills
 	c.failed += n.failed
 	c.idle += n.idle
 	c.blocks += n.blocks
@@ -98,7 +100,7 @@ func (c *count) sum(n *count) {
 }
 
 func (c *count) write(b *strings.Builder, name string) {
-	fmt.Fprintf(b, "| %s | %d | %d |", name, c.rounds, c.idle)
+	fmt.Fprintf(b, "| %s | %d | %d | %d |", name, c.rounds, c.kills, c.idle)
 	for _, call := range awaited[1:] {
 		fmt.Fprintf(b, " %d |", c.inFlight[call])
 	}

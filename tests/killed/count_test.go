@@ -46,12 +46,12 @@ func TestRoundsThatKillTheAgentComeFirst(t *testing.T) {
 func TestTableCountsEveryRound(t *testing.T) {
 	c := counts{}
 	v := &volume{growths: 3}
-	c.add(&round{target: qemu, volumes: []*volume{v, v}, cut: []*flight{{request: request{Call: mount}}, {request: request{Call: resize}}}, rescued: 1}, nil)
-	c.add(&round{target: qemu, left: []string{"a", "b"}}, fmt.Errorf("volume: %w", errLost))
+	c.add(&round{target: qemu, volumes: []*volume{v, v}, cut: []*flight{{request: request{Call: mount}}, {request: request{Call: resize}}}, rescued: 1, kills: 2}, nil)
+	c.add(&round{target: qemu, left: []string{"a", "b"}, kills: 3}, fmt.Errorf("volume: %w", errLost))
 	c.add(&round{target: vsock, ordered: true}, errors.New("other"))
-	want := "| vsock | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 0 | 0 | 1 |\n" +
-		"| qemu | 2 | 1 | 0 | 1 | 0 | 1 | 0 | 0 | 0 | 6 | 1 | 0 | 1 | 2 | 0 |\n" +
-		"| all | 3 | 2 | 0 | 1 | 0 | 1 | 0 | 0 | 0 | 6 | 1 | 1 | 1 | 2 | 1 |\n"
+	want := "| vsock | 1 | 0 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 0 | 0 | 1 |\n" +
+		"| qemu | 2 | 5 | 1 | 0 | 1 | 0 | 1 | 0 | 0 | 0 | 6 | 1 | 0 | 1 | 2 | 0 |\n" +
+		"| all | 3 | 5 | 2 | 0 | 1 | 0 | 1 | 0 | 0 | 0 | 6 | 1 | 1 | 1 | 2 | 1 |\n"
 	if got := c.table(); !strings.HasSuffix(got, want) {
 		t.Errorf("\nwant %s\ngot  %s", want, got)
 	}

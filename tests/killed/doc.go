@@ -19,7 +19,9 @@
 // killed: which calls had begun, and which of them had ended. The writers' blocks are
 // acknowledged to the test itself, over the guest's vsock.
 //
-// After a kill the calls that were cut off are made again and have to finish. Then
+// After a kill the calls that were cut off are made again and have to finish; the agent
+// may be killed once more in each of them, and the host's process while it starts the
+// guest again. Then
 // every acknowledged block is read, each volume is grown once more, unmounted and
 // detached, and its fsck has to be silent. A volume of the class that `directvol
 // rescue` is made for (package tests/cuts) is rescued first, and counted. Nothing may

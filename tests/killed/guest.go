@@ -148,22 +148,23 @@ func (g *guest) stop(ctx context.Context) error {
 }
 
 // processes are QEMU and the vsock backend, where there is one.
-func (g *guest) processes() (qemu, backend int, err error) {
+func (g *guest) processes() (map[target]vm.Process, error) {
 	all, err := vm.ProcessesWith(vmDir(g.dir))
 	if err != nil {
-		return 0, 0, err
+		return nil, err
 	}
+	of := map[target]vm.Process{}
 	for _, p := range all {
 		if p.IsBackend() {
-			backend = p.ID
+			of[vsock] = p
 		} else {
-			qemu = p.ID
+			of[qemu] = p
 		}
 	}
-	if len(all) > 2 || qemu == 0 {
-		return 0, 0, fmt.Errorf("want QEMU and at most one backend, got %v", all)
+	if len(of) != len(all) || of[qemu].ID == 0 {
+		return nil, fmt.Errorf("want QEMU and at most one backend, got %v", all)
 	}
-	return qemu, backend, nil
+	return of, nil
 }
 
 // leftOnHost names what a VM that has ended has left on the host. Sockets may be left

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -37,11 +38,13 @@ type round struct {
 	target target
 	during call // in which it is to be killed, where it is begun in time
 	stops  bool // the guest is stopped afterwards
+	starts bool // the host's process is killed once more, while it starts the guest again
 
 	dir     string // of the images
 	took    *durations
 	volumes []*volume // the last one comes and goes
 	cut     []*flight
+	kills   int
 	rescued int
 	ordered bool // a sandbox without vsock was stopped in order
 	left    []string
@@ -56,7 +59,7 @@ const maxSkip = 4
 // newRound chooses what can be chosen.
 func newRound(seed uint64, only target) *round {
 	random := rand.New(rand.NewPCG(seed, 0))
-	r := &round{seed: seed, random: random, target: targets[random.IntN(len(targets))], during: awaited[random.IntN(len(awaited))], stops: random.IntN(2) == 0}
+	r := &round{seed: seed, random: random, target: targets[random.IntN(len(targets))], during: awaited[random.IntN(len(awaited))], stops: random.IntN(2) == 0, starts: random.IntN(2) == 0}
 	if only != "" {
 		r.target = only
 	}
@@ -67,14 +70,14 @@ func newRound(seed uint64, only target) *round {
 var errLost = errors.New("LOST")
 
 // run makes the round in a guest that runs, and returns the guest that runs then.
-func (r *round) run(ctx context.Context, g *guest, again func(context.Context) (*guest, error)) (*guest, error) {
+func (r *round) run(ctx context.Context, g *guest, host func() (*hostProcess, error)) (*guest, error) {
 	if err := r.makeVolumes(ctx); err != nil {
 		return g, err
 	}
 	if err := r.work(ctx, g); err != nil {
 		return g, err
 	}
-	next, err := r.recover(ctx, g, again)
+	next, err := r.recover(ctx, g, host)
 	if err != nil {
 		return next, fmt.Errorf("after %s was killed: %w", r.target, err)
 	}
@@ -150,6 +153,7 @@ func (r *round) work(ctx context.Context, g *guest) error {
 
 // kill kills the target.
 func (r *round) kill(ctx context.Context, g *guest) error {
+	r.kills++
 	if r.target == agent {
 		before, err := g.act.Signal(ctx, act.Agent, unix.SIGKILL)
 		if err != nil {
@@ -161,28 +165,26 @@ func (r *round) kill(ctx context.Context, g *guest) error {
 			return err == nil && !slices.Contains(now, before[0]), ctx.Err()
 		})
 	}
-	pid, backend, err := g.processes()
+	of, err := g.processes()
 	switch {
 	case err != nil:
 		return err
 	case r.target == hosting:
-		return killHost(ctx, g.host, pid, backend)
-	case r.target == vsock && backend == 0:
+		return killHost(ctx, g.host, slices.Collect(maps.Values(of)))
+	case of[r.target].ID == 0:
 		return errors.New("this host's kernel carries vsock, and no backend runs: KILLED_TARGET=agent, qemu or host work here")
-	case r.target == vsock:
-		pid = backend
 	}
-	return unix.Kill(pid, unix.SIGKILL)
+	return unix.Kill(of[r.target].ID, unix.SIGKILL)
 }
 
-// killHost kills a host's process, and waits for the end of what was its own.
-func killHost(ctx context.Context, h *hostProcess, ids ...int) error {
+// killHost kills a host's process, and waits for the end of those that are its own.
+func killHost(ctx context.Context, h *hostProcess, own []vm.Process) error {
 	var ends []func(context.Context) error
-	for _, id := range ids {
-		if id == 0 {
+	for _, p := range own {
+		ended, err := vm.Ending(p.ID)
+		if errors.Is(err, unix.ESRCH) {
 			continue
 		}
-		ended, err := vm.Ending(id)
 		if err != nil {
 			return err
 		}
@@ -216,7 +218,7 @@ const powerLimit = 4 * time.Second
 
 // recover returns the guest that runs after the kill, with nothing left of what was
 // killed.
-func (r *round) recover(ctx context.Context, g *guest, again func(context.Context) (*guest, error)) (*guest, error) {
+func (r *round) recover(ctx context.Context, g *guest, host func() (*hostProcess, error)) (*guest, error) {
 	switch r.target {
 	case agent:
 		return g, g.simply(ctx, check)
@@ -232,11 +234,14 @@ func (r *round) recover(ctx context.Context, g *guest, again func(context.Contex
 		}
 	}
 	left, err := leftOnHost(ctx, g.dir, r.target == hosting)
-	if err != nil {
-		return g, err
+	if err == nil && r.target == hosting && r.starts {
+		left, err = r.startAndKill(ctx, g, host)
 	}
 	r.left = append(r.left, left...)
-	next, err := again(ctx)
+	if err != nil {
+		return nil, err
+	}
+	next, err := r.start(ctx, g, host)
 	if err != nil {
 		return nil, err
 	}
@@ -246,6 +251,46 @@ func (r *round) recover(ctx context.Context, g *guest, again func(context.Contex
 		}
 	}
 	return next, nil
+}
+
+// start starts a guest where another one has ended.
+func (r *round) start(ctx context.Context, g *guest, host func() (*hostProcess, error)) (*guest, error) {
+	h, err := host()
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	next, err := startGuest(ctx, h, g.dir, g.service)
+	if err == nil {
+		r.took.add(start, time.Since(began))
+	}
+	return next, err
+}
+
+// startAndKill starts the guest again, and kills the host's process at some moment of
+// that. It returns what is left of it.
+func (r *round) startAndKill(ctx context.Context, g *guest, host func() (*hostProcess, error)) (left []string, err error) {
+	h, err := host()
+	if err != nil {
+		return nil, err
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = startGuest(ctx, h, g.dir, g.service) // it is cut off
+	}()
+	moment := time.NewTimer(time.Duration(r.random.Float64() * float64(r.took.usual(start))))
+	<-moment.C
+	r.kills++
+	running, err := vm.ProcessesWith(vmDir(g.dir))
+	if err == nil {
+		err = killHost(ctx, h, running)
+		<-ended
+	}
+	if err != nil {
+		return nil, err
+	}
+	return leftOnHost(ctx, g.dir, true)
 }
 
 func (r *round) mount(ctx context.Context, g *guest, v *volume) error {
@@ -295,6 +340,11 @@ func (r *round) mountAgain(ctx context.Context, g *guest, v *volume) error {
 // repeat makes each call again that was in flight.
 func (r *round) repeat(ctx context.Context, g *guest) error {
 	for _, f := range r.cut {
+		if r.target == agent {
+			if err := r.cutAgain(ctx, g, f); err != nil {
+				return err
+			}
+		}
 		a, err := g.do(ctx, f.request)
 		if err != nil {
 			return fmt.Errorf("made again, %s (which had ended with: %v): %w", f, f.err, err)
@@ -309,6 +359,31 @@ func (r *round) repeat(ctx context.Context, g *guest) error {
 			case resize:
 				v.grown = f.Bytes
 			}
+		}
+	}
+	return nil
+}
+
+// maxAgain is how often the agent is killed once more while a call is made again.
+const maxAgain = 2
+
+// cutAgain makes a call again and kills the agent meanwhile, some times or never.
+func (r *round) cutAgain(ctx context.Context, g *guest, f *flight) error {
+	for range r.random.IntN(maxAgain + 1) {
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, _ = g.do(ctx, f.request) // whatever comes of it, it is made again
+		}()
+		moment := time.NewTimer(time.Duration(r.random.Float64() * float64(r.took.usual(f.Call))))
+		<-moment.C
+		err := r.kill(ctx, g)
+		<-ended
+		if err == nil {
+			err = g.simply(ctx, check)
+		}
+		if err != nil {
+			return fmt.Errorf("killed once more while %s was made again: %w", f, err)
 		}
 	}
 	return nil
