@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -194,6 +196,10 @@ func (c *campaign) discard() {
 	defer cancel()
 	if left, err := leftOnHost(ctx, c.dir, true); err != nil || len(left) > 0 {
 		c.failures = append(c.failures, fmt.Sprintf("after the host's process: %v left (%v)", left, err))
+	}
+	running, _ := vm.ProcessesWith(vmDir(c.dir)) // that was told of
+	for _, p := range running {
+		_ = unix.Kill(p.ID, unix.SIGKILL)
 	}
 	_ = os.RemoveAll(vmDir(c.dir))
 }
