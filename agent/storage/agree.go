@@ -94,7 +94,7 @@ func (r request) flagNames() (ofMount, ofSuper []string) {
 
 // own are the options that filesystems show by themselves, whoever mounts them.
 var own = map[string][]string{
-	"ext4":     {"seclabel", "stripe="},
+	"ext4":     {"seclabel", "stripe=", "mb_optimize_scan="},
 	"xfs":      {"seclabel", "attr2", "inode64", "logbufs=", "logbsize=", "noquota", "sunit=", "swidth="},
 	"tmpfs":    {"seclabel", "inode32", "inode64"},
 	"virtiofs": {"seclabel"},

@@ -168,6 +168,19 @@ func next(t *testing.T, state string) (*Table, []Mount) {
 	return table, table.Mounted()
 }
 
+// An ext4 that has grown to 16 groups shows an option that it has had all the time as the
+// default of fewer (_ext4_show_options in Linux 6.1's fs/ext4/super.c).
+func TestGrowthIsNoOtherOption(t *testing.T) {
+	r, err := parse(onDisk("/dev/vda", "ext4", "/run/grown"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	grown := &mount.Info{FSType: "ext4", Options: "rw,relatime", VFSOptions: "rw,mb_optimize_scan=0"}
+	if missing, extra := r.differences(grown); len(missing) != 0 || len(extra) != 0 {
+		t.Errorf("want no difference\ngot  %q asked for and not there, %q there and not asked for", missing, extra)
+	}
+}
+
 // While no agent runs a disk is pulled and another one gets its place, its name and its
 // number, and is mounted at the same mount point, perhaps with the same number too.
 func TestAnotherDiskInTheSamePlaceIsNotTheVolume(t *testing.T) {
