@@ -179,3 +179,29 @@ func TestPathInAFilesystemThatHangsIsAnsweredFor(t *testing.T) {
 		t.Error("somebody waited for the filesystem")
 	}
 }
+
+// A watch that has lost its mount ends its volume: nobody is answered by what it knew.
+func TestWatchThatHasLostItsMountEndsItsVolume(t *testing.T) {
+	dir := mounttest.Dir(t)
+	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
+	mounttest.Mount(t, disk, dir, "xfs", 0, "")
+	table := newTable()
+	v, err := table.Lookup(dir)
+	if err == nil {
+		_, err = table.Stats(t.Context(), dir) // it has looked
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	mounttest.Unmount(t, dir)
+	v.watch.Own() // it looks again, and finds nothing to write to
+	again := time.NewTicker(20 * time.Millisecond)
+	defer again.Stop()
+	for table.at(dir) != nil {
+		select {
+		case <-again.C:
+		case <-t.Context().Done():
+			t.Fatal("the volume is still known")
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package health
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/mount"
+	"github.com/directvol/directvol/agent/mount/mounttest"
+)
+
+// onDisk is a mounted filesystem of its own, and what there is to watch.
+func onDisk(t *testing.T, fstype, data string) Target {
+	t.Helper()
+	dir := mounttest.Dir(t)
+	disk := mounttest.Attach(t, mounttest.Image(t, fstype))
+	mounttest.Mount(t, disk, dir, fstype, 0, data)
+	device, err := blockdev.ByPath(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	top, err := mount.Topmost(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Target{Mountpoint: dir, FSType: fstype, Device: device, Mount: mount.Identify(top)}
+}
+
+// finds holds an examination to a condition, as an owner and as somebody who only looks.
+func finds(t *testing.T, target Target, status Status, reason string) {
+	t.Helper()
+	for _, owned := range []bool{true, false} {
+		f := examine(target, owned, false)
+		found := false
+		for _, c := range f.conditions {
+			found = found || c.Status == status && c.Reason == reason
+		}
+		if !found {
+			t.Errorf("owned %v\nwant %v %s\ngot  %+v", owned, status, reason, f)
+		}
+	}
+}
+
+func fails(t *testing.T, target Target) {
+	t.Helper()
+	trigger := filepath.Join("/sys/fs/ext4", target.Device.Name, "trigger_fs_error")
+	if err := os.WriteFile(trigger, []byte("provoked"), 0); err != nil {
+		t.Skipf("it needs to provoke an error: %v: run it as root", err)
+	}
+}
+
+func TestExt4WithRecordedErrorsIsDegraded(t *testing.T) {
+	target := onDisk(t, "ext4", "errors=continue")
+	fails(t, target)
+	finds(t, target, Degraded, ReasonRecordedErrors)
+}
+
+// Some kernels make the superblock read-only when an ext4 meets an error, and no mount of
+// it. Here that is done by hand, as not every kernel does.
+func TestExt4WhoseSuperblockIsReadOnlyAfterAnErrorIsInaccessible(t *testing.T) {
+	target := onDisk(t, "ext4", "errors=continue")
+	readOnly := func() {
+		t.Helper()
+		config, err := unix.Fspick(unix.AT_FDCWD, target.Mountpoint, unix.FSPICK_CLOEXEC)
+		if err == nil {
+			defer unix.Close(config)
+			err = unix.FsconfigSetFlag(config, "ro")
+		}
+		if err == nil {
+			err = unix.FsconfigReconfigure(config)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	readOnly()
+	if f := examine(target, true, false); len(f.conditions) > 0 || f.failure != nil {
+		t.Errorf("of one that somebody has made so\nwant nothing wrong\ngot  %+v", f)
+	}
+	if err := unix.Mount("", target.Mountpoint, "", unix.MS_REMOUNT, ""); err != nil {
+		t.Fatal(err)
+	}
+	fails(t, target)
+	readOnly()
+	finds(t, target, Inaccessible, ReasonReadOnly)
+}
+
+func TestXFSHasShutDownWhereItSaysSo(t *testing.T) {
+	target := onDisk(t, "xfs", "")
+	if f := examine(target, true, false); len(f.conditions) > 0 || f.failure != nil {
+		t.Errorf("want nothing wrong\ngot  %+v", f)
+	}
+	dir, err := os.Open(target.Mountpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	const goingDown = 0x8004587d // XFS_IOC_GOINGDOWN, without a flush
+	if err := unix.IoctlSetPointerInt(int(dir.Fd()), goingDown, 2); err != nil {
+		t.Fatal(err)
+	}
+	finds(t, target, Inaccessible, ReasonShutdown)
+}
+
+// A look at a mount of somebody else's leaves no trace on its disk.
+func TestForeignMountIsNotWrittenTo(t *testing.T) {
+	for fstype, data := range map[string]string{"ext4": "noinit_itable", "xfs": ""} {
+		target := onDisk(t, fstype, data)
+		dir, err := os.Open(target.Mountpoint)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = unix.Syncfs(int(dir.Fd()))
+		dir.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := writesOf(target.Device.Name)
+		if f := examine(target, false, false); len(f.conditions) > 0 || f.failure != nil {
+			t.Errorf("%s: want nothing wrong\ngot  %+v", fstype, f)
+		}
+		if err := blockdev.Ask(target.Device.Path); err != nil {
+			t.Errorf("%s: %v", fstype, err)
+		}
+		if after := writesOf(target.Device.Name); after != before {
+			t.Errorf("%s, writes to its disk\nwant %d\ngot  %d", fstype, before, after)
+		}
+		mounttest.Unmount(t, target.Mountpoint)
+		if f := examine(target, false, false); f.failure == nil || len(f.conditions) > 0 {
+			t.Errorf("%s, unmounted\nwant it said\ngot  %+v", fstype, f)
+		}
+	}
+}
+
+// An ext4 that remounts itself says so to whoever writes; to others newer kernels do in
+// mountinfo, and all of them in their log.
+func TestExt4ThatRemountedItselfIsInaccessible(t *testing.T) {
+	target := onDisk(t, "ext4", "errors=remount-ro")
+	fails(t, target)
+	for _, way := range []struct{ owned, logged bool }{{true, false}, {false, true}} {
+		f := examine(target, way.owned, way.logged)
+		if len(f.conditions) == 0 || f.conditions[0].Status != Inaccessible || f.conditions[0].Reason != ReasonReadOnly {
+			t.Errorf("%+v\nwant %s first\ngot  %+v", way, ReasonReadOnly, f)
+		}
+	}
+}
