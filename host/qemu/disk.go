@@ -203,23 +203,50 @@ func (vm *VM) plug(ctx context.Context, d *disk, again bool) error {
 // removeNodes removes a disk's block nodes, or what is there of them, and takes the store from QEMU.
 func (vm *VM) removeNodes(ctx context.Context, d *disk) error {
 	for _, node := range []string{RawNode(d.ID), FileNode(d.ID)} {
-		err := vm.execute(ctx, "blockdev-del", map[string]string{"node-name": node}, nil)
-		if answer := new(qmp.Error); !errors.As(err, &answer) {
-			if err != nil {
-				return err
-			}
-			continue
-		}
-		// QEMU has no error class for "there is no such node".
-		nodes, queryErr := vm.blockNodes(ctx)
-		if queryErr != nil {
-			return queryErr
-		}
-		if _, exists := nodes[node]; exists {
+		if err := vm.removeNode(ctx, d, node); err != nil {
 			return err
 		}
 	}
 	return vm.takeStore(ctx, d)
+}
+
+const (
+	// freeLimit is how long a device that is gone may keep its node, and freeAgain is when it is tried again.
+	freeLimit = 5 * time.Second
+	freeAgain = 10 * time.Millisecond
+)
+
+// removeNode removes one block node. QEMU says of a device that it is gone before it has freed it, which it does when no thread
+// looks at it any more (RCU) and without an event: until then its node is in use. So a refusal counts where the device is there, or
+// where it stays.
+func (vm *VM) removeNode(ctx context.Context, d *disk, node string) error {
+	again := time.NewTicker(freeAgain)
+	defer again.Stop()
+	limit := time.After(freeLimit)
+	for {
+		err := vm.execute(ctx, "blockdev-del", map[string]string{"node-name": node}, nil)
+		if answer := new(qmp.Error); !errors.As(err, &answer) {
+			return err
+		}
+		// QEMU has no error class for "there is no such node".
+		now, stateErr := vm.state(ctx)
+		if stateErr != nil {
+			return stateErr
+		}
+		if _, exists := now.nodes[node]; !exists {
+			return nil
+		}
+		if now.devices[DeviceID(d.ID)] {
+			return err
+		}
+		select {
+		case <-again.C:
+		case <-limit:
+			return err
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", err, ctx.Err())
+		}
+	}
 }
 
 // ReplaceFileNode puts another block node, by its name, under a disk's raw node, while the disk is in use; FileNode(id) puts things

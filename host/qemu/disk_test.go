@@ -250,21 +250,17 @@ func TestDetachIsTakenUpWhereItStopped(t *testing.T) {
 	if _, err := vm.AttachDisk(limited(t), d); !errors.Is(err, ErrAttached) {
 		t.Errorf("attached while it leaves:\nwant %v\ngot  %v", ErrAttached, err)
 	}
-	// The guest lets go while nobody waits, and a node refuses once.
-	refused := false
+	// The guest lets go while nobody waits, and a node stays in use.
 	q.with(func() {
 		q.letGo(DeviceID("data"))
-		q.hook = func(command string, arguments json.RawMessage) (any, *qmp.Error, bool) {
-			if refused || command != "blockdev-del" || !strings.Contains(string(arguments), FileNode("data")) {
-				return nil, nil, false
-			}
-			refused = true
-			return nil, &qmp.Error{Class: "GenericError", Desc: "Node is in use"}, true
-		}
+		q.hook = refusing(-1)
 	})
-	if err := vm.DetachDisk(limited(t), "data"); err == nil {
+	late, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer stop()
+	if err := vm.DetachDisk(late, "data"); err == nil {
 		t.Error("detached, though its file node stayed")
 	}
+	q.answerBy(nil)
 	if err := vm.DetachDisk(limited(t), "data"); err != nil {
 		t.Error(err)
 	}
@@ -273,6 +269,29 @@ func TestDetachIsTakenUpWhereItStopped(t *testing.T) {
 			t.Errorf("nodes left behind: %v", q.nodes)
 		}
 	})
+}
+
+// refusing returns a hook that refuses to remove the disk's file node so many times; -1 for ever.
+func refusing(times int) func(string, json.RawMessage) (any, *qmp.Error, bool) {
+	return func(command string, arguments json.RawMessage) (any, *qmp.Error, bool) {
+		if times == 0 || command != "blockdev-del" || !strings.Contains(string(arguments), FileNode("data")) {
+			return nil, nil, false
+		}
+		times--
+		return nil, &qmp.Error{Class: "GenericError", Desc: "Node file-data is in use"}, true
+	}
+}
+
+// QEMU says that a device is gone a moment before it lets go of its node.
+func TestNodeThatIsFreedAMomentLaterIsRemoved(t *testing.T) {
+	vm, q := fakeVM(t)
+	if _, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)}); err != nil {
+		t.Fatal(err)
+	}
+	q.answerBy(refusing(3))
+	if err := vm.DetachDisk(limited(t), "data"); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestDetachTellsThatGuestRefuses(t *testing.T) {
