@@ -421,3 +421,20 @@ func TestAwaitShutdownEndsWithItsContext(t *testing.T) {
 		t.Errorf("want %v, got %v", context.DeadlineExceeded, err)
 	}
 }
+
+// A QEMU in the kernel, waiting for a dead disk, takes its SIGKILL when that answers. Who
+// kills it is not kept for so long.
+func TestKillEndsWithItsContextAndNamesWhatIsLeft(t *testing.T) {
+	p, err := startProcess("QEMU", exec.Command("sleep", "1000"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	vm := &VM{qemu: p, done: make(chan struct{})} // never seen ended
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err = vm.Kill(ctx)
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), fmt.Sprintf("QEMU (process %d, state", p.cmd.Process.Pid)) {
+		t.Errorf("want the process named\ngot  %v", err)
+	}
+	<-p.done // it was killed all the same
+}

@@ -103,8 +103,8 @@ func (m *model) isFine() bool {
 func (m *model) changes(verb promises.Verb, do func(context.Context, string) error) func(*rapid.T) {
 	return func(t *rapid.T) {
 		name := rapid.SampledFrom(names).Draw(t, "volume")
-		was, sure := m.ledger.Of(name)
-		works := verb == promises.Attach || verb == promises.Detach || sure && was != sandbox.Absent
+		was := m.ledger.Of(name)
+		works := verb == promises.Attach || verb == promises.Detach || was.Made && was.State != sandbox.Absent
 		end := m.ledger.Begin(verb, name)
 		m.begin(t, verb.String(), name, works, func(ctx context.Context) error {
 			err := do(ctx, name)
@@ -131,7 +131,7 @@ func (m *model) attachOther(t *rapid.T) {
 	}
 	other := volumeOf(name)
 	other.Options = []string{"noatime"}
-	_, sure := m.ledger.Of(name)
+	sure := m.ledger.Of(name).Made
 	m.begin(t, "attach with other options", name, false, func(ctx context.Context) error {
 		if err := m.sandbox.Attach(ctx, other); err == nil && sure {
 			m.calls.Lock()
@@ -144,11 +144,11 @@ func (m *model) attachOther(t *rapid.T) {
 
 func (m *model) stats(t *rapid.T) {
 	name := rapid.SampledFrom(names).Draw(t, "volume")
-	was, sure := m.ledger.Of(name)
+	was := m.ledger.Of(name)
 	m.mu.Lock()
 	quick := m.slow == 0
 	m.mu.Unlock()
-	m.begin(t, "stats", name, quick && sure && was == sandbox.Mounted, func(ctx context.Context) error {
+	m.begin(t, "stats", name, quick && was.Made && was.State == sandbox.Mounted, func(ctx context.Context) error {
 		stats, err := m.sandbox.Stats(ctx, name)
 		if err == nil && stats.Usage[0].Total != sizeOf(storeOf(name)) {
 			m.calls.Lock()
@@ -337,7 +337,8 @@ func (m *model) holds(t *rapid.T) {
 func (m *model) holdsFor(t *rapid.T, name string) {
 	d, state := m.disks[sandbox.DiskID(name)], m.sandbox.State(name)
 	mounted := d != nil && slices.ContainsFunc(m.users(d), func(point string) bool { return m.mounts[point].holders[sandbox.Holder(name)] })
-	promised, sure := m.ledger.Of(name)
+	promise := m.ledger.Of(name)
+	promised, sure := promise.State, promise.Made
 	if sure && promised != sandbox.Absent && d == nil {
 		t.Errorf("%s was promised to be %v, and has no disk", name, promised)
 	}

@@ -94,10 +94,25 @@ func (l *Ledger) TakeBack(volume string) {
 	e.begun++ // what is under way promises nothing either
 }
 
-// Of returns the state that a volume must be in, where anything is promised.
-func (l *Ledger) Of(volume string) (state sandbox.State, promised bool) {
+// Promise is what is known of a volume at one moment. Two that are equal have no call, and
+// nothing that was taken back, between them.
+type Promise struct {
+	// State is what the volume must be in, where Made says that anything is promised.
+	State sandbox.State
+	Made  bool
+	// Calm says that no call is under way.
+	Calm bool
+
+	begun int
+}
+
+// IsNext reports whether one call began since before, and nothing else was.
+func (p Promise) IsNext(before Promise) bool { return p.begun == before.begun+1 }
+
+// Of returns what a volume's callers were promised last.
+func (l *Ledger) Of(volume string) Promise {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := l.entry(volume)
-	return e.state, !e.unsure
+	return Promise{State: e.state, Made: !e.unsure, Calm: e.underWay == 0, begun: e.begun}
 }

@@ -1,0 +1,118 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/directvol/directvol/host/agentclient"
+	"github.com/directvol/directvol/host/sandbox"
+)
+
+// ending is a machine that may have lost its vsock, and ends as it is told to.
+type ending struct {
+	machine
+	vsock   error
+	button  bool // it has one
+	works   bool // and its guest hears it
+	stays   bool // when it is killed
+	pressed *bool
+}
+
+func (e ending) VsockErr() error { return e.vsock }
+
+func (e ending) Capabilities() sandbox.Capabilities {
+	return sandbox.Capabilities{PowerButton: e.button}
+}
+
+func (e ending) PressPower(context.Context) error {
+	*e.pressed = true
+	if e.works {
+		e.die()
+	}
+	return nil
+}
+
+func (e ending) AwaitEnd(ctx context.Context) error {
+	select {
+	case <-e.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (e ending) Kill(ctx context.Context) error {
+	if !e.stays {
+		e.die()
+		return nil
+	}
+	<-ctx.Done()
+	return errors.New("QEMU (process 7, state D) was killed and has not ended")
+}
+
+// refusing is an agent whose DestroySandbox is answered so.
+type refusing struct {
+	agent
+	err error
+}
+
+func (r refusing) DestroySandbox(context.Context) error { return r.err }
+
+func TestStopTriesThePowerButtonBeforeItKills(t *testing.T) {
+	lostVsock := errors.New("the vsock backend has ended")
+	unreachable := status.Error(codes.Unavailable, "the agent cannot be reached")
+	for _, test := range []struct {
+		name    string
+		machine ending
+		answer  error
+		pressed bool
+		took    time.Duration
+		says    []string // nothing where it is OK
+	}{
+		{"it is heard", ending{vsock: lostVsock, button: true, works: true}, unreachable, true, 0, nil},
+		{"it is heard, and the call was cut off", ending{vsock: lostVsock, button: true, works: true}, agentclient.ErrOutcomeUnknown, true, 0, nil},
+		{"nobody hears it", ending{vsock: lostVsock, button: true}, unreachable, true, time.Minute, []string{"power button", "killed", "cannot be reached"}},
+		{"there is none", ending{vsock: lostVsock}, unreachable, false, 0, []string{"no power button", "killed"}},
+		{"QEMU waits for a disk", ending{vsock: lostVsock, stays: true}, unreachable, false, 5 * time.Second, []string{"state D"}},
+		{"a volume is in use", ending{button: true}, status.Error(codes.FailedPrecondition, "in use"), false, 0, []string{"in use"}},
+		{"the answer was lost, and the guest goes on", ending{button: true}, agentclient.ErrOutcomeUnknown, false, time.Minute, []string{"did not power off in time", "killed"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				test.machine.machine, test.machine.pressed = machine{w}, new(bool)
+				s := sandbox.New(test.machine, refusing{agent{w}, test.answer}, fine)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				began := time.Now()
+				err := s.Stop(ctx)
+				if (err == nil) != (test.says == nil) {
+					t.Errorf("want %q\ngot  %v", test.says, err)
+				}
+				for _, words := range test.says {
+					if err == nil || !strings.Contains(err.Error(), words) {
+						t.Errorf("want %q in it\ngot  %v", words, err)
+					}
+				}
+				if took := time.Since(began); *test.machine.pressed != test.pressed || took != test.took {
+					t.Errorf("pressed and took\nwant %v, %v\ngot  %v, %v", test.pressed, test.took, *test.machine.pressed, took)
+				}
+			})
+		})
+	}
+}
+
+func TestStopOfAVolumeInUseIsBusy(t *testing.T) {
+	w := newWorld()
+	s := sandbox.New(machine{w}, refusing{agent{w}, status.Error(codes.FailedPrecondition, "in use")}, fine)
+	if err := s.Stop(t.Context()); !errors.Is(err, sandbox.ErrBusy) || status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("want %v\ngot  %v", sandbox.ErrBusy, err)
+	}
+}
