@@ -23,9 +23,9 @@ import (
 const ModuleList = "/etc/directvol/modules"
 
 // DefaultModules are in every image, with what they need: vsock on virtio's PCI transport, by which the agent is
-// reached, then what its storages need. Debian's kernel for virtual machines has ext4 built in.
+// reached, then what its storages need, and the power button, by which a host ends a guest that it cannot reach. Debian's kernel for virtual machines has ext4 built in.
 func DefaultModules() []string {
-	return []string{"virtio_pci", "vmw_vsock_virtio_transport", "virtio_blk", "xfs", "virtio_scsi", "sd_mod", "virtiofs"}
+	return []string{"virtio_pci", "vmw_vsock_virtio_transport", "virtio_blk", "xfs", "virtio_scsi", "sd_mod", "virtiofs", "button"}
 }
 
 // Program is a file of the host that the guest can run.

@@ -31,6 +31,7 @@ func defaultTree(t *testing.T) string {
 		"kernel/drivers/scsi/scsi_debug.ko":                  {"depends="},
 		"kernel/drivers/scsi/virtio_scsi.ko":                 {"depends=virtio"},
 		"kernel/fs/fuse/virtiofs.ko":                         {"depends=virtio"},
+		"kernel/drivers/acpi/button.ko":                      {"depends="},
 	}, "kernel/drivers/block/virtio_blk.ko", "kernel/drivers/scsi/sd_mod.ko")
 }
 
@@ -139,7 +140,7 @@ func TestModuleListIsTheLoadOrder(t *testing.T) {
 	want := []string{
 		root + "drivers/virtio/virtio.ko", root + "drivers/virtio/virtio_pci.ko", root + "net/vmw_vsock/vmw_vsock_virtio_transport.ko",
 		root + "lib/libcrc32c.ko", root + "fs/xfs/xfs.ko", root + "drivers/scsi/virtio_scsi.ko",
-		root + "fs/fuse/virtiofs.ko", root + "drivers/scsi/scsi_debug.ko",
+		root + "fs/fuse/virtiofs.ko", root + "drivers/acpi/button.ko", root + "drivers/scsi/scsi_debug.ko",
 	}
 	if !slices.Equal(result.Modules, want) {
 		t.Errorf("modules:\n got %q\nwant %q", result.Modules, want)

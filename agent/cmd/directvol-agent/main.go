@@ -144,6 +144,9 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	if !asInit { // a second signal would end PID 1, and the kernel, while it powers off
 		defer stop()
 	}
+	if asInit {
+		ctx = untilPowerButton(ctx, log)
+	}
 	// Health is watched, and remembered, until the last call has ended.
 	life, end := context.WithCancel(context.Background())
 	defer end()
@@ -208,6 +211,21 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 		awaitHangUp(hungUp, log)
 		return destroyed, nil
 	}
+}
+
+// untilPowerButton returns a context that ends too when the guest's power button is pressed: by a host that has lost its vsock,
+// say.
+func untilPowerButton(ctx context.Context, log *logrus.Entry) context.Context {
+	ctx, press := context.WithCancel(ctx)
+	go func() {
+		err := guestinit.AwaitPowerButton(ctx)
+		if err != nil && ctx.Err() == nil {
+			log.Warnf("the power button is not heard: %v", err)
+			return
+		}
+		press()
+	}()
+	return ctx
 }
 
 // endGuest ends every process, and unmounts every volume.

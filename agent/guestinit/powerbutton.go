@@ -1,0 +1,163 @@
+package guestinit
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The kernel tells of ACPI events by generic netlink: family and group of drivers/acpi/event.c, whose one attribute is a
+// struct acpi_genl_event, and its class that of drivers/acpi/button.c.
+const (
+	acpiFamily     = "acpi_event"
+	acpiGroup      = "acpi_mc_group"
+	acpiCommand    = 1
+	acpiAttribute  = 1
+	acpiClassBytes = 20
+	powerButton    = "button/power"
+)
+
+// netlinkHeaders are the bytes of a struct nlmsghdr and of a struct genlmsghdr behind it.
+const netlinkHeaders = unix.SizeofNlMsghdr + 4
+
+// netlinkBytes is more than the kernel sends at once about a family.
+const netlinkBytes = 16 << 10
+
+// AwaitPowerButton returns nil when the guest's power button is pressed, by its host (QEMU's system_powerdown). It wants the
+// module button. When ctx ends first it returns ctx's error.
+func AwaitPowerButton(ctx context.Context) error {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_GENERIC)
+	if err != nil {
+		return os.NewSyscallError("socket(NETLINK_GENERIC)", err)
+	}
+	socket := os.NewFile(uintptr(fd), "generic netlink")
+	defer socket.Close()
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return os.NewSyscallError("bind(NETLINK_GENERIC)", err)
+	}
+	stop := context.AfterFunc(ctx, func() { socket.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if _, err := socket.Write(familyRequest(acpiFamily)); err != nil {
+		return err
+	}
+	var family, group uint32
+	buffer := make([]byte, netlinkBytes)
+	for {
+		n, err := socket.Read(buffer)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return context.Cause(ctx)
+		case errors.Is(err, unix.ENOBUFS): // events were lost: a button can be pressed again
+			continue
+		case err != nil:
+			return err
+		}
+		if group == 0 {
+			if family, group, err = familyOf(buffer[:n]); err != nil {
+				return err
+			}
+			if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, int(group)); err != nil {
+				return os.NewSyscallError("setsockopt(NETLINK_ADD_MEMBERSHIP)", err)
+			}
+			continue
+		}
+		if isPowerButton(buffer[:n], family) {
+			return nil
+		}
+	}
+}
+
+// familyRequest asks the controller for a family by its name (linux/genetlink.h).
+func familyRequest(name string) []byte {
+	attribute := append([]byte(name), 0)
+	length := unix.SizeofNlAttr + len(attribute)
+	message := make([]byte, netlinkHeaders, netlinkHeaders+aligned(length))
+	binary.NativeEndian.PutUint32(message, uint32(netlinkHeaders+aligned(length)))
+	binary.NativeEndian.PutUint16(message[4:], unix.GENL_ID_CTRL)
+	binary.NativeEndian.PutUint16(message[6:], unix.NLM_F_REQUEST)
+	message[unix.SizeofNlMsghdr], message[unix.SizeofNlMsghdr+1] = unix.CTRL_CMD_GETFAMILY, 1
+	message = binary.NativeEndian.AppendUint16(message, uint16(length))
+	message = binary.NativeEndian.AppendUint16(message, unix.CTRL_ATTR_FAMILY_NAME)
+	message = append(message, attribute...)
+	return append(message, make([]byte, aligned(length)-length)...)
+}
+
+// familyOf reads the controller's answer: the family's number, and its group's.
+func familyOf(message []byte) (family, group uint32, err error) {
+	if len(message) >= unix.SizeofNlMsghdr+4 && binary.NativeEndian.Uint16(message[4:]) == unix.NLMSG_ERROR {
+		errno := -int32(binary.NativeEndian.Uint32(message[unix.SizeofNlMsghdr:]))
+		return 0, 0, fmt.Errorf("generic netlink family %s: %w", acpiFamily, unix.Errno(errno))
+	}
+	if len(message) < netlinkHeaders || binary.NativeEndian.Uint16(message[4:]) != unix.GENL_ID_CTRL {
+		return 0, 0, fmt.Errorf("generic netlink family %s: %d bytes are no answer", acpiFamily, len(message))
+	}
+	attributes(message[netlinkHeaders:], func(kind uint16, value []byte) {
+		switch {
+		case kind == unix.CTRL_ATTR_FAMILY_ID && len(value) >= 2:
+			family = uint32(binary.NativeEndian.Uint16(value))
+		case kind == unix.CTRL_ATTR_MCAST_GROUPS:
+			attributes(value, func(_ uint16, one []byte) {
+				name, id := groupOf(one)
+				if name == acpiGroup {
+					group = id
+				}
+			})
+		}
+	})
+	if family == 0 || group == 0 {
+		return 0, 0, fmt.Errorf("generic netlink family %s: the kernel does not say its numbers", acpiFamily)
+	}
+	return family, group, nil
+}
+
+func groupOf(attribute []byte) (name string, id uint32) {
+	attributes(attribute, func(kind uint16, value []byte) {
+		switch {
+		case kind == unix.CTRL_ATTR_MCAST_GRP_NAME:
+			name = text(value)
+		case kind == unix.CTRL_ATTR_MCAST_GRP_ID && len(value) >= 4:
+			id = binary.NativeEndian.Uint32(value)
+		}
+	})
+	return name, id
+}
+
+// isPowerButton reports whether a message is of the family, and tells that the button was pressed.
+func isPowerButton(message []byte, family uint32) (pressed bool) {
+	if len(message) < netlinkHeaders || uint32(binary.NativeEndian.Uint16(message[4:])) != family || message[unix.SizeofNlMsghdr] != acpiCommand {
+		return false
+	}
+	attributes(message[netlinkHeaders:], func(kind uint16, value []byte) {
+		if kind == acpiAttribute && len(value) >= acpiClassBytes {
+			pressed = pressed || text(value[:acpiClassBytes]) == powerButton
+		}
+	})
+	return pressed
+}
+
+// attributes calls each with the netlink attributes of a message, up to one that does not fit.
+func attributes(b []byte, each func(kind uint16, value []byte)) {
+	for len(b) >= unix.SizeofNlAttr {
+		length := int(binary.NativeEndian.Uint16(b))
+		if length < unix.SizeofNlAttr || length > len(b) {
+			return
+		}
+		each(binary.NativeEndian.Uint16(b[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), b[unix.SizeofNlAttr:length])
+		b = b[min(aligned(length), len(b)):]
+	}
+}
+
+// aligned rounds up to NLA_ALIGNTO.
+func aligned(length int) int { return (length + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1) }
+
+// text is what stands before the first NUL.
+func text(b []byte) string {
+	before, _, _ := bytes.Cut(b, []byte{0})
+	return string(before)
+}

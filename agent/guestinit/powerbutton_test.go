@@ -1,0 +1,99 @@
+package guestinit
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// attribute is one of a netlink message.
+func attribute(kind uint16, value []byte) []byte {
+	length := unix.SizeofNlAttr + len(value)
+	b := binary.NativeEndian.AppendUint16(nil, uint16(length))
+	b = append(binary.NativeEndian.AppendUint16(b, kind), value...)
+	return append(b, make([]byte, aligned(length)-length)...)
+}
+
+// acpiEvent is a message of a family as acpi_bus_generate_netlink_event makes it.
+func acpiEvent(family uint16, class string) []byte {
+	event := make([]byte, 44)
+	copy(event, class)
+	copy(event[acpiClassBytes:], "LNXPWRBN:00")
+	b := make([]byte, netlinkHeaders)
+	binary.NativeEndian.PutUint16(b[4:], family)
+	b[unix.SizeofNlMsghdr] = acpiCommand
+	return append(b, attribute(acpiAttribute, event)...)
+}
+
+func TestOnlyThePowerButtonIsThePowerButton(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		message []byte
+		want    bool
+	}{
+		{"pressed", acpiEvent(30, "button/power"), true},
+		{"another family", acpiEvent(31, "button/power"), false},
+		{"a lid", acpiEvent(30, "button/lid"), false},
+		{"a longer class", acpiEvent(30, "button/powerful"), false},
+		{"cut short", acpiEvent(30, "button/power")[:netlinkHeaders+10], false},
+		{"nothing", nil, false},
+	} {
+		if got := isPowerButton(test.message, 30); got != test.want {
+			t.Errorf("%s\nwant %v\ngot  %v", test.name, test.want, got)
+		}
+	}
+}
+
+// This kernel is asked in earnest for the numbers of the family.
+func TestWaitForThePowerButtonEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := AwaitPowerButton(ctx)
+	if errors.Is(err, unix.ENOENT) {
+		t.Skip("this kernel has no ACPI (a VM test presses the button)")
+	}
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("want %v\ngot  %v", context.Canceled, err)
+	}
+}
+
+// familyAnswer is the controller's.
+func familyAnswer(group string) []byte {
+	one := append(attribute(unix.CTRL_ATTR_MCAST_GRP_ID, []byte{5, 0, 0, 0}), attribute(unix.CTRL_ATTR_MCAST_GRP_NAME, append([]byte(group), 0))...)
+	b := make([]byte, netlinkHeaders)
+	binary.NativeEndian.PutUint16(b[4:], unix.GENL_ID_CTRL)
+	b = append(b, attribute(unix.CTRL_ATTR_FAMILY_ID, []byte{30, 0})...)
+	return append(b, attribute(unix.CTRL_ATTR_MCAST_GROUPS, attribute(1, one))...)
+}
+
+func TestFamilysNumbersAreRead(t *testing.T) {
+	if family, group, err := familyOf(familyAnswer(acpiGroup)); family != 30 || group != 5 || err != nil {
+		t.Errorf("want 30 and 5\ngot  %d and %d, %v", family, group, err)
+	}
+	refusal := make([]byte, 20)
+	binary.NativeEndian.PutUint16(refusal[4:], unix.NLMSG_ERROR)
+	binary.NativeEndian.PutUint32(refusal[16:], ^uint32(unix.ENOENT)+1)
+	if _, _, err := familyOf(refusal); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("want %v\ngot  %v", unix.ENOENT, err)
+	}
+	for _, bad := range [][]byte{nil, familyAnswer("other"), familyAnswer(acpiGroup)[:40]} {
+		if _, _, err := familyOf(bad); err == nil {
+			t.Errorf("%x: no error", bad)
+		}
+	}
+}
+
+func FuzzACPIEvent(f *testing.F) {
+	f.Add(acpiEvent(30, "button/power"))
+	f.Add(familyAnswer(acpiGroup))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, message []byte) {
+		isPowerButton(message, 30)
+		if family, group, err := familyOf(message); err == nil && (family == 0 || group == 0) {
+			t.Errorf("%x: family %d, group %d", message, family, group)
+		}
+	})
+}
