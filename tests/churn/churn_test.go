@@ -1,0 +1,137 @@
+package churn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/directvol/directvol/host/sandbox"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+const (
+	// volumes are as many as are used at once, and intruders call any of them besides.
+	volumes, intruders = 20, 4
+	// setupLimit and endLimit end what hangs, as bases for vm.Limit.
+	setupLimit, endLimit = 2 * time.Minute, 2 * time.Minute
+)
+
+func TestVolumesComeAndGoAsPromised(t *testing.T) { churned(t, 2*time.Minute) }
+
+// churned has callers at many volumes for as long as duration.
+func churned(t *testing.T, duration time.Duration) {
+	g, err := vm.Boot(t.Context(), vm.Options{})
+	must(t, err)
+	c := &churn{guest: g}
+	t.Cleanup(func() {
+		if t.Failed() {
+			g.Explain(t.Output())
+		}
+		g.Kill()
+		must(t, g.Close())
+	})
+	before := mounts(t, g)
+	c.setUp(t)
+
+	ctx, cancel := context.WithTimeout(t.Context(), duration)
+	defer cancel()
+	var callers sync.WaitGroup
+	for _, v := range c.volumes {
+		callers.Go(func() { c.volumeCaller(ctx, v) })
+	}
+	for range intruders {
+		callers.Go(func() { c.intruder(ctx) })
+	}
+	callers.Wait()
+	t.Logf("%d volumes for %v: %s", volumes, duration, c.count.String())
+	for _, wrong := range c.count.broken {
+		t.Error(wrong)
+	}
+	c.nothingIsLeft(t, before)
+}
+
+// setUp makes the volumes, each with its name in it, and learns their sizes.
+func (c *churn) setUp(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(setupLimit))
+	defer cancel()
+	for i := range volumes {
+		v := &volume{bytes: uint64(firstBytes + i*stepBytes)}
+		var err error
+		v.Volume, err = c.guest.Volume(ctx, fmt.Sprintf("pvc-%d of/%s", i, strings.Repeat("a long name ", 8)), "ext4", int64(v.bytes))
+		must(t, err)
+		must(t, v.Mount(ctx))
+		must(t, c.guest.Act.WriteFile(ctx, v.GuestPath+"/"+nameFile, []byte(v.ID)))
+		stats, err := v.Stats(ctx)
+		must(t, err)
+		v.total = stats.Usage[0].Total
+		must(t, v.Detach(ctx))
+		if i > 0 && v.total < c.volumes[i-1].total+stepBytes-miB {
+			t.Fatalf("volume %d has %d bytes, the one before %d: they cannot be told apart", i, v.total, c.volumes[i-1].total)
+		}
+		c.volumes = append(c.volumes, v)
+	}
+}
+
+// nothingIsLeft takes all away, and looks in the guest, in QEMU and on the disks.
+func (c *churn) nothingIsLeft(t *testing.T, before string) {
+	ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(endLimit))
+	defer cancel()
+	for _, v := range c.volumes {
+		if err := v.Detach(ctx); err != nil {
+			t.Errorf("at the end: %v", err)
+		}
+	}
+	if left := c.guest.Volumes(); len(left) > 0 {
+		t.Errorf("the sandbox still has %q", left)
+	}
+	if after := mounts(t, c.guest); after != before {
+		t.Errorf("mounts\nwant %s\ngot  %s", before, after)
+	}
+	partitions, err := c.guest.Act.ReadFile(ctx, "/proc/partitions")
+	if must(t, err); strings.Contains(string(partitions), " vd") {
+		t.Errorf("the guest still has disks:\n%s", partitions)
+	}
+	var nodes []any
+	if must(t, c.guest.VM().QMP().Execute(ctx, "query-named-block-nodes", map[string]bool{"flat": true}, &nodes)); len(nodes) > 0 {
+		t.Errorf("QEMU still has block nodes: %v", nodes)
+	}
+	for _, v := range c.volumes {
+		fsck, err := vm.Check(ctx, v.FSType, v.Path)
+		if err = errors.Join(err, fsck.Err(v.FSType)); err != nil {
+			t.Errorf("volume %s: %v", v.ID, err)
+		}
+	}
+}
+
+func mounts(t *testing.T, g *vm.Guest) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(setupLimit))
+	defer cancel()
+	text, err := g.Act.ReadFile(ctx, "/proc/self/mountinfo")
+	must(t, err)
+	return string(text)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A failure is counted as what its caller can act on.
+func TestFailuresAreCountedByKind(t *testing.T) {
+	var c count
+	c.add("mount", nil)
+	c.add("mount", fmt.Errorf("wrapped: %w", sandbox.ErrLost))
+	c.add("mount", context.DeadlineExceeded)
+	c.wrong("%s", "a rule")
+	want := "3 in all, 1 promises broken\nmount             1 OK  1 deadline  1 lost\n"
+	if got := c.String(); got != want {
+		t.Errorf("\nwant %q\ngot  %q", want, got)
+	}
+}
