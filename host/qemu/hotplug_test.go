@@ -42,6 +42,34 @@ func TestGuestThatKeepsADiskHoldsUpOthersForALimitedTime(t *testing.T) {
 	})
 }
 
+// A detach that is repeated gives the guest no more time at others' cost.
+func TestDetachThatIsRepeatedHoldsUpOthersNoLonger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, kept := newHotplug(), leavingDisk("kept")
+		h.asks(kept)
+		began := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), hotplugLimit/2)
+		defer cancel()
+		<-ctx.Done()
+		h.asks(kept)
+		if _, err := h.take(t.Context(), leavingDisk("other")); !errors.Is(err, ErrHotplugHeld) || time.Since(began) != hotplugLimit {
+			t.Errorf("after %v\nwant %v\ngot  %v", time.Since(began), ErrHotplugHeld, err)
+		}
+	})
+}
+
+// A device's end may be told twice, the second time when another device has its name.
+func TestEndOfADeviceIsNotThatOfTheNext(t *testing.T) {
+	d := leavingDisk("data")
+	d.added = time.Now()
+	if d.leaves(d.added.Add(-time.Second)); d.isGone() {
+		t.Error("it is gone, by word of what was there before it")
+	}
+	if d.leaves(d.added.Add(time.Second)); !d.isGone() {
+		t.Error("it is not gone, by word of itself")
+	}
+}
+
 func TestDisksComeAndGoInTheirCallersOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHotplug()

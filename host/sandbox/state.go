@@ -171,5 +171,9 @@ func (v *volume) storage(capable Capabilities) *agentpb.Storage {
 	if v.want.ReadOnly {
 		options = append([]string{"ro"}, options...)
 	}
-	return &agentpb.Storage{Driver: v.place.Driver, Source: v.place.Source, Fstype: v.want.FSType, Options: options, MountPoint: v.point}
+	var promised []string
+	if capable.Serial { // the guest may still see the disk that had the place before
+		promised = []string{"serial=" + v.want.DiskID()}
+	}
+	return &agentpb.Storage{Driver: v.place.Driver, DriverOptions: promised, Source: v.place.Source, Fstype: v.want.FSType, Options: options, MountPoint: v.point}
 }

@@ -312,6 +312,9 @@ func (w *world) isHung(d *fakeDisk) bool { return d != nil && w.hung[d.Path] }
 // mount holds a storage, or says why not. w.mu is held.
 func (w *world) mount(container string, s *agentpb.Storage) error {
 	d := w.at(s.Source)
+	if d != nil && !slices.Equal(s.DriverOptions, []string{"serial=" + d.ID}) {
+		w.breaks("the agent was told to find %q where disk %s is", s.DriverOptions, d.ID)
+	}
 	if d == nil {
 		return status.Error(codes.NotFound, "no device")
 	}
