@@ -140,13 +140,8 @@ var signals = []os.Signal{unix.SIGTERM, os.Interrupt, unix.SIGPWR}
 // serve answers until the sandbox is destroyed and the VM is to end, or until a
 // signal.
 func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules func() error) (ending, error) {
-	ctx, stop := signal.NotifyContext(context.Background(), signals...)
-	if !asInit { // a second signal would end PID 1, and the kernel, while it powers off
-		defer stop()
-	}
-	if asInit {
-		ctx = untilPowerButton(ctx, log)
-	}
+	ctx, stop := untilTold(asInit, log)
+	defer stop()
 	// Health is watched, and remembered, until the last call has ended.
 	life, end := context.WithCancel(context.Background())
 	defer end()
@@ -213,9 +208,13 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	}
 }
 
-// untilPowerButton returns a context that ends too when the guest's power button is pressed: by a host that has lost its vsock,
-// say.
-func untilPowerButton(ctx context.Context, log *logrus.Entry) context.Context {
+// untilTold returns a context that ends when the agent is told to end: by a signal, and where it is PID 1 by the guest's power
+// button too, which a host presses that has lost its vsock.
+func untilTold(asInit bool, log *logrus.Entry) (ctx context.Context, stop func()) {
+	ctx, stop = signal.NotifyContext(context.Background(), signals...)
+	if !asInit {
+		return ctx, stop
+	}
 	ctx, press := context.WithCancel(ctx)
 	go func() {
 		err := guestinit.AwaitPowerButton(ctx)
@@ -225,7 +224,7 @@ func untilPowerButton(ctx context.Context, log *logrus.Entry) context.Context {
 		}
 		press()
 	}()
-	return ctx
+	return ctx, func() {} // a second signal would end PID 1, and the kernel, while it powers off
 }
 
 // endGuest ends every process, and unmounts every volume.
