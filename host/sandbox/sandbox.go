@@ -86,9 +86,7 @@ func newSandbox(id string, log *logrus.Entry, machine Machine, agent Agent) *San
 // tried says of a store that hangs that it does.
 func tried(trials *trial.Trials) func(context.Context, string) error {
 	return func(ctx context.Context, path string) error {
-		ctx, cancel := context.WithTimeout(ctx, trialLimit)
-		defer cancel()
-		err := trials.Read(ctx, path)
+		err := trials.Read(ctx, path, trialLimit)
 		if errors.Is(err, trial.ErrHangs) {
 			return also(ErrStoreHangs, err)
 		}

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -69,33 +70,34 @@ type Trials struct {
 
 // running is one process.
 type running struct {
-	ended chan struct{}
 	pid   int
+	late  chan struct{} // closed when it had its time, and has not answered
+	ended chan struct{}
 	err   error // what it found, once ended is closed
 }
 
-// Read returns when a store has answered; ErrHangs is wrapped where ctx ends before.
-func (t *Trials) Read(ctx context.Context, path string) error {
-	r, joined, err := t.start(path)
+// Read returns when a store has answered. ErrHangs is wrapped where the store had so much time for it as limit says, which its
+// first caller sets; who gives up before learns nothing about the store.
+func (t *Trials) Read(ctx context.Context, path string, limit time.Duration) error {
+	r, joined, err := t.start(path, limit)
 	if err != nil {
 		return fmt.Errorf("try store %s: %w", path, err)
 	}
 	select {
 	case <-r.ended:
+	case <-r.late:
+		return fmt.Errorf("try store %s: %w a small read, which process %d waits for", path, ErrHangs, r.pid)
 	case <-ctx.Done():
-		if !joined {
-			_ = unix.Kill(r.pid, unix.SIGKILL) // not reaped yet, as it has not ended: the pid is its own
-		}
-		return fmt.Errorf("try store %s: %w a small read, which process %d waits for: %w", path, ErrHangs, r.pid, ctx.Err())
+		return fmt.Errorf("try store %s: it has not answered yet: %w", path, ctx.Err())
 	}
-	if joined && r.err != nil { // it may have been killed, and tells of a time that is over
-		return t.Read(ctx, path)
+	if joined && r.err != nil { // it tells of a time that is over
+		return t.Read(ctx, path, limit)
 	}
 	return r.err
 }
 
 // start starts a trial, or joins the one that goes on.
-func (t *Trials) start(path string) (r *running, joined bool, err error) {
+func (t *Trials) start(path string, limit time.Duration) (r *running, joined bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if r := t.running[path]; r != nil {
@@ -109,14 +111,21 @@ func (t *Trials) start(path string) (r *running, joined bool, err error) {
 	if err := cmd.Start(); err != nil {
 		return nil, false, err
 	}
-	r = &running{ended: make(chan struct{}), pid: cmd.Process.Pid}
+	r = &running{pid: cmd.Process.Pid, late: make(chan struct{}), ended: make(chan struct{})}
 	if t.running == nil {
 		t.running = map[string]*running{}
 	}
 	t.running[path] = r
+	overdue := time.AfterFunc(limit, func() {
+		close(r.late)
+		_ = cmd.Process.Kill() // fails only where it has ended
+	})
 	go func() {
 		err := cmd.Wait()
-		if err != nil {
+		switch {
+		case !overdue.Stop():
+			r.err = fmt.Errorf("try store %s: %w a small read within %v", path, ErrHangs, limit)
+		case err != nil:
 			r.err = fmt.Errorf("try store %s: %w: %s", path, err, said.String())
 		}
 		t.mu.Lock()
