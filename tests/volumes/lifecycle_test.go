@@ -42,7 +42,6 @@ func TestDestroyThatFailsLateGivesAllBack(t *testing.T) {
 	g := guest(t)
 	v := mounted(t, g, "xfs")
 	failOneWrite(t, g, v)
-	becomes(t, v, failedOnce)
 	memory := &agentpb.Storage{Driver: "ephemeral", Source: "tmpfs", Fstype: "tmpfs", MountPoint: "/run/test/memory", Options: []string{"size=1m"}}
 	must(t, container(t, g, "memory", memory))
 	for _, path := range []string{memory.MountPoint, v.GuestPath} {
