@@ -69,6 +69,7 @@ func losesNoVolume(t *testing.T, s daemon) {
 	t.Run("SIGTERM lets a call in flight answer", func(t *testing.T) { answersBeforeItEnds(t, s) })
 	t.Run("SIGKILL at any moment", func(t *testing.T) { survivesAnyMoment(t, s) })
 	t.Run("SIGKILL while a volume grows", func(t *testing.T) { growsOn(t, s) })
+	t.Run("SIGKILL, and its state is lost", func(t *testing.T) { takesGrownVolumeOver(t, s) })
 	t.Run("what failed before is told after", func(t *testing.T) { remembersFailedReads(t, s) })
 	must(t, s.Agent().DestroySandbox(limited(t)))
 }
@@ -304,6 +305,40 @@ func growsOn(t *testing.T, s daemon) {
 	must(t, err)
 	if sizes.FSBytes < size-1024*miB {
 		t.Errorf("the filesystem\nwant nearly %d bytes\ngot  %d", size, sizes.FSBytes)
+	}
+	detach(t, v)
+}
+
+// agentState is where an agent that is a service keeps its state, if it is told nothing else.
+const agentState = "/run/directvol/agent.json"
+
+// takesGrownVolumeOver has an agent without the state of the one before take over what
+// that has mounted and grown: an ext4 of 16 groups or more shows an option then that
+// nobody has asked for.
+func takesGrownVolumeOver(t *testing.T, s daemon) {
+	v, err := s.Guest.Volume(limited(t), "taken-over", "ext4", 64*miB)
+	must(t, err)
+	must(t, v.Mount(limited(t)))
+	path := v.GuestPath
+	writer, err := v.StartWriter(within(t, jobLimit), 4*miB)
+	must(t, err)
+	must(t, v.Resize(limited(t), 256*miB))
+	must(t, writer.Err())
+	mounts, err := s.Act.ReadFile(limited(t), "/proc/self/mountinfo")
+	must(t, err)
+	if !strings.Contains(string(mounts), "mb_optimize_scan=0") {
+		t.Errorf("want a mount with an option of the kernel's own, or this test shows nothing\ngot  %s", mounts)
+	}
+	must(t, s.Act.WriteFile(limited(t), agentState, []byte("{")))
+	restart(t, s, syscall.SIGKILL)
+	must(t, v.Mount(limited(t)))
+	if v.GuestPath != path {
+		t.Errorf("it is mounted\nwant at %s\ngot  at %s", path, v.GuestPath)
+	}
+	must(t, v.Unmount(limited(t)))
+	must(t, v.Mount(limited(t)))
+	if _, err := v.Verify(within(t, jobLimit), nil); err != nil {
+		t.Error(err)
 	}
 	detach(t, v)
 }
