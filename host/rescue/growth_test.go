@@ -146,9 +146,10 @@ func TestNothingIsWrittenWithoutProofOfAGrowth(t *testing.T) {
 		}
 	}
 	set := func(at int, bytes ...byte) func([]byte) { return func(s []byte) { copy(s[at:], bytes) } }
+	another := func(s []byte) { s[32] ^= 1 } // than the UUID that mkfs has drawn
 	for want, change := range map[string]func(t *testing.T, path string){
 		"no superblock of its 4 groups has more":  old(resized(304*mib/testBlock, 4)), // and the new ones have
-		"has another UUID":                        old(set(32, 1)),
+		"has another UUID":                        old(another),
 		"has another block size":                  old(func(s []byte) { set(xfsBlockSize, 0, 0, 8, 0)(s); resized(2*grownBlocks, 2*grownGroups)(s) }),
 		"has another group size":                  old(func(s []byte) { set(xfsGroupBlocks, 0, 0, 0x4b)(s); resized(6*0x4b00, 6)(s) }),
 		"has another log's place":                 old(set(xfsLogStart+7, 99)),
@@ -163,7 +164,7 @@ func TestNothingIsWrittenWithoutProofOfAGrowth(t *testing.T) {
 		"has 128000 blocks in 9 groups":           old(resized(grownBlocks, 9)),
 		"has 128000 blocks in 6 groups":           old(resized(grownBlocks, 6)),
 		"and the disk has only":                   func(t *testing.T, path string) { must(t, os.Truncate(path, grownMiB*mib-1)) },
-		"of the last group: the superblock of gr": func(t *testing.T, path string) { editGroup(t, path, 6, set(32, 1)) },
+		"of the last group: the superblock of gr": func(t *testing.T, path string) { editGroup(t, path, 6, another) },
 		"primary superblock has a wrong checksum": func(t *testing.T, path string) { flip(t, path, 120) },
 		"primary superblock has version 4":        func(t *testing.T, path string) { editGroup(t, path, 0, set(xfsVersion+1, 0xa4)) },
 		"and the disk only":                       func(t *testing.T, path string) { must(t, os.Truncate(path, 304*mib-1)) },
