@@ -201,7 +201,7 @@ func answersBeforeItEnds(t *testing.T, s daemon) {
 		ctx, cancel := context.WithTimeout(waiting, vm.Limit(100*time.Millisecond))
 		err := s.Agent().ResizeVolume(ctx, v.GuestPath, 0)
 		cancel()
-		resizing = err != nil && strings.Contains(err.Error(), "being resized")
+		resizing = err != nil && strings.Contains(err.Error(), "another call")
 		if waiting.Err() != nil || err != nil && status.Code(err) != codes.DeadlineExceeded {
 			t.Fatal(err)
 		}
