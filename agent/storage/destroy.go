@@ -203,7 +203,7 @@ func keepContents(m *mounted) (*os.File, error) {
 // putBack mounts a storage again, where it is gone.
 func (t *Table) putBack(m *mounted, kept *os.File) error {
 	if kept == nil {
-		return t.mountAgain(m)
+		return t.mountAgain(context.Background(), m)
 	}
 	if there, err := m.driver.there(m); there || err != nil {
 		return err

@@ -19,8 +19,9 @@ type driver struct {
 	// find returns what the request's source names; it waits until ctx ends for
 	// a device that is not there yet.
 	find func(context.Context, request) (origin, error)
-	// mount makes the storage at its mount point, and tells whether it made that.
-	mount func(*devices, request, origin) (made bool, err error)
+	// mount makes the storage at its mount point, and tells whether it made that. It waits
+	// for other calls until ctx ends, and for the disk as long as that wants.
+	mount func(context.Context, *devices, request, origin) (made bool, err error)
 	// unmount undoes mount. What is in use is refused.
 	unmount func(*mounted) error
 	// couldGo refuses what unmount would refuse, or would take out of sight before it

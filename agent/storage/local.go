@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"io/fs"
 	"os"
 	"strconv"
@@ -23,7 +24,7 @@ var local = &driver{
 		return err
 	},
 	find: named,
-	mount: func(_ *devices, r request, _ origin) (made bool, err error) {
+	mount: func(_ context.Context, _ *devices, r request, _ origin) (made bool, err error) {
 		made, err = makeMountPoint(r.mountPoint)
 		if err != nil {
 			return false, err

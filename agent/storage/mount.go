@@ -2,6 +2,7 @@ package storage
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,7 +19,7 @@ import (
 // mountOrigin mounts an origin, and tells whether it made the mount point. The same
 // one that is mounted there already, as it would be mounted, is taken over; another one
 // is refused: it would be hidden, or hide.
-func mountOrigin(d *devices, r request, from origin) (made bool, err error) {
+func mountOrigin(ctx context.Context, d *devices, r request, from origin) (made bool, err error) {
 	switch top, err := mount.Topmost(r.mountPoint); {
 	case err != nil:
 		return false, err
@@ -32,7 +33,7 @@ func mountOrigin(d *devices, r request, from origin) (made bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	err = d.mount(r, from)
+	err = d.mount(ctx, r, from)
 	if err == nil {
 		return made, nil
 	}

@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/filesystem"
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/turns"
 )
@@ -18,27 +21,81 @@ import (
 // devices are the block devices below storages, one mount of each at a time.
 type devices struct{ turns turns.Turns }
 
-// mount mounts an origin, and once more where the first mount has replayed a log
+// mount mounts an origin: where that is a disk, the one that was found, and no other that
+// has got its name since. It waits for a turn until ctx ends, and for the disk as long as
+// that wants.
+func (d *devices) mount(ctx context.Context, r request, from origin) error {
+	fstype, ok := filesystem.Lookup(r.fstype)
+	if !ok {
+		return mountInTree(r, from)
+	}
+	done, err := d.turns.Take(ctx, from.path)
+	if err != nil {
+		return refusal.New(refusal.DeadlineExceeded, "mount %s: another call is at its device %s, which may not answer: %w", r.mountPoint, from.path, err)
+	}
+	defer done()
+	disk, err := keepDisk(from)
+	if err != nil {
+		return err
+	}
+	defer disk.Close()
+	if err := mountDisk(fstype, r, from); err != nil {
+		return err
+	}
+	return takeBackOther(r, from)
+}
+
+func mountInTree(r request, from origin) error {
+	return unix.Mount(from.path, r.mountPoint, r.fstype, r.flags, r.data)
+}
+
+// keepDisk opens the disk that was found, if it is the one that its node leads to. While
+// it is open no other disk gets its number (bdev_alloc and disk_release in block/).
+func keepDisk(from origin) (*os.File, error) {
+	disk, err := os.Open(from.path)
+	if err != nil {
+		return nil, refusal.New(refusal.FailedPrecondition, "the disk that was found at %s is not there any more: call again: %w", from.path, err)
+	}
+	var st unix.Stat_t
+	if err = unix.Fstat(int(disk.Fd()), &st); err != nil {
+		err = &fs.PathError{Op: "fstat", Path: from.path, Err: err}
+	} else if is := (mount.Device{Number: st.Rdev, Seq: blockdev.SeqOf("/", st.Rdev)}); !from.device.Same(is) {
+		err = refusal.New(refusal.FailedPrecondition, "the disk that was found at %s has left, and another one (diskseq %d, not %d) has taken its place: call again", from.path, is.Seq, from.device.Seq)
+	}
+	if err != nil {
+		disk.Close()
+		return nil, err
+	}
+	return disk, nil
+}
+
+// takeBackOther unmounts what has just been mounted by an origin's name and is not that
+// origin: no later call would know whose it is.
+func takeBackOther(r request, from origin) error {
+	mounts, err := mount.At(r.mountPoint)
+	if err == nil && slices.ContainsFunc(mounts, func(at *mount.Info) bool { return r.isOf(from, at) }) {
+		return nil
+	}
+	if len(mounts) > 0 && mounts[len(mounts)-1].Source != from.path {
+		return refusal.New(refusal.FailedPrecondition, "storage %s: %s is mounted there, and %s is not any more: call again", r.mountPoint, nameOf(mounts[len(mounts)-1]), from.named(r.fstype))
+	}
+	if undo := unix.Unmount(r.mountPoint, unix.UMOUNT_NOFOLLOW); undo != nil && !errors.Is(undo, unix.EINVAL) {
+		err = errors.Join(err, &fs.PathError{Op: "unmount", Path: r.mountPoint, Err: undo})
+	}
+	return errors.Join(refusal.New(refusal.FailedPrecondition, "storage %s: what was mounted is not %s: call again", r.mountPoint, from.named(r.fstype)), err)
+}
+
+// mountDisk mounts a disk, and once more where the first mount has replayed a log
 // with a growth in it: the kernel has counted the groups before, and the next
 // growth would go by that. A growth was replayed if the mounted size differs from
 // the superblock's size before. Until then the mount has no place in the tree: no
 // call finds it, nobody can be in it, and it goes with this process.
-func (d *devices) mount(r request, from origin) error {
-	inTree := func() error { return unix.Mount(from.path, r.mountPoint, r.fstype, r.flags, r.data) }
-	fstype, ok := filesystem.Lookup(r.fstype)
-	if !ok {
-		return inTree()
-	}
-	done, err := d.turns.Take(context.Background(), from.path)
-	if err != nil {
-		return err
-	}
-	defer done()
+func mountDisk(fstype filesystem.Type, r request, from origin) error {
 	fstype.BeforeMount()
 	r.data = join(r.data, neededOptions(fstype, r, from))
 	before, known := endOnDisk(fstype, from)
 	if !known || strings.Contains(r.data, `"`) { // mount(2) alone knows what a quote is for
-		return inTree()
+		return mountInTree(r, from)
 	}
 	first, err := mountDetached(r, from)
 	if errors.Is(err, unix.EUCLEAN) {
@@ -67,7 +124,7 @@ func (d *devices) mount(r request, from origin) error {
 		return refusal.New(refusal.FailedPrecondition, "%s was cut off while it grew and has to be mounted twice, but somebody in the guest has mounted it meanwhile: unmount it there and try again: %w", from.path, err)
 	}
 	disk.Close()
-	return inTree()
+	return mountInTree(r, from)
 }
 
 // neededOptions are those that a disk needs and that were not asked for.

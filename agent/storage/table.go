@@ -149,7 +149,7 @@ func (t *Table) need(ctx context.Context, c *call, r request) error {
 	if err != nil {
 		return err
 	}
-	return t.inTurn(ctx, "mount", r.mountPoint, func() error { return errors.Join(t.needFound(c, r, from), ctx.Err()) })
+	return t.inTurn(ctx, "mount", r.mountPoint, func() error { return errors.Join(t.needFound(ctx, c, r, from), ctx.Err()) })
 }
 
 // find finds a request's source, which may be plugged in only just now.
@@ -175,7 +175,7 @@ func (t *Table) inTurn(ctx context.Context, what, mountPoint string, do func() e
 }
 
 // needFound is need for what is there, in the mount point's turn.
-func (t *Table) needFound(c *call, r request, from origin) error {
+func (t *Table) needFound(ctx context.Context, c *call, r request, from origin) error {
 	if m := t.at(r.mountPoint); m != nil {
 		if err := t.follow(m, r, from); err != nil {
 			return err
@@ -183,7 +183,7 @@ func (t *Table) needFound(c *call, r request, from origin) error {
 		if err := m.agrees(r, from); err != nil {
 			return err
 		}
-		if err := t.mountAgain(m); err != nil {
+		if err := t.mountAgain(ctx, m); err != nil {
 			return err
 		}
 		return t.enter(m, c, r)
@@ -193,7 +193,7 @@ func (t *Table) needFound(c *call, r request, from origin) error {
 		return err
 	}
 	defer t.intended(m)
-	made, err := r.driver.mount(&t.devices, r, from)
+	made, err := r.driver.mount(ctx, &t.devices, r, from)
 	if err != nil {
 		return err
 	}
@@ -293,14 +293,14 @@ func (t *Table) drop(c *call, m *mounted) (err error) {
 }
 
 // mountAgain mounts a storage that someone else has unmounted.
-func (t *Table) mountAgain(m *mounted) error {
+func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 	if there, err := m.driver.there(m); err != nil {
 		return err
 	} else if there {
 		return t.adopt(m)
 	}
 	t.volumes.Forget(m.mountPoint) // what was known of the mount that is gone
-	made, err := m.driver.mount(&t.devices, m.request, m.origin())
+	made, err := m.driver.mount(ctx, &t.devices, m.request, m.origin())
 	if err == nil {
 		m.set(m.origin(), mount.Identity{}) // that of the mount which is gone goes with it
 		err = t.adopt(m)

@@ -40,11 +40,11 @@ const tagLimit = time.Second
 // mountTag tries again as long as no device has the tag. A new device is in sysfs before
 // its driver knows the tag, and an event follows when it does. mount(2) answers a wrong
 // option with EINVAL too, so that refusal comes a second later.
-func mountTag(d *devices, r request, from origin) (made bool, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), tagLimit)
+func mountTag(ctx context.Context, d *devices, r request, from origin) (made bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, tagLimit)
 	defer cancel()
 	waitErr := blockdev.Await(ctx, "virtio", func() (bool, error) {
-		made, err = mountOrigin(d, r, from)
+		made, err = mountOrigin(ctx, d, r, from)
 		return !errors.Is(err, unix.EINVAL), nil
 	})
 	if waitErr != nil && ctx.Err() == nil {

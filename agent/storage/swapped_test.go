@@ -1,0 +1,89 @@
+package storage
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+
+	"github.com/directvol/directvol/agent/mount"
+	"github.com/directvol/directvol/agent/mount/mounttest"
+	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+// The disk that was found has left while the call waited, and another one has its node
+// and its number.
+func TestDiskThatWasSwappedBeforeItsMountIsRefused(t *testing.T) {
+	place := filepath.Join(mounttest.Dir(t), "place")
+	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
+	table := newTable()
+	r, err := parse(onDisk(disk, "xfs", place))
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, err := table.find(t.Context(), "storage", r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if from.device.Seq == 0 {
+		t.Skip("this kernel numbers no disks (diskseq): run it on Linux 5.15 or newer")
+	}
+	mounttest.Reattach(t, disk, mounttest.Image(t, "xfs"))
+	c := &call{holder: "c1"}
+	err = table.needFound(t.Context(), c, r, from)
+	if refusal.KindOf(err) != refusal.FailedPrecondition || len(c.needs) != 0 {
+		t.Errorf("want it refused\ngot  %v, the call has %d storages", err, len(c.needs))
+	}
+	if top, err := mount.Topmost(place); top != nil || err != nil {
+		t.Errorf("want nothing mounted\ngot  %v, error %v", top, err)
+		mounttest.Unmount(t, place)
+	}
+	if err := hold(t, table, onDisk(disk, "xfs", place)); err != nil {
+		t.Errorf("called again: %v", err)
+	}
+	if err := table.Release(t.Context(), "c1"); err != nil {
+		t.Error(err)
+	}
+}
+
+// A mount that a call has made of another disk than the found one goes with the call: no
+// later call knows it.
+func TestMountOfAnotherDiskIsTakenBack(t *testing.T) {
+	place := filepath.Join(mounttest.Dir(t), "place")
+	disk, other := mounttest.Attach(t, mounttest.Image(t, "xfs")), mounttest.Attach(t, mounttest.Image(t, "xfs"))
+	table := newTable()
+	r, err := parse(onDisk(disk, "xfs", place))
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, err := table.find(t.Context(), "storage", r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mounttest.Mount(t, other, place, "xfs", 0, "")
+	from.path = other // its node leads to the other one by now
+	if err := takeBackOther(r, from); refusal.KindOf(err) != refusal.FailedPrecondition {
+		t.Errorf("want it refused\ngot  %v", err)
+	}
+	if top, err := mount.Topmost(place); top != nil || err != nil {
+		t.Errorf("want nothing mounted\ngot  %v, error %v", top, err)
+	}
+}
+
+// While another call hangs at a disk, its caller's time ends a call of the same disk.
+func TestCallIsGivenUpWhileAnotherHangsAtItsDevice(t *testing.T) {
+	place := filepath.Join(mounttest.Dir(t), "place")
+	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
+	table := newTable()
+	done, err := table.devices.turns.Take(t.Context(), disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer done()
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	err = table.Hold(over, "c2", []*agentpb.Storage{onDisk(disk, "xfs", place)}, always)
+	if refusal.KindOf(err) != refusal.DeadlineExceeded {
+		t.Errorf("want it given up\ngot  %v", err)
+	}
+}
