@@ -223,7 +223,7 @@ func (w *Watch) run(ctx context.Context, done chan<- struct{}) {
 		why = w.pause(ctx)
 	}
 	for why != over {
-		if lost := w.look(ctx, why == doubted); lost {
+		if lost := w.look(ctx, false); lost {
 			w.lose()
 			return
 		}
@@ -246,7 +246,6 @@ const (
 	over reason = iota // the watch's time is
 	due                // the interval is
 	poked
-	doubted
 )
 
 // pause waits until it is time to look again. A sick filesystem is not looked at whenever
@@ -285,8 +284,9 @@ func (w *Watch) pauseHealthy(ctx context.Context) reason {
 	return due
 }
 
-// wait returns after an interval, or as soon as early delivers, where it is not nil, or
-// somebody doubts the device.
+// wait returns after an interval, or as soon as early delivers, where it is not nil. Who
+// doubts the device then has it asked, and the interval goes on: writing stops again and
+// again.
 func (w *Watch) wait(ctx context.Context, interval time.Duration, early <-chan struct{}) reason {
 	end := time.NewTimer(interval)
 	defer end.Stop()
@@ -294,15 +294,17 @@ func (w *Watch) wait(ctx context.Context, interval time.Duration, early <-chan s
 	if early == nil {
 		doubts = nil
 	}
-	select {
-	case <-ctx.Done():
-		return over
-	case <-early:
-		return poked
-	case <-doubts:
-		return doubted
-	case <-end.C:
-		return due
+	for {
+		select {
+		case <-ctx.Done():
+			return over
+		case <-early:
+			return poked
+		case <-end.C:
+			return due
+		case <-doubts:
+			w.look(ctx, true)
+		}
 	}
 }
 
@@ -310,22 +312,33 @@ func (w *Watch) wait(ctx context.Context, interval time.Duration, early <-chan s
 // the answer. It is the only one under way, and goes on where ctx ends. Of a device that
 // hangs it asks nothing more: the end of that pokes the watch.
 func (w *Watch) look(ctx context.Context, doubt bool) (lost bool) {
-	if w.inFlight == nil {
-		if w.hangs() {
-			return false
+	for {
+		if w.inFlight == nil {
+			if w.hangs() {
+				return false
+			}
+			e := &examination{began: time.Now(), answer: make(chan finding, 1), isDoubt: doubt}
+			w.inFlight = e
+			go func() { e.answer <- w.examine(doubt) }()
 		}
-		e := &examination{began: time.Now(), answer: make(chan finding, 1), isDoubt: doubt}
-		w.inFlight = e
-		go func() { e.answer <- w.examine(doubt) }()
+		examined := !w.inFlight.isDoubt
+		if lost, answered := w.await(ctx); !answered || examined || doubt {
+			return lost
+		}
+		// The device was only asked, before a pause that has ended meanwhile.
 	}
+}
+
+// await waits for what is in flight until ctx ends.
+func (w *Watch) await(ctx context.Context) (lost, answered bool) {
 	limit := time.NewTimer(time.Until(w.inFlight.began.Add(slowLimit)))
 	defer limit.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return false
+			return false, false
 		case f := <-w.inFlight.answer:
-			return w.took(f)
+			return w.took(f), true
 		case <-limit.C:
 			w.note(func() { w.slow = true })
 		}

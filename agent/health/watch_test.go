@@ -1,0 +1,106 @@
+package health
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/mount"
+)
+
+// someDevice is the number of a block device that this machine has.
+func someDevice(t *testing.T) uint64 {
+	t.Helper()
+	all, err := os.ReadDir("/sys/dev/block")
+	if err != nil || len(all) == 0 {
+		t.Skip("it needs a machine with a block device")
+	}
+	var major, minor uint32
+	if _, err := fmt.Sscanf(all[0].Name(), "%d:%d", &major, &minor); err != nil {
+		t.Fatal(err)
+	}
+	return unix.Mkdev(major, minor)
+}
+
+// small mounts a tmpfs of a few pages, which a watch takes for an ext4 whose disk
+// answers at once.
+func small(t *testing.T) Target {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("small", dir, "tmpfs", 0, "size=64k"); errors.Is(err, unix.EPERM) {
+		t.Skipf("it mounts a tmpfs: run it as root, with sudo go test -run '^%s$'", t.Name())
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	top, err := mount.Topmost(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Target{Mountpoint: dir, FSType: "ext4", Mount: mount.Identify(top),
+		Device: blockdev.Device{Path: "/dev/none", Name: "none", Number: someDevice(t)}}
+}
+
+// An ordinary buffered writer's disk is written to now and then, and each time writing
+// stops somebody doubts the disk: a look for that must not put off the next examination.
+func TestVolumeThatIsWrittenToInBurstsIsExamined(t *testing.T) {
+	for _, period := range []int{0, 2, 3, 5, 6} { // seconds; 0: it is idle
+		target := small(t)
+		file := filepath.Join(target.Mountpoint, "full")
+		synctest.Test(t, func(t *testing.T) {
+			log := logrus.New()
+			log.SetOutput(io.Discard)
+			w := NewMonitor(logrus.NewEntry(log)).Watch(target, Past{})
+			defer w.End()
+			w.Own()
+			var c counts
+			beats := func(n int) {
+				for i := range n {
+					if period > 0 && i%period == 0 {
+						c.writes += ownWrites + 1
+					}
+					w.beat(c, true)
+					time.Sleep(beatInterval)
+				}
+			}
+			longest := int((idleInterval+sickInterval)/beatInterval) + 3
+			says := func(when string, want ...string) {
+				t.Helper()
+				var got []string
+				now, _ := w.Latest()
+				for _, condition := range now {
+					got = append(got, condition.Reason)
+				}
+				if fmt.Sprint(got) != fmt.Sprint(want) {
+					t.Errorf("written to every %d s, %d s after it %s\nwant %v\ngot  %v", period, longest, when, want, got)
+				}
+			}
+			beats(3)
+			if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+				t.Fatalf("want it full\ngot  %v", err)
+			}
+			beats(longest)
+			says("got full", ReasonOutOfSpace)
+			if err := os.Remove(file); err != nil {
+				t.Fatal(err)
+			}
+			beats(longest)
+			says("had room again")
+			w.note(func() { w.slow = true })
+			beats(longest)
+			says("was slow once")
+		})
+	}
+}
