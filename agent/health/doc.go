@@ -47,4 +47,5 @@
 //	Pause            waits for the first  the watch goes on    the watch goes on   Resume waits for it
 //	Own              changes nothing   probes from then on   –                   after End nothing
 //	End              changes nothing   –                     a probe in flight goes on alone   Resume does nothing
+//	Again            looks once more   –                     –                  after End the last one counts
 package health

@@ -150,11 +150,15 @@ func (m *Monitor) Watch(t Target, past Past) *Watch {
 		monitor: m, target: t, past: past, activity: activity{device: t.Device.Name},
 		poked: make(chan struct{}, 1), doubted: make(chan struct{}, 1), looked: make(chan struct{}),
 	}
+	w.start()
+	m.add(w)
+	return w
+}
+
+func (m *Monitor) add(w *Watch) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.watches[w] = struct{}{}
-	w.start()
-	return w
 }
 
 func (m *Monitor) remove(w *Watch) {

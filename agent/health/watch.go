@@ -32,7 +32,9 @@ type Watch struct {
 	control sync.Mutex // of starting and ending the goroutine
 	cancel  context.CancelFunc
 	done    chan struct{}
-	ended   bool
+	paused  bool
+
+	ended atomic.Bool
 
 	mu      sync.Mutex
 	found   []Condition // by the last examination, and what is remembered
@@ -99,6 +101,9 @@ func (w *Watch) Own() {
 	}
 }
 
+// Owned reports whether Own was called.
+func (w *Watch) Owned() bool { return w.owned.Load() }
+
 // Conditions returns what is wrong; nil where nothing is. Right after Watch it
 // waits for the first look, and fails where ctx ends before: nothing is known then. The
 // slice is the caller's to read, not to change.
@@ -132,6 +137,7 @@ func (w *Watch) Pause(ctx context.Context) error {
 	defer w.control.Unlock()
 	w.cancel()
 	<-w.done
+	w.paused = true
 	if w.inFlight == nil {
 		return nil
 	}
@@ -140,7 +146,10 @@ func (w *Watch) Pause(ctx context.Context) error {
 		w.took(f)
 		return nil
 	case <-ctx.Done():
-		w.start()
+		w.paused = false
+		if !w.ended.Load() {
+			w.start()
+		}
 		return ctx.Err()
 	}
 }
@@ -150,7 +159,8 @@ func (w *Watch) Pause(ctx context.Context) error {
 func (w *Watch) Resume() {
 	w.control.Lock()
 	defer w.control.Unlock()
-	if w.ended {
+	w.paused = false
+	if w.ended.Load() {
 		return
 	}
 	if now, _ := w.Latest(); len(now) > 0 { // which may be over by what has paused it
@@ -159,13 +169,32 @@ func (w *Watch) Resume() {
 	w.start()
 }
 
-// End ends the watch, without waiting for a probe in flight.
+// End ends the watch, and waits for nobody. A probe in flight goes on alone.
 func (w *Watch) End() {
 	w.monitor.remove(w)
+	w.ended.Store(true)
+	go w.settle()
+}
+
+// Again has a watch that has ended go on, from what it knew: its mount was out of sight,
+// and is there again. A probe that is in flight still is waited for. It waits for nobody.
+func (w *Watch) Again() {
+	w.ended.Store(false)
+	w.monitor.add(w)
+	w.poke()
+	go w.settle()
+}
+
+// settle has the goroutine look, or not, by what End and Again have said last.
+func (w *Watch) settle() {
 	w.control.Lock()
 	defer w.control.Unlock()
-	w.ended = true
 	w.cancel()
+	if w.ended.Load() || w.paused {
+		return
+	}
+	<-w.done
+	w.start()
 }
 
 // poke has the watch look soon. It never blocks.

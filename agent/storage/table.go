@@ -297,7 +297,10 @@ func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 	if there, err := m.driver.there(m); err != nil {
 		return err
 	} else if there {
-		return t.adopt(m)
+		if err := t.adopt(m); err != nil || !m.driver.volume {
+			return err
+		}
+		return t.volumes.Own(m.mountPoint, mount.Identity{}, health.Past{}) // it may be another mount than the last one
 	}
 	t.volumes.Forget(m.mountPoint) // what was known of the mount that is gone
 	made, err := m.driver.mount(ctx, &t.devices, m.request, m.origin())

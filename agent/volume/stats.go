@@ -49,13 +49,18 @@ func (t *Table) Stats(ctx context.Context, path string) (Stats, error) {
 	if err != nil {
 		return Stats{}, err
 	}
+	return t.statsOf(ctx, v)
+}
+
+// statsOf is Stats of a volume that was mounted when it was looked up.
+func (t *Table) statsOf(ctx context.Context, v *Volume) (Stats, error) {
 	stats, err := v.stats(ctx)
 	if !errors.Is(err, errOtherMount) {
 		return stats, err
 	}
 	// It was mounted again since Lookup.
-	t.Forget(v.Mountpoint)
-	if v, err = t.Lookup(path); err != nil {
+	t.lost(v)
+	if v, err = t.Lookup(v.Mountpoint); err != nil {
 		return Stats{}, err
 	}
 	return v.stats(ctx)

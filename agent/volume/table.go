@@ -31,6 +31,7 @@ type Table struct {
 
 	mu      sync.Mutex
 	volumes map[string]*Volume // by mount point
+	hidden  []*Volume          // that other mounts cover, and that are mounted still
 }
 
 // NewTable returns a Table whose volumes are watched by monitor.
@@ -91,7 +92,9 @@ func (t *Table) lookup(path string, of mount.Identity, past health.Past) (*Volum
 			found, err = discover(path, mark)
 		}
 		if err != nil {
-			t.replace(path, known, nil) // someone else has unmounted it
+			if known != nil {
+				t.lost(known) // someone else has unmounted it, or covered it
+			}
 			return nil, refuseLook(path, err)
 		}
 		if known != nil && known.identity.Same(found.identity) {
@@ -100,7 +103,7 @@ func (t *Table) lookup(path string, of mount.Identity, past health.Past) (*Volum
 		if found.Device.Path != "" && found.identity.Same(of) && of.IsMount() {
 			found.past = past
 		}
-		if t.replace(path, known, found) {
+		if found = t.replace(path, known, found); found != nil {
 			return found, nil
 		} // or another call has found a newer mount meanwhile
 	}
@@ -152,25 +155,64 @@ func (t *Table) at(path string) *Volume {
 	return t.volumes[path]
 }
 
+// known returns the volume that was seen at path last, also where it is hidden now.
+func (t *Table) known(path string) *Volume {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if v := t.volumes[path]; v != nil {
+		return v
+	}
+	for _, v := range slices.Backward(t.hidden) {
+		if v.Mountpoint == path {
+			return v
+		}
+	}
+	return nil
+}
+
 // replace puts a volume into the place of the one that the caller has seen there; nil
-// stands for none. It tells whether that one was there still.
-func (t *Table) replace(path string, known, found *Volume) bool {
+// stands for none. It returns the one that is there now, which is a hidden one where found is
+// that one's mount; nil where another call has been faster.
+func (t *Table) replace(path string, known, found *Volume) *Volume {
+	stand := standing()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.volumes[path] != known {
-		return false
+		return nil
 	}
 	if known != nil {
-		t.forget(known)
+		t.hide(known, stand)
 	}
-	if found == nil {
-		return true
-	}
-	if found.Device.Path != "" {
+	was := slices.IndexFunc(t.hidden, func(v *Volume) bool {
+		return v.Mountpoint == path && v.identity.IsMount() && v.identity.Same(found.identity)
+	})
+	if was >= 0 {
+		found = t.hidden[was]
+		t.hidden = slices.Delete(t.hidden, was, was+1)
+		if found.watch != nil {
+			found.watch.Again()
+		}
+	} else if found.Device.Path != "" {
 		found.watch = t.monitor.Watch(health.Target{Mountpoint: path, FSType: found.FSType, Device: found.Device, Mount: found.identity, Lost: func() { t.lost(found) }}, found.past)
 	}
 	t.volumes[path] = found
-	return true
+	return found
+}
+
+// standing returns what tells whether a volume is mounted still, in sight or not. Where
+// mountinfo cannot be read nothing is.
+func standing() func(*Volume) bool {
+	mounts, _ := mount.All()
+	return func(v *Volume) bool {
+		return slices.ContainsFunc(mounts, func(m *mount.Info) bool { return m.Mountpoint == v.Mountpoint && m.ID == v.identity.ID })
+	}
+}
+
+// hide forgets a volume, but for one that is mounted still: when it is seen again it is
+// whose it was, with what is remembered of it, and under its own lock. t.mu is held.
+func (t *Table) hide(v *Volume, stands func(*Volume) bool) {
+	t.forget(v)
+	t.hidden = slices.DeleteFunc(append(t.hidden, v), func(v *Volume) bool { return !stands(v) })
 }
 
 func refuseLook(path string, err error) error {
@@ -195,7 +237,7 @@ func (t *Table) Quiet(ctx context.Context, path string, do func() error) error {
 }
 
 func (t *Table) quiet(ctx context.Context, path string, do func() (gone bool, err error)) error {
-	v := t.at(path)
+	v := t.known(path)
 	if v == nil {
 		_, err := do()
 		return err
@@ -207,10 +249,13 @@ func (t *Table) quiet(ctx context.Context, path string, do func() (gone bool, er
 	defer done()
 	gone, err := do()
 	if gone {
-		t.Forget(path)
+		t.lost(v)
 	}
 	return err
 }
+
+// Owned reports whether somebody owns the volume, so that it is probed by writing.
+func (v *Volume) Owned() bool { return v.watch != nil && v.watch.Owned() }
 
 // Flush has the disk of the volume at path take what was written so far, and answer, and
 // waits until it has: where ctx ends before, the error says which disk. However often it is
@@ -234,7 +279,7 @@ func (t *Table) Flush(ctx context.Context, path string) error {
 // Past returns what the watch of the volume at path remembers, and of which
 // mount: of none, and nothing, where no volume is watched there.
 func (t *Table) Past(path string) (of mount.Identity, past health.Past) {
-	v := t.at(path)
+	v := t.known(path)
 	if v == nil || v.watch == nil {
 		return mount.Identity{}, health.Past{}
 	}
@@ -256,14 +301,14 @@ func (t *Table) Forget(path string) {
 	if v := t.volumes[path]; v != nil {
 		t.forget(v)
 	}
+	t.hidden = slices.DeleteFunc(t.hidden, func(v *Volume) bool { return v.Mountpoint == path })
 }
 
-// forget ends what the table does with a volume. t.mu is held, so nothing is waited
-// for: an unmount may have paused the watch for as long as its probe hangs.
+// forget ends what the table does with a volume. t.mu is held, so nothing is waited for.
 func (t *Table) forget(v *Volume) {
 	delete(t.volumes, v.Mountpoint)
 	if v.watch != nil {
-		go v.watch.End()
+		v.watch.End()
 	}
 }
 
@@ -296,12 +341,16 @@ func deviceOf(d mount.Device, source string) (blockdev.Device, error) {
 	return device, err
 }
 
-// lost ends a volume that is not mounted any more: the next question starts anew.
+// lost ends a volume that is not mounted any more, or not in sight, and no other one that
+// is at its place by now: the next question starts anew.
 func (t *Table) lost(v *Volume) {
+	stand := standing()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.volumes[v.Mountpoint] == v {
-		t.forget(v)
+		t.hide(v, stand)
+	} else {
+		t.hidden = slices.DeleteFunc(t.hidden, func(v *Volume) bool { return !stand(v) })
 	}
 }
 

@@ -1,0 +1,132 @@
+package volume
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/mount"
+	"github.com/directvol/directvol/agent/mount/mounttest"
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// Something is mounted over a folder above, or over the volume itself, for a moment. The
+// volume was mounted all the time.
+func TestVolumeThatWasCoveredIsWhoseItWas(t *testing.T) {
+	for name, above := range map[string]bool{"the folder above": true, "the volume itself": false} {
+		t.Run(name, func(t *testing.T) {
+			parent := filepath.Join(mounttest.Dir(t), "a")
+			dir := filepath.Join(parent, "v")
+			cover := dir
+			if above {
+				cover = parent
+			}
+			mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "xfs")), dir, "xfs", 0, "")
+			table := newTable()
+			if err := table.Own(dir, mount.Identity{}, health.Past{}); err != nil {
+				t.Fatal(err)
+			}
+			want := health.Past{Unreadable: 3, LastRead: "x"}
+			table.Remember(dir, want)
+			of, _ := table.Past(dir)
+			release, block := make(chan struct{}), make(chan struct{})
+			ended := make(chan error, 1)
+			go func() { // a call of it goes on
+				ended <- table.Quiet(context.Background(), dir, func() error { close(block); <-release; return nil })
+			}()
+			<-block
+			for range 2 {
+				mounttest.Mount(t, "cover", cover, "tmpfs", 0, "")
+				if v, err := table.Lookup(dir); err == nil && v.FSType != "tmpfs" {
+					t.Errorf("while it is covered\nwant another, or none\ngot  %+v", v)
+				}
+				if v := table.known(dir); above && (v == nil || !v.identity.Same(of)) {
+					t.Errorf("what is remembered of it while it is covered is forgotten: %+v", v)
+				}
+				mounttest.Unmount(t, cover)
+				v, err := table.Lookup(dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, past := table.Past(dir); !v.Owned() || past != want {
+					t.Errorf("in sight again\nwant it owned, %+v\ngot  owned %v, %+v", want, v.Owned(), past)
+				}
+			}
+			over, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := table.Quiet(over, dir, func() error { return nil }); refusal.KindOf(err) != refusal.DeadlineExceeded {
+				t.Errorf("beside a call that goes on\nwant a DeadlineExceeded\ngot  %v", err)
+			}
+			close(release)
+			if err := <-ended; err != nil {
+				t.Fatal(err)
+			}
+			if _, err := table.Stats(t.Context(), dir); err != nil { // it is looked at, after its pause
+				t.Error(err)
+			}
+			if err := table.Unmount(t.Context(), dir, func() (bool, error) { return true, unix.Unmount(dir, 0) }); err != nil {
+				t.Fatal(err)
+			}
+			if v := table.known(dir); v != nil {
+				t.Errorf("unmounted, and still known: %+v", v)
+			}
+		})
+	}
+}
+
+// A covered volume that somebody unmounts is not kept for ever.
+func TestHiddenVolumeThatIsUnmountedIsForgotten(t *testing.T) {
+	dir := mounttest.Dir(t)
+	mounttest.Mount(t, "first", dir, "tmpfs", 0, "")
+	table := newTable()
+	for _, do := range []func(){
+		func() { mounttest.Mount(t, "second", dir, "tmpfs", 0, "") },
+		func() { mounttest.Unmount(t, dir); mounttest.Unmount(t, dir) },
+	} {
+		if _, err := table.Lookup(dir); err != nil {
+			t.Fatal(err)
+		}
+		do()
+	}
+	if _, err := table.Lookup(dir); refusal.KindOf(err) != refusal.InvalidArgument || table.known(dir) != nil {
+		t.Errorf("want no volume\ngot  %+v, error %v", table.known(dir), err)
+	}
+}
+
+// Statistics that began before the volume was unmounted and mounted again know that it is
+// another one by now, and take nothing from that.
+func TestStatisticsOfTheMountBeforeForgetNoOther(t *testing.T) {
+	dir := mounttest.Dir(t)
+	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
+	mounttest.Mount(t, disk, dir, "xfs", 0, "")
+	table := newTable()
+	before, err := table.Lookup(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, _ := before.begin() // another caller's, who is not scheduled
+	late, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := before.stats(late); refusal.KindOf(err) != refusal.DeadlineExceeded { // joins it
+		t.Fatalf("want a DeadlineExceeded\ngot  %v", err)
+	}
+	if err := table.Unmount(t.Context(), dir, func() (bool, error) { return true, unix.Unmount(dir, 0) }); err != nil {
+		t.Fatal(err)
+	}
+	mounttest.Mount(t, disk, dir, "xfs", 0, "")
+	if err := table.Own(dir, mount.Identity{}, health.Past{}); err != nil {
+		t.Fatal(err)
+	}
+	after := table.at(dir)
+	before.measure(m)
+	if _, err := table.statsOf(t.Context(), before); err != nil {
+		t.Errorf("want the statistics of what is there now\ngot  %v", err)
+	}
+	if table.at(dir) != after || !after.Owned() {
+		t.Errorf("the newer volume is forgotten: nobody probes it by writing any more")
+	}
+	table.Forget(dir)
+}
