@@ -30,3 +30,14 @@ func Ask(path string) error {
 	_, err = disk.ReadAt(page, max(at, 0))
 	return err
 }
+
+// Flush has the disk itself take what it keeps in a volatile cache, and answer. A disk that
+// reads and writes may hang in that alone. It waits for as long as the disk does.
+func Flush(path string) error {
+	disk, err := os.OpenFile(path, os.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer disk.Close()
+	return disk.Sync()
+}

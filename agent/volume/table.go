@@ -55,6 +55,8 @@ type Volume struct {
 	mu        sync.Mutex
 	measuring *measurement // nil where none is under way
 	last      *Stats       // nil until one has succeeded
+	flushes   uint64       // that have begun
+	flushed   uint64       // the last of them that has ended
 }
 
 // Lookup returns the volume that is mounted at path. What does not exist is
@@ -259,7 +261,8 @@ func (v *Volume) Owned() bool { return v.watch != nil && v.watch.Owned() }
 
 // Flush has the disk of the volume at path take what was written so far, and answer, and
 // waits until it has: where ctx ends before, the error says which disk. However often it is
-// called, one thread waits for the disk. What fails otherwise is for fsync's callers to know.
+// called, one thread waits for the disk, and whoever waits for a flush that began after his
+// call needs no other one. What fails otherwise is for fsync's callers to know.
 func (t *Table) Flush(ctx context.Context, path string) error {
 	v, err := t.Lookup(path)
 	if kind := refusal.KindOf(err); err != nil && (kind == refusal.NotFound || kind == refusal.InvalidArgument) {
@@ -267,13 +270,36 @@ func (t *Table) Flush(ctx context.Context, path string) error {
 	} else if err != nil {
 		return err
 	}
+	v.mu.Lock()
+	before := v.flushes
+	v.mu.Unlock()
 	return v.inTime(ctx, func(context.Context) error {
-		syncFS(path)
-		if v.Device.Path != "" { // a filesystem that has nothing to write asks it nothing
-			_ = blockdev.Ask(v.Device.Path)
-		}
+		v.flush(before)
 		return nil
 	})
+}
+
+// flush does what Flush says, where no flush has ended that has a higher number than
+// before. The volume is locked.
+func (v *Volume) flush(before uint64) {
+	v.mu.Lock()
+	ended := v.flushed > before
+	if !ended {
+		v.flushes++
+	}
+	number := v.flushes
+	v.mu.Unlock()
+	if ended {
+		return
+	}
+	syncFS(v.Mountpoint)
+	if v.Device.Path != "" { // a filesystem that has nothing to write asks it nothing
+		_ = blockdev.Ask(v.Device.Path)
+		_ = blockdev.Flush(v.Device.Path)
+	}
+	v.mu.Lock()
+	v.flushed = number
+	v.mu.Unlock()
 }
 
 // Past returns what the watch of the volume at path remembers, and of which
