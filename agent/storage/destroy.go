@@ -32,11 +32,11 @@ func (t *Table) ReleaseAll(ctx context.Context, agreed func() bool) error {
 	}
 	leaving := t.leave(ctx, all)
 	err := leaving.await(ctx)
-	if err == nil && !agreed() {
-		err = refusal.New(refusal.DeadlineExceeded, "the call has ended before everything was unmounted")
+	if err == nil { // behind all others, as nobody knows how to mount them again
+		err = t.unmountStrangers(ctx)
 	}
-	if err == nil { // last, as nobody knows how to mount them again
-		err = t.unmountStrangers()
+	if err == nil && !agreed() { // from here on the caller waits: no disk is asked any more
+		err = refusal.New(refusal.DeadlineExceeded, "the call has ended before everything was unmounted")
 	}
 	if err == nil {
 		err = t.endEmpty()

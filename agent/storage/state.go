@@ -259,7 +259,7 @@ func (t *Table) Recover() error {
 		if err := t.recover(r); err != nil {
 			errs = append(errs, err)
 			if isMountPoint(r.MountPoint) {
-				t.strangers = append(t.strangers, stranger{r.MountPoint, r.Holders, r})
+				t.strangers = append(t.strangers, stranger{mountPoint: r.MountPoint, holders: r.Holders, record: r})
 			}
 		}
 	}

@@ -15,11 +15,12 @@ import (
 // stranger is a mount that this agent has not made and cannot tell whose it is: of
 // another version's state, or of one that cannot be read. While it is there no
 // container that may have it is removed with OK, which would have the host pull its
-// disk. A storage that is asked for at its mount point takes it over.
+// disk. A storage that is asked for at its mount point takes it over, with its holders.
 type stranger struct {
 	mountPoint string
 	holders    []string // who may have it: everybody where there is nobody
 	record     record   // as it was read, for the agent after this one
+	leaving    bool     // umount(2) has not returned: it may be in use, and in no list of mounts
 }
 
 // storageRoot is where the hosts that we know have storages mounted.
@@ -40,6 +41,20 @@ func (s stranger) mayHold(holder string) bool {
 	return len(s.holders) == 0 || slices.Contains(s.holders, holder)
 }
 
+// strangerHolders are the holders of the stranger at a mount point, if it is one.
+func (t *Table) strangerHolders(mountPoint string) (map[string]bool, error) {
+	left, err := t.remaining()
+	holders := map[string]bool{}
+	for _, s := range left {
+		for _, holder := range s.holders {
+			if s.mountPoint == mountPoint {
+				holders[holder] = true
+			}
+		}
+	}
+	return holders, err
+}
+
 // remaining returns the strangers that are still mounted, and forgets the others.
 func (t *Table) remaining() ([]stranger, error) {
 	t.mu.Lock()
@@ -54,7 +69,9 @@ func (t *Table) remaining() ([]stranger, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.strangers = slices.DeleteFunc(t.strangers, func(s stranger) bool { return gone[s.mountPoint] || t.mounts[s.mountPoint] != nil })
+	t.strangers = slices.DeleteFunc(t.strangers, func(s stranger) bool {
+		return gone[s.mountPoint] && !s.leaving || t.mounts[s.mountPoint] != nil
+	})
 	return slices.Clone(t.strangers), errors.Join(errs...)
 }
 
@@ -86,21 +103,52 @@ func (t *Table) strangersCouldGo(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// unmountStrangers is for the sandbox's end: all that is mounted in it goes.
-func (t *Table) unmountStrangers() error {
+// unmountStrangers is for the sandbox's end: all that is mounted in it goes. It waits
+// until ctx ends.
+func (t *Table) unmountStrangers(ctx context.Context) error {
 	left, err := t.remaining()
 	errs := []error{err}
 	for _, s := range slices.Backward(left) {
-		if err := unix.Unmount(s.mountPoint, unix.UMOUNT_NOFOLLOW); err != nil {
-			errs = append(errs, inUse(s.mountPoint, err))
-		}
+		errs = append(errs, t.unmountStranger(ctx, s))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
 	}
 	left, err = t.remaining()
-	errs = append(errs, err)
+	errs = []error{err}
 	for _, s := range left {
 		errs = append(errs, inUse(s.mountPoint, errStillThere))
 	}
 	return errors.Join(errs...)
+}
+
+// unmountStranger waits for the disk until ctx ends. A umount(2) that goes on behind that
+// has taken the mount out of sight: it stays a stranger until its disk is free of it.
+func (t *Table) unmountStranger(ctx context.Context, s stranger) error {
+	err, ended := t.strangersLeave.Ask(ctx, s.mountPoint, func() error {
+		t.setLeaving(s.mountPoint, true)
+		defer t.setLeaving(s.mountPoint, false)
+		return t.volumes.Unmount(ctx, s.mountPoint, func() (gone bool, err error) {
+			if err := unix.Unmount(s.mountPoint, unix.UMOUNT_NOFOLLOW); err != nil {
+				return false, inUse(s.mountPoint, err)
+			}
+			return true, nil
+		})
+	})
+	if !ended {
+		return refusal.New(refusal.DeadlineExceeded, "unmount %s: not done in time, its disk may not answer: %w", s.mountPoint, ctx.Err())
+	}
+	return err
+}
+
+func (t *Table) setLeaving(mountPoint string, leaving bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.strangers {
+		if t.strangers[i].mountPoint == mountPoint {
+			t.strangers[i].leaving = leaving
+		}
+	}
 }
 
 var errStillThere = errors.New("it is still mounted")

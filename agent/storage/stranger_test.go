@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -8,12 +9,14 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
 	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/protocols/agentpb"
 )
 
 // recovered is what an agent has after it has read a state of this boot.
@@ -59,16 +62,10 @@ func TestStateOfAnotherVersionIsReadAndKept(t *testing.T) {
 
 // RemoveContainer says no OK while a mount is there that the agent does not understand.
 func TestMountThatIsNotUnderstoodKeepsItsContainer(t *testing.T) {
-	mounttest.Own(t)
 	for name, c := range map[string]struct{ holders, free string }{"of its holder": {`["c1"]`, "c2"}, "of anybody": {`[]`, ""}} {
 		dir := ownDir(t)
 		place, state := filepath.Join(dir, "volume"), filepath.Join(dir, "state.json")
-		if err := os.Mkdir(place, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.Mount("tmpfs", place, "tmpfs", 0, ""); err != nil {
-			t.Fatal(err)
-		}
+		mounttest.Mount(t, "tmpfs", place, "tmpfs", 0, "")
 		table, err := recovered(t, state, fmt.Sprintf(`{"version":2,"boot_id":"BOOT","storages":[{"driver":"later","mount_point":%q,"holders":%s}]}`, place, c.holders))
 		if err == nil {
 			t.Errorf("%s: it was taken over", name)
@@ -104,5 +101,79 @@ func TestMountsOfAStateThatCannotBeReadAreThoseOfStorages(t *testing.T) {
 	})
 	if len(found) != 1 || found[0].mountPoint != place || !found[0].mayHold("anybody") {
 		t.Errorf("want %s, anybody's\ngot  %+v", place, found)
+	}
+}
+
+// besideStranger is a table, and the place of a tmpfs that c1 holds for all that is known.
+func besideStranger(t *testing.T) (table *Table, place string) {
+	t.Helper()
+	dir := mounttest.Dir(t)
+	place = filepath.Join(dir, "volume")
+	mounttest.Mount(t, "shm", place, "tmpfs", 0, "")
+	table, err := recovered(t, filepath.Join(dir, "state.json"), fmt.Sprintf(`{"version":3,"boot_id":"BOOT","storages":[{"driver":"later","mount_point":%q,"holders":["c1"]}]}`, place))
+	if err == nil {
+		t.Fatal("it is no stranger")
+	}
+	return table, place
+}
+
+// A container that asks for a mount of another's does not have it alone: the other one is
+// not removed yet.
+func TestStrangerThatIsTakenOverKeepsItsHolders(t *testing.T) {
+	table, place := besideStranger(t)
+	s := &agentpb.Storage{Driver: "ephemeral", Source: "shm", Fstype: "tmpfs", MountPoint: place}
+	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{s}, func() bool { return false }); err == nil {
+		t.Fatal("it was held for a caller who has gone")
+	}
+	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{s}, always); err != nil {
+		t.Fatal(err)
+	}
+	if err := table.Release(t.Context(), "c2"); err != nil {
+		t.Fatal(err)
+	}
+	if top, err := mount.Topmost(place); top == nil || err != nil {
+		t.Fatalf("want it mounted for c1\ngot  %v, error %v", top, err)
+	}
+	if err := table.Release(t.Context(), "c1"); err != nil {
+		t.Fatal(err)
+	}
+	if top, err := mount.Topmost(place); top != nil || err != nil {
+		t.Errorf("want it gone with its last holder\ngot  %v, error %v", top, err)
+	}
+}
+
+// The disk of a stranger does not answer umount(2), which has taken the mount out of sight
+// by then: a destroy ends with its caller's time, and the stranger stays one.
+func TestStrangerThatHangsAsItLeavesKeepsNobodyWaiting(t *testing.T) {
+	table, place := besideStranger(t)
+	hangs, answers, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		table.strangersLeave.Ask(t.Context(), place, func() error {
+			table.setLeaving(place, true)
+			defer table.setLeaving(place, false)
+			err := unix.Unmount(place, 0)
+			close(hangs)
+			<-answers
+			return err
+		})
+	}()
+	<-hangs
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	err := table.ReleaseAll(ctx, func() bool { t.Error("it would have succeeded"); return true })
+	if refusal.KindOf(err) != refusal.DeadlineExceeded || !strings.Contains(err.Error(), place) {
+		t.Errorf("want it given up, and the mount named\ngot  %v", err)
+	}
+	if err := table.Release(t.Context(), "c1"); refusal.KindOf(err) != refusal.FailedPrecondition {
+		t.Errorf("its container, meanwhile\nwant it refused\ngot  %v", err)
+	}
+	close(answers)
+	<-ended
+	if err := table.ReleaseAll(t.Context(), always); err != nil {
+		t.Errorf("called again: %v", err)
+	}
+	if err := table.Release(t.Context(), "c1"); err != nil {
+		t.Errorf("its container, then: %v", err)
 	}
 }

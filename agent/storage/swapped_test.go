@@ -11,13 +11,10 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// The disk that was found has left while the call waited, and another one has its node
-// and its number.
-func TestDiskThatWasSwappedBeforeItsMountIsRefused(t *testing.T) {
-	place := filepath.Join(mounttest.Dir(t), "place")
-	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
-	table := newTable()
-	r, err := parse(onDisk(disk, "xfs", place))
+// found is a request, and the disk that a call has found for it.
+func found(t *testing.T, table *Table, s *agentpb.Storage) (request, origin) {
+	t.Helper()
+	r, err := parse(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,12 +22,22 @@ func TestDiskThatWasSwappedBeforeItsMountIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return r, from
+}
+
+// The disk that was found has left while the call waited, and another one has its node
+// and its number.
+func TestDiskThatWasSwappedBeforeItsMountIsRefused(t *testing.T) {
+	place := filepath.Join(mounttest.Dir(t), "place")
+	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
+	table := newTable()
+	r, from := found(t, table, onDisk(disk, "xfs", place))
 	if from.device.Seq == 0 {
 		t.Skip("this kernel numbers no disks (diskseq): run it on Linux 5.15 or newer")
 	}
 	mounttest.Reattach(t, disk, mounttest.Image(t, "xfs"))
 	c := &call{holder: "c1"}
-	err = table.needFound(t.Context(), c, r, from)
+	err := table.needFound(t.Context(), c, r, from)
 	if refusal.KindOf(err) != refusal.FailedPrecondition || len(c.needs) != 0 {
 		t.Errorf("want it refused\ngot  %v, the call has %d storages", err, len(c.needs))
 	}
@@ -52,14 +59,7 @@ func TestMountOfAnotherDiskIsTakenBack(t *testing.T) {
 	place := filepath.Join(mounttest.Dir(t), "place")
 	disk, other := mounttest.Attach(t, mounttest.Image(t, "xfs")), mounttest.Attach(t, mounttest.Image(t, "xfs"))
 	table := newTable()
-	r, err := parse(onDisk(disk, "xfs", place))
-	if err != nil {
-		t.Fatal(err)
-	}
-	from, err := table.find(t.Context(), "storage", r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r, from := found(t, table, onDisk(disk, "xfs", place))
 	mounttest.Mount(t, other, place, "xfs", 0, "")
 	from.path = other // its node leads to the other one by now
 	if err := takeBackOther(r, from); refusal.KindOf(err) != refusal.FailedPrecondition {

@@ -42,6 +42,8 @@ type Table struct {
 	turns   turns.Turns // by mount point
 	devices devices
 
+	strangersLeave flight.Flights[string, error] // by mount point
+
 	mu        sync.Mutex
 	past      snapshot // of the state that was read: what is written back as it was
 	strangers []stranger
@@ -188,7 +190,11 @@ func (t *Table) needFound(ctx context.Context, c *call, r request, from origin) 
 		}
 		return t.enter(m, c, r)
 	}
-	m := &mounted{request: r, from: from, holders: map[string]bool{}, calls: map[*call]string{c: c.holds(r)}}
+	holders, err := t.strangerHolders(r.mountPoint)
+	if err != nil {
+		return err
+	}
+	m := &mounted{request: r, from: from, holders: holders, calls: map[*call]string{c: c.holds(r)}}
 	if err := t.intend(m); err != nil {
 		return err
 	}
