@@ -141,8 +141,11 @@ func (t *Table) depart(ctx context.Context, d *departure, one *departing) error 
 			<-other.done // or it would cover this one
 		}
 	}
+	stayed, _ := m.driver.there(m)
 	err = errors.Join(err, t.putBack(m, kept))
-	t.volumes.Remember(m.mountPoint, past)
+	if !stayed { // or its watch has never forgotten it
+		t.volumes.Remember(m.mountPoint, past)
+	}
 	return err
 }
 
