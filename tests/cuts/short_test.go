@@ -51,7 +51,7 @@ func growAtOnce(ctx context.Context, t *testing.T, d *disk) {
 		t.Fatal(err)
 	}
 	foreign := *d
-	foreign.agent, foreign.device = false, "/dev/vda" // its only disk
+	foreign.agent, foreign.id, foreign.device = false, d.diskID(), "/dev/vda" // its only disk
 	if err := foreign.grow(ctx, 420*miB); err != nil {
 		t.Fatal(err)
 	}
