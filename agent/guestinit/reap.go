@@ -1,12 +1,12 @@
 package guestinit
 
 import (
+	"context"
 	"errors"
 	"os"
 	"os/signal"
 	"sync"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -80,22 +80,17 @@ func Start(name string, argv []string, attr *os.ProcAttr) (*os.Process, <-chan u
 	return process, ended, nil
 }
 
-// syncLimit is how long the end waits for a disk that does not take what is written.
-const syncLimit = 5 * time.Second
-
-// PowerOff writes everything back, which a disk that hangs keeps it from for a while
-// only, and ends the VM. It returns only with an error.
-func PowerOff() error {
+// PowerOff writes everything back, which a disk that hangs keeps it from until ctx ends,
+// and ends the VM. It returns only with an error.
+func PowerOff(ctx context.Context) error {
 	written := make(chan struct{})
 	go func() {
 		unix.Sync()
 		close(written)
 	}()
-	limit := time.NewTimer(syncLimit)
-	defer limit.Stop()
 	select {
 	case <-written:
-	case <-limit.C:
+	case <-ctx.Done():
 	}
 	return os.NewSyscallError("reboot(POWER_OFF)", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
 }

@@ -103,6 +103,8 @@ type stall struct {
 	last  counts
 	beats int  // looks at the counts, in a row, that have found requests in flight and none ended since the look before
 	moved bool // at the last look
+	// silent are looks in a row that have found no request ended, in flight or not.
+	silent int
 }
 
 // hungBeats are so many looks, a beatInterval apart: a device hangs then.
@@ -116,6 +118,9 @@ func (s *stall) beat(now counts) (doubt bool) {
 		s.beats = 0
 	case s.last.inFlight > 0:
 		s.beats++
+	}
+	if s.silent++; now.ended() != s.last.ended() {
+		s.silent = 0
 	}
 	moves := now.changes() != s.last.changes()
 	doubt = s.moved && !moves

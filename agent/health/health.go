@@ -161,6 +161,13 @@ func (m *Monitor) add(w *Watch) {
 	m.watches[w] = struct{}{}
 }
 
+// End ends all watches: nothing is asked of a disk any more. It waits for nobody.
+func (m *Monitor) End() {
+	for _, w := range m.all() {
+		w.End()
+	}
+}
+
 func (m *Monitor) remove(w *Watch) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -343,7 +343,7 @@ func (w *Watch) wait(ctx context.Context, interval time.Duration, early <-chan s
 func (w *Watch) look(ctx context.Context, doubt bool) (lost bool) {
 	for {
 		if w.inFlight == nil {
-			if w.hangs() {
+			if w.Hangs() {
 				return false
 			}
 			e := &examination{began: time.Now(), answer: make(chan finding, 1), isDoubt: doubt}
@@ -374,10 +374,19 @@ func (w *Watch) await(ctx context.Context) (lost, answered bool) {
 	}
 }
 
-func (w *Watch) hangs() bool {
+// Hangs reports whether the device's requests are in flight, and none has ended for a while.
+func (w *Watch) Hangs() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.stall.hangs()
+}
+
+// Silent returns how long no request of the device has ended, by the kernel's counts as Beat
+// looks at them; 0 where it does not.
+func (w *Watch) Silent() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return time.Duration(w.stall.silent) * beatInterval
 }
 
 // examine runs examine(target), or asks the device alone, and turns a panic into a failure.

@@ -2,10 +2,15 @@ package volume
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"runtime"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount/mounttest"
 	"github.com/directvol/directvol/agent/refusal"
 )
@@ -58,5 +63,45 @@ func TestFlushIsSharedByAllWhoCameBeforeIt(t *testing.T) {
 	v.flush(was)
 	if v.flushes != was+1 {
 		t.Error("no flush of what was written after the last one began")
+	}
+}
+
+// Whose time is over learns whether the disk goes on.
+func TestSlowDiskIsNotSaidToHang(t *testing.T) {
+	table, dir, server := served(t)
+	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 16<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	gate := make(chan struct{})
+	open := sync.OnceFunc(func() { close(gate) })
+	defer open()
+	server.GateWrites(gate)
+	ctx, cancel := context.WithCancel(t.Context())
+	was := health.Ended(table.at(dir).Device.Number)
+	go func() {
+		defer cancel()
+		for health.Ended(table.at(dir).Device.Number) == was {
+			gate <- struct{}{}
+		}
+	}()
+	if err := table.Flush(ctx, dir); refusal.KindOf(err) != refusal.DeadlineExceeded || !strings.Contains(err.Error(), "is slow: it answers") {
+		t.Errorf("want a DeadlineExceeded, and the disk slow\ngot  %v", err)
+	}
+	open()
+	if err := table.Flush(t.Context(), dir); err != nil {
+		t.Errorf("joins the flush that goes on: %v", err)
+	}
+}
+
+func TestWhatHasComeFromADiskIsSaid(t *testing.T) {
+	for want, got := range map[string]string{
+		"hangs":                      answers(true, 5, 9*time.Second),
+		"has not answered meanwhile": answers(false, 0, 0),
+		"has ended 1 requests meanwhile, and none for 9s":         answers(false, 1, 9*time.Second), // its flush may hang
+		"is slow: it answers, and has ended 7 requests meanwhile": answers(false, 7, 0),
+	} {
+		if got != want {
+			t.Errorf("want %q\ngot  %q", want, got)
+		}
 	}
 }

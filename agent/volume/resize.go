@@ -60,6 +60,7 @@ func (v *Volume) inTime(ctx context.Context, do func(context.Context) error) err
 	if err != nil {
 		return err
 	}
+	was := health.Ended(v.Device.Number)
 	early, cancel := deadline.Early(ctx)
 	answer, panicked := make(chan error, 1), make(chan string, 1)
 	go func() {
@@ -86,7 +87,7 @@ func (v *Volume) inTime(ctx context.Context, do func(context.Context) error) err
 	case p := <-panicked:
 		panic(p)
 	case <-late:
-		return refusal.New(refusal.DeadlineExceeded, "volume %s: not done in time, the disk below %s may not answer; try again, it goes on from there: %w", v.Mountpoint, v.Device.Path, context.Cause(early))
+		return refusal.New(refusal.DeadlineExceeded, "volume %s: not done in time, %s; try again, it goes on from there: %w", v.Mountpoint, v.since(was), context.Cause(early))
 	}
 }
 

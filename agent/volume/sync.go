@@ -11,19 +11,21 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 )
 
-// syncLimit bounds how long Sync waits for a disk: its caller waits for 10 s or more, and
-// nobody else is served meanwhile.
+// syncLimit bounds how long Sync waits for a disk from which nothing comes: its caller waits
+// for 10 s or more, and nobody else is served meanwhile.
 const syncLimit = 2 * time.Second
 
 // Sync has every disk in the guest take what was written, whoever has mounted it: each
 // filesystem by itself, so that one that hangs is named, and then what no path leads to any
-// more. However often it is called, one thread a volume waits for its disk.
+// more. However often it is called, one thread a volume waits for its disk. A slow disk is
+// waited for until ctx ends.
 func (t *Table) Sync(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, syncLimit)
+	ctx, cancel := t.Patient(ctx, syncLimit)
 	defer cancel()
 	mounts, err := mount.All()
 	if err != nil {
@@ -46,6 +48,21 @@ func (t *Table) Sync(ctx context.Context) error {
 		return err
 	}
 	return t.syncing.wait(ctx)
+}
+
+// Patient is health.Patient of the disks of volumes that are flushed, grown or unmounted at
+// the time: no watch asks them anything meanwhile.
+func (t *Table) Patient(ctx context.Context, silence time.Duration) (context.Context, context.CancelFunc) {
+	return health.Patient(ctx, silence, func(device uint64) bool {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		for _, v := range t.volumes {
+			if v.Device.Number == device && len(v.growing) > 0 {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // onePathEach returns a path, by its place in the list, to each filesystem that has a block
@@ -95,7 +112,7 @@ func (s *syncing) wait(ctx context.Context) error {
 	case <-ended:
 		return nil
 	case <-ctx.Done():
-		return refusal.New(refusal.DeadlineExceeded, "sync: a disk in the guest that is mounted nowhere in sight does not answer: %w", ctx.Err())
+		return refusal.New(refusal.DeadlineExceeded, "sync: a disk in the guest that is mounted nowhere in sight does not answer: %w", context.Cause(ctx))
 	}
 }
 

@@ -8,6 +8,7 @@ package volume
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"path/filepath"
 	"slices"
@@ -409,12 +410,43 @@ func (v *Volume) lock(ctx context.Context) error {
 		return nil
 	default:
 	}
+	was := health.Ended(v.Device.Number)
 	select {
 	case v.growing <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		return refusal.New(refusal.DeadlineExceeded, "volume %s: another call grows it, flushes or unmounts it, and the disk below %s has not answered that: %w", v.Mountpoint, v.Device.Path, ctx.Err())
+		return refusal.New(refusal.DeadlineExceeded, "volume %s: another call grows it, flushes or unmounts it, and has not ended, %s: %w", v.Mountpoint, v.since(was), context.Cause(ctx))
 	}
+}
+
+// since says what has come from the volume's disk since it had ended so many requests.
+func (v *Volume) since(was uint64) string {
+	if v.Device.Path == "" {
+		return v.FSType + " has not answered"
+	}
+	var hangs bool
+	var silent time.Duration
+	if v.watch != nil {
+		hangs, silent = v.watch.Hangs(), v.watch.Silent()
+	}
+	return "the disk below " + v.Device.Path + " " + answers(hangs, health.Ended(v.Device.Number)-was, silent)
+}
+
+// silence is how long nothing comes from a disk of which it is not said that it answers.
+const silence = 3 * time.Second
+
+// answers says how a disk does that has ended some requests, the last one so long ago as
+// silent.
+func answers(hangs bool, ended uint64, silent time.Duration) string {
+	switch {
+	case hangs:
+		return "hangs"
+	case ended == 0:
+		return "has not answered meanwhile"
+	case silent >= silence:
+		return fmt.Sprintf("has ended %d requests meanwhile, and none for %v", ended, silent.Round(time.Second))
+	}
+	return fmt.Sprintf("is slow: it answers, and has ended %d requests meanwhile", ended)
 }
 
 func (v *Volume) unlock() { <-v.growing }

@@ -44,6 +44,10 @@ const (
 	// hangUpLimit the host to hang up when it has them.
 	answerLimit = time.Second
 	hangUpLimit = 5 * time.Second
+	// unmountLimit is how long the guest's end waits, volume by volume, for disks from
+	// which nothing comes, and syncLimit for what is left then. A slow disk is waited for.
+	unmountLimit = 10 * time.Second
+	syncLimit    = 5 * time.Second
 	// processLimit is how long each process has to end, when the guest does.
 	processLimit = 2 * time.Second
 )
@@ -88,7 +92,9 @@ func main() {
 	if asInit && (how == signalled || set.powerOff && (how == destroyed || err != nil)) {
 		// Also where it cannot serve: the end of PID 1 would be a panic, which
 		// tells the host less.
-		err = guestinit.PowerOff()
+		ctx, cancel := health.Patient(context.Background(), syncLimit, health.AnyDisk)
+		err = guestinit.PowerOff(ctx)
+		cancel()
 		entry.Error(err)
 		kept.flush()
 	}
@@ -146,6 +152,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	life, end := context.WithCancel(context.Background())
 	defer end()
 	monitor := health.NewMonitor(log)
+	defer monitor.End()
 	volumes := volume.NewTable(monitor)
 	state, err := newState(set, asInit)
 	if err != nil {
@@ -228,14 +235,14 @@ func untilTold(asInit bool, log *logrus.Entry) (ctx context.Context, stop func()
 }
 
 // endGuest ends every process, and unmounts every volume.
-func endGuest(guest *sandbox.Sandbox, log *logrus.Entry) {
+func endGuest(guest *sandbox.Sandbox, volumes *volume.Table, log *logrus.Entry) {
 	guestinit.EndAll(processLimit)
 	err := guest.Destroy(context.Background())
 	if err == nil {
 		return
 	}
 	log.Errorf("the guest ends, and not everything can be unmounted: %v", err)
-	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	ctx, cancel := volumes.Patient(context.Background(), unmountLimit)
 	defer cancel()
 	if err := guest.UnmountEach(ctx); err != nil {
 		log.Errorf("what is written may not be on its disk: %v", err)
@@ -307,7 +314,7 @@ func shutDown(server *ttrpc.Server, agent *rpc.Agent, listener *transport.Listen
 	defer cancel()
 	err := server.Shutdown(ctx)
 	if agent.Init {
-		endGuest(agent.Sandbox, agent.Log)
+		endGuest(agent.Sandbox, agent.Volumes, agent.Log)
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		return nil

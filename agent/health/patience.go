@@ -1,0 +1,61 @@
+package health
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Patient returns a context that ends when ctx does, or when no disk that is meant has ended
+// a request for as long as silence: a slow disk is waited for while something comes from it.
+// meant is asked each second, by dev_t. Where the kernel's counts cannot be read, nothing
+// comes.
+func Patient(ctx context.Context, silence time.Duration, meant func(device uint64) bool) (context.Context, context.CancelFunc) {
+	return patient(ctx, silence, meant, func() map[uint64]counts {
+		text, _ := os.ReadFile(diskStats)
+		return parseDiskStats(string(text))
+	})
+}
+
+func patient(ctx context.Context, silence time.Duration, meant func(uint64) bool, read func() map[uint64]counts) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	last, came := read(), time.Now()
+	go func() {
+		again := time.NewTicker(min(beatInterval, silence))
+		defer again.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-again.C:
+			}
+			now := read()
+			for device, c := range now {
+				if meant(device) && c.ended() != last[device].ended() {
+					came = time.Now()
+				}
+			}
+			last = now
+			if time.Since(came) >= silence {
+				cancel(fmt.Errorf("no disk has ended a request for %v", silence))
+				return
+			}
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
+// AnyDisk has Patient mean all disks.
+func AnyDisk(uint64) bool { return true }
+
+// Ended returns how many requests a block device has ended so far, and 0 of one that is gone.
+// It waits for no disk.
+func Ended(device uint64) uint64 {
+	text, _ := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/stat", unix.Major(device), unix.Minor(device)))
+	c, _ := parseCounts(strings.Fields(string(text)))
+	return c.ended()
+}
