@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -48,6 +49,24 @@ func Enclosing(path string) (string, error) {
 		}
 	}
 	return found, err
+}
+
+// served are filesystems that ask a server, which may not answer, whether a name in them
+// still stands, each time that a path leads through one (d_revalidate in the kernel's
+// Documentation/filesystems/vfs.rst). The others know it of any mount point in them.
+var served = []string{"fuse", "fuseblk", "virtiofs", "9p", "nfs", "nfs4", "cifs", "smb3", "ceph", "afs"}
+
+// Behind returns the mount point of a filesystem that asks a server, and that a clean path
+// leads through: "" where it leads through none. What is mounted at the path itself is not
+// asked.
+func Behind(all []*Info, path string) (mountPoint string) {
+	for _, m := range all {
+		fstype, _, _ := strings.Cut(m.FSType, ".") // fuse.sshfs
+		if slices.Contains(served, fstype) && path != m.Mountpoint && (m.Mountpoint == "/" || strings.HasPrefix(path, m.Mountpoint+"/")) {
+			return m.Mountpoint
+		}
+	}
+	return ""
 }
 
 // stackAt keeps every mount at a path. mountinfo's SingleEntryFilter ends with

@@ -118,9 +118,13 @@ func (t *Table) StatsAtOnce(path string) (Stats, bool) {
 
 // conditionsAtOnce returns what is wrong with a volume that is known and whose
 // statfs waits for nobody: one that is watched, or a tmpfs, which has no device
-// that could fail. virtio-fs, FUSE and NFS ask a server, which may not answer.
+// that could fail. virtio-fs, FUSE and NFS ask a server, which may not answer: for what lies
+// behind one, too.
 func (v *Volume) conditionsAtOnce() ([]health.Condition, bool) {
-	if v.watch == nil {
+	switch {
+	case v.behind != "":
+		return nil, false
+	case v.watch == nil:
 		return nil, v.FSType == "tmpfs"
 	}
 	return v.watch.Latest()

@@ -49,6 +49,7 @@ type Volume struct {
 	FSType     string          // as mountinfo has it
 	Device     blockdev.Device // zero where no block device is below
 	identity   mount.Identity
+	behind     string        // the mount point of a filesystem with a server that the path leads through, or ""
 	watch      *health.Watch // nil where no block device is below
 	past       health.Past   // for the watch to begin with
 	growing    chan struct{} // the lock: a call that waits for it can be given up
@@ -86,7 +87,7 @@ func (t *Table) lookup(path string, of mount.Identity, past health.Past) (*Volum
 	path = filepath.Clean(path)
 	for {
 		known := t.at(path)
-		mark, err := t.look(path, known != nil)
+		mark, err := t.look(path, known)
 		if err == nil && known != nil && known.identity.Bears(mark) {
 			return known, nil
 		}
@@ -95,7 +96,7 @@ func (t *Table) lookup(path string, of mount.Identity, past health.Past) (*Volum
 			found, err = discover(path, mark)
 		}
 		if err != nil {
-			if known != nil {
+			if known != nil && refusal.KindOf(err) != refusal.DeadlineExceeded {
 				t.lost(known) // someone else has unmounted it, or covered it
 			}
 			return nil, refuseLook(path, err)
@@ -109,46 +110,6 @@ func (t *Table) lookup(path string, of mount.Identity, past health.Past) (*Volum
 		if found = t.replace(path, known, found); found != nil {
 			return found, nil
 		} // or another call has found a newer mount meanwhile
-	}
-}
-
-// lookLimit is how long a filesystem is waited for that is to tell whether a path which
-// is no mount point is there.
-const lookLimit = time.Second
-
-// look is mount.Look, which waits for nobody at a mount point. Another path may have its
-// filesystem read a disk: if that hangs, one thread a mount waits for it, whatever paths
-// are asked for.
-func (t *Table) look(path string, known bool) (mount.Mark, error) {
-	if mounts, err := mount.At(path); known || err != nil || len(mounts) > 0 {
-		return mount.Look(path)
-	}
-	within, err := mount.Enclosing(path)
-	if err != nil {
-		return mount.Mark{}, err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), lookLimit)
-	defer cancel()
-	late := refusal.New(refusal.DeadlineExceeded, "volume %.200q: nothing is mounted there, and the filesystem at %s does not answer whether it exists", path, within)
-	done, err := t.walks.Take(ctx, within)
-	if err != nil {
-		return mount.Mark{}, late
-	}
-	type answer struct {
-		mark mount.Mark
-		err  error
-	}
-	answers := make(chan answer, 1)
-	go func() {
-		defer done()
-		mark, err := mount.Look(path)
-		answers <- answer{mark, err}
-	}()
-	select {
-	case a := <-answers:
-		return a.mark, a.err
-	case <-ctx.Done():
-		return mount.Mark{}, late
 	}
 }
 
@@ -342,16 +303,19 @@ func (t *Table) forget(v *Volume) {
 // discover makes a Volume, not watched yet, of the mount with a mark; where there is
 // none, of the topmost one.
 func discover(path string, mark mount.Mark) (*Volume, error) {
-	mounts, err := mount.At(path)
+	mounts, err := mount.All()
 	if err != nil {
 		return nil, err
 	}
 	for _, info := range slices.Backward(mounts) {
+		if info.Mountpoint != path {
+			continue
+		}
 		identity := mount.Identify(info)
 		if mark != (mount.Mark{}) && !identity.Bears(mark) {
 			continue
 		}
-		v := &Volume{Mountpoint: path, FSType: info.FSType, identity: identity, growing: make(chan struct{}, 1)}
+		v := &Volume{Mountpoint: path, FSType: info.FSType, identity: identity, behind: mount.Behind(mounts, path), growing: make(chan struct{}, 1)}
 		if len(identity.Devices) == 1 { // tmpfs, virtio-fs and overlay have none, a btrfs may have more
 			v.Device, err = deviceOf(identity.Devices[0], info.Source)
 		}

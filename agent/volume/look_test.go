@@ -1,0 +1,102 @@
+package volume
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/directvol/directvol/agent/mount/mounttest"
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// A volume below a virtio-fs whose server hangs: the kernel asks that server at each step
+// through it. One thread waits for the server, whoever asks, and the volume stays known.
+func TestVolumeBehindAServerThatHangsIsAnsweredFor(t *testing.T) {
+	dir, server := mounttest.ServeFolder(t)
+	mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "xfs")), dir, "xfs", 0, "")
+	table := newTable()
+	if _, err := table.Stats(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := table.StatsAtOnce(dir); ok {
+		t.Error("it is measured by the goroutine that reads a connection, which may wait for the server")
+	}
+	known := table.at(dir)
+	release := server.HoldLookups()
+	defer release()
+	guard := time.AfterFunc(time.Minute, release) // what waits for the server comes back then
+	before := runtime.NumGoroutine()
+	const calls = 10
+	answers := make(chan error, calls)
+	for range calls {
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			_, err := table.Stats(ctx, dir)
+			answers <- err
+		}()
+	}
+	for range calls {
+		if err := <-answers; refusal.KindOf(err) != refusal.DeadlineExceeded {
+			t.Errorf("want a DeadlineExceeded\ngot  %v", err)
+		}
+	}
+	if !guard.Stop() {
+		t.Error("somebody waited for the server")
+	}
+	if waiting := runtime.NumGoroutine() - before; waiting > 3 { // a call's, the server's for its answer, and a watch's look
+		t.Errorf("goroutines that wait for the server, and for whom it waits\nwant 3 at most\ngot  %d", waiting)
+	}
+	if table.at(dir) != known {
+		t.Error("the volume is forgotten, though it is mounted")
+	}
+	release()
+	if _, err := table.Stats(t.Context(), dir); err != nil {
+		t.Errorf("when it answers again: %v", err)
+	}
+	table.Forget(dir)
+}
+
+// A path that leads through a link into a filesystem that hangs is refused for the link,
+// and keeps nobody who asks for another path.
+func TestPathThroughALinkIsNotFollowed(t *testing.T) {
+	base := mounttest.Dir(t)
+	hung, link := filepath.Join(base, "hung"), filepath.Join(base, "link")
+	guard := time.AfterFunc(time.Minute, mounttest.Hang(t, hung)) // what waits for it fails then
+	if err := os.Symlink(hung, link); err != nil {
+		t.Fatal(err)
+	}
+	table := newTable()
+	before := runtime.NumGoroutine()
+	for path, want := range map[string]refusal.Kind{
+		filepath.Join(link, "x"): refusal.InvalidArgument, link: refusal.InvalidArgument, filepath.Join(base, "none"): refusal.NotFound,
+	} {
+		if _, err := table.Lookup(path); refusal.KindOf(err) != want {
+			t.Errorf("%s\nwant kind %v\ngot  %v", path, want, err)
+		}
+	}
+	if waiting := runtime.NumGoroutine() - before; waiting > 0 {
+		t.Errorf("somebody waits for the filesystem: %d", waiting)
+	}
+	if !guard.Stop() {
+		t.Error("somebody waited for the filesystem")
+	}
+}
+
+func TestFirstLinkOfAPathIsFound(t *testing.T) {
+	base := mounttest.Dir(t)
+	link := filepath.Join(base, "l")
+	if err := os.Symlink("/nowhere", link); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		link: link, link + "/x/y": link, base: "", base + "/none/l": "", "/": "", base + "/ll": "",
+	} {
+		if got := linkIn(path); got != want {
+			t.Errorf("%s\nwant %q\ngot  %q", path, want, got)
+		}
+	}
+}
