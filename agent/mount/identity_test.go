@@ -27,6 +27,36 @@ func topmost(t *testing.T, path string) (now, old Identity) {
 	return now, old
 }
 
+// A mount that was made before another one gets its place after it.
+func TestTopmostIsTheMountThatWasPlacedLast(t *testing.T) {
+	dir := mounttest.Own(t)
+	config, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(config)
+	if err := unix.FsconfigSetString(config, "source", "older"); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.FsconfigCreate(config); err != nil {
+		t.Fatal(err)
+	}
+	older, err := unix.Fsmount(config, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(older)
+	mounttest.Mount(t, "newer", dir, "tmpfs", 0, "")
+	if err := unix.MoveMount(older, "", unix.AT_FDCWD, dir, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	top, err := Topmost(dir)
+	if err != nil || top == nil || top.Source != "older" {
+		t.Errorf("want older, on newer\ngot  %+v, error %v", top, err)
+	}
+}
+
 // A mount's number goes to the next mount. Each filesystem is mounted and unmounted
 // until its number comes again, and the mount before it must not be taken for it, on a
 // kernel that numbers mounts for good and on one that does not.

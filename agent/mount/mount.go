@@ -5,6 +5,7 @@
 package mount
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -24,10 +25,56 @@ func All() ([]*Info, error) { return mountinfo.GetMounts(nil) }
 // Read returns the mounts of a text as the kernel has it in /proc/PID/mountinfo.
 func Read(text io.Reader) ([]*Info, error) { return mountinfo.GetMountsFromReader(text, nil) }
 
-// At returns what is mounted at a path that holds no symbolic link, in the order in
-// which it was mounted: the last one hides the others. There is none where nothing is
-// mounted.
-func At(path string) ([]*Info, error) { return mountinfo.GetMounts(stackAt(path)) }
+// At returns what is mounted at a path that holds no symbolic link, from below to above:
+// the last one is what the path leads to. There is none where nothing is mounted.
+func At(path string) ([]*Info, error) {
+	found, err := mountinfo.GetMounts(stackAt(path))
+	if err != nil || len(found) < 2 {
+		return found, err
+	}
+	all, err := All()
+	return stack(all, path), err
+}
+
+// stack is At of a list of all mounts, in any order: Linux 6.18 lists them as they were
+// made, and move_mount(2) puts an older one on top of a newer one.
+func stack(all []*Info, path string) (found []*Info) {
+	byID, within := map[int]*Info{}, map[int][]*Info{}
+	for _, m := range all {
+		byID[m.ID] = m
+		within[m.Parent] = append(within[m.Parent], m)
+		if m.Mountpoint == path {
+			found = append(found, m)
+		}
+	}
+	levels := map[*Info]int{} // the mounts of the path below; those that no path leads to come first
+	for _, m := range found {
+		for p := byID[m.Parent]; p != nil && p.Mountpoint == path && levels[m] < len(found); p = byID[p.Parent] {
+			levels[m]++
+		}
+		if isHidden(m, byID, within) {
+			levels[m] -= len(all)
+		}
+	}
+	slices.SortStableFunc(found, func(a, b *Info) int { return cmp.Compare(levels[a], levels[b]) })
+	return found
+}
+
+// isHidden reports whether a folder above a mount has something else mounted over it. What
+// lies on a process's root hides nothing from it.
+func isHidden(m *Info, byID map[int]*Info, within map[int][]*Info) bool {
+	for range byID { // and no longer: a text may have a circle
+		for _, over := range within[m.Parent] {
+			if over.Mountpoint != "/" && strings.HasPrefix(m.Mountpoint, over.Mountpoint+"/") {
+				return true
+			}
+		}
+		if m = byID[m.Parent]; m == nil {
+			return false
+		}
+	}
+	return false
+}
 
 // Topmost returns the last of At, and nil where nothing is mounted.
 func Topmost(path string) (*Info, error) {

@@ -27,6 +27,33 @@ func TestStackOfMountsIsReadWhole(t *testing.T) {
 	}
 }
 
+// Linux lists mounts as they were made since 6.18, and move_mount(2) puts an older one on
+// top of a newer one.
+func TestTopmostIsTheMountThatNoOtherLiesOn(t *testing.T) {
+	const root = "22 1 0:2 / / rw - rootfs none rw\n"
+	for name, c := range map[string]struct {
+		text string
+		want []int // the last one is what the path leads to
+	}{
+		"as it was mounted":                  {"40 22 8:0 / /v rw - xfs a rw\n41 40 8:1 / /v rw - xfs b rw\n", []int{40, 41}},
+		"an older one on top":                {"40 41 8:0 / /v rw - xfs a rw\n41 22 8:1 / /v rw - xfs b rw\n", []int{41, 40}},
+		"the oldest in the middle":           {"40 42 8:0 / /v rw - xfs a rw\n41 40 8:1 / /v rw - xfs b rw\n42 22 8:2 / /v rw - xfs c rw\n", []int{42, 40, 41}},
+		"one below a folder that is covered": {"39 22 8:9 / /v rw - xfs x rw\n40 39 8:0 / /v/a rw - xfs a rw\n41 39 8:1 / /v rw - xfs b rw\n", []int{40}},
+		"another in what covers the folder":  {"38 41 8:8 / /v/a rw - xfs y rw\n39 22 8:9 / /v rw - xfs x rw\n40 39 8:0 / /v/a rw - xfs a rw\n41 39 8:1 / /v rw - xfs b rw\n", []int{40, 38}},
+		"below a folder that was covered":    {"38 22 8:8 / /v/a rw - xfs y rw\n39 22 8:9 / /v rw - xfs x rw\n40 39 8:0 / /v/a rw - xfs a rw\n", []int{38, 40}},
+		"a circle, which no kernel has":      {"40 41 8:0 / /v rw - xfs a rw\n41 40 8:1 / /v rw - xfs b rw\n", []int{40, 41}},
+	} {
+		path := "/v"
+		if strings.Contains(c.text, "/v/a") {
+			path = "/v/a"
+		}
+		mounts, err := Read(strings.NewReader(root + c.text))
+		if got := idsOf(stack(mounts, path)); err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%s, at %s\nwant %v\ngot  %v, error %v", name, path, c.want, got, err)
+		}
+	}
+}
+
 func idsOf(mounts []*mountinfo.Info) (ids []int) {
 	for _, m := range mounts {
 		ids = append(ids, m.ID)
@@ -66,6 +93,12 @@ func FuzzMountinfo(f *testing.F) {
 		}
 		if got := idsOf(mounts); !slices.Equal(got, want) {
 			t.Errorf("mounts at %q in %q\nwant %v\ngot  %v", path, text, want, got)
+		}
+		all, err := Read(strings.NewReader(text))
+		got := idsOf(stack(all, path))
+		slices.Sort(got)
+		if slices.Sort(want); err != nil || !slices.Equal(got, want) {
+			t.Errorf("mounts at %q in %q, by their parents\nwant %v\ngot  %v, error %v", path, text, want, got, err)
 		}
 	})
 }
