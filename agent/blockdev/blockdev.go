@@ -153,7 +153,9 @@ func (d Device) AwaitSize(ctx context.Context, bytes uint64) (size uint64, err e
 	if ok, err := reached(); ok || err != nil {
 		return size, err
 	}
-	go d.rescan() // not awaited: it lasts for as long as a controller wants
+	asking, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go d.rescan(asking, "/") // not awaited: it lasts for as long as a controller wants
 	err = await(ctx, reached)
 	return size, err
 }

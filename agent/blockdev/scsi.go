@@ -9,8 +9,11 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 
+	"github.com/directvol/directvol/agent/flight"
 	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/turns"
 )
 
 // Bounds of an address, as virtio-scsi's driver has them (VIRTIO_SCSI_MAX_TARGET
@@ -79,9 +82,25 @@ func virtioHosts(root string) (hosts []string, err error) {
 	return hosts, nil
 }
 
-// scan has every virtio-scsi controller look for the unit, and waits for it
+// A write to a controller's file lasts for as long as that wants, so there is one at a
+// time of each, whoever has asked for it.
+var (
+	scans       flight.Flights[unitScan, error]
+	controllers turns.Turns // by folder
+	rescans     flight.Flights[string, error]
+)
+
+type unitScan struct {
+	host    string
+	address scsiAddress
+}
+
+// errGoesOn is of a scan that has not ended with its caller's time.
+var errGoesOn = errors.New("it has not ended")
+
+// scan has every virtio-scsi controller look for the unit, and waits for it until ctx ends
 // (Documentation/scsi/scsi_mid_low_api.rst: "channel target unit").
-func (a scsiAddress) scan(root string) error {
+func (a scsiAddress) scan(ctx context.Context, root string) error {
 	hosts, err := virtioHosts(root)
 	if err != nil {
 		return err
@@ -89,16 +108,35 @@ func (a scsiAddress) scan(root string) error {
 	if len(hosts) == 0 {
 		return fmt.Errorf("the guest has no virtio-scsi controller, or not its module: %w", fs.ErrNotExist)
 	}
-	var errs []error
-	for _, host := range hosts {
-		errs = append(errs, writeSysfs(filepath.Join(host, "scan"), fmt.Sprintf("0 %d %d", a.target, a.unit)))
+	errs := make([]error, len(hosts))
+	var wait sync.WaitGroup
+	for i, host := range hosts {
+		wait.Go(func() { errs[i] = unitScan{host, a}.run(ctx) })
 	}
+	wait.Wait()
 	return errors.Join(errs...)
 }
 
-// rescan has a SCSI disk ask for its capacity. Other disks have no such file.
-func (d Device) rescan() {
-	writeSysfs(filepath.Join("/sys/class/block", d.Name, "device/rescan"), "1")
+func (u unitScan) run(ctx context.Context) error {
+	err, ended := scans.Anew(ctx, u, func() error {
+		done, err := controllers.Take(context.Background(), u.host) // which the kernel would have it wait for on a thread
+		if err != nil {
+			return err
+		}
+		defer done()
+		return writeSysfs(filepath.Join(u.host, "scan"), fmt.Sprintf("0 %d %d", u.address.target, u.address.unit))
+	})
+	if !ended {
+		return errGoesOn
+	}
+	return err
+}
+
+// rescan has a SCSI disk ask for its capacity, and waits for it until ctx ends. Other disks
+// have no such file.
+func (d Device) rescan(ctx context.Context, root string) {
+	file := filepath.Join(root, "sys/class/block", d.Name, "device/rescan")
+	rescans.Anew(ctx, file, func() error { return writeSysfs(file, "1") })
 }
 
 // writeSysfs writes to a file that is there.
@@ -112,14 +150,19 @@ func writeSysfs(path, text string) error {
 }
 
 // FindSCSI is Find for a SCSI address, "ID:LUN". A unit that the kernel does not
-// know yet is scanned for, besides being awaited.
+// know yet is scanned for, besides being awaited: where ctx is over already it is only
+// looked for, and nothing in the guest changes.
 func FindSCSI(ctx context.Context, source, serial string) (Device, error) {
+	return findSCSI(ctx, "/", source, serial)
+}
+
+func findSCSI(ctx context.Context, root, source, serial string) (Device, error) {
 	address, err := parseSCSI(source)
 	if err != nil {
 		return Device{}, refusal.New(refusal.InvalidArgument, "source: %w", err)
 	}
 	look := func() ([]Device, error) {
-		devices, err := address.look("/")
+		devices, err := address.look(root)
 		for i := range devices {
 			if err == nil {
 				devices[i], err = ByPath(devices[i].Path) // the node is made shortly after sysfs' entry
@@ -128,8 +171,10 @@ func FindSCSI(ctx context.Context, source, serial string) (Device, error) {
 		return devices, err
 	}
 	scanned := make(chan error, 1)
-	if _, err := look(); errors.Is(err, fs.ErrNotExist) {
-		go func() { scanned <- address.scan("/") }() // not awaited: it lasts for as long as a controller wants
+	if _, err := look(); errors.Is(err, fs.ErrNotExist) && ctx.Err() == nil {
+		scanning, cancel := context.WithCancel(ctx)
+		defer cancel()
+		go func() { scanned <- address.scan(scanning, root) }()
 	} else {
 		close(scanned)
 	}
@@ -137,13 +182,8 @@ func FindSCSI(ctx context.Context, source, serial string) (Device, error) {
 	if err == nil || ctx.Err() == nil || refusal.KindOf(err) != refusal.Internal {
 		return device, err
 	}
-	select {
-	case failed := <-scanned:
-		if failed != nil {
-			err = fmt.Errorf("%w (scan for it: %w)", err, failed)
-		}
-	default:
-		err = fmt.Errorf("%w (a scan for it has not ended)", err)
+	if failed := <-scanned; failed != nil { // which ends with ctx
+		err = fmt.Errorf("%w (scan for it: %w)", err, failed)
 	}
 	return Device{}, err
 }

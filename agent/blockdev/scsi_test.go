@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -90,7 +91,7 @@ func TestSCSIAddressOfTwoDisksIsRefused(t *testing.T) {
 
 func TestScanAsksEveryControllerForTheOneUnit(t *testing.T) {
 	root := scsiSysfs(t)
-	if err := (scsiAddress{1, 7}).scan(root); err != nil {
+	if err := (scsiAddress{1, 7}).scan(t.Context(), root); err != nil {
 		t.Fatal(err)
 	}
 	for host, want := range map[string]string{"host0": "", "host2": "0 1 7", "host3": "0 1 7"} { // an AHCI has no such unit
@@ -99,8 +100,92 @@ func TestScanAsksEveryControllerForTheOneUnit(t *testing.T) {
 			t.Errorf("%s\nwant %q\ngot  %q, %v", host, want, text, err)
 		}
 	}
-	if err := (scsiAddress{1, 7}).scan(t.TempDir()); err == nil || !strings.Contains(err.Error(), "no virtio-scsi controller") {
+	if err := (scsiAddress{1, 7}).scan(t.Context(), t.TempDir()); err == nil || !strings.Contains(err.Error(), "no virtio-scsi controller") {
 		t.Errorf("without a controller\nwant that said\ngot  %v", err)
+	}
+}
+
+// A unit that is asked for when there is no time to wait is only looked for: who asks
+// whether a disk has left does not bring it back.
+func TestSCSIUnitThatIsOnlyLookedForIsNotScannedFor(t *testing.T) {
+	root := scsiSysfs(t)
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := findSCSI(over, root, "1:7", ""); !errors.Is(err, context.Canceled) {
+		t.Errorf("want it not found\ngot  %v", err)
+	}
+	if text, err := os.ReadFile(filepath.Join(root, "sys/class/scsi_host/host2/scan")); err != nil || len(text) > 0 {
+		t.Errorf("want no scan\ngot  %q, %v", text, err)
+	}
+}
+
+// hangingFile makes a file hang who opens it to write, as a controller that hangs does,
+// until written: that returns what was written when last has ended.
+func hangingFile(t *testing.T, path string) (written func(last func()) string) {
+	t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.RemoveAll(path), unix.Mkfifo(path, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return func(last func()) string {
+		t.Helper()
+		file, err := os.OpenFile(path, os.O_RDWR, 0) // both ends: nobody waits for it any more
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		last()
+		text := make([]byte, 4096)
+		n, err := file.Read(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text[:n])
+	}
+}
+
+// givenUp calls something several times, and gives up each time.
+func givenUp(t *testing.T, times int, call func(context.Context)) {
+	t.Helper()
+	for range times {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		call(ctx)
+		cancel()
+	}
+}
+
+func TestControllerThatHangsIsScannedOnceForAUnit(t *testing.T) {
+	root := scsiSysfs(t)
+	written := hangingFile(t, filepath.Join(root, "sys/class/scsi_host/host2/scan"))
+	for _, address := range []scsiAddress{{1, 7}, {2, 7}} {
+		givenUp(t, 5, func(ctx context.Context) {
+			if err := address.scan(ctx, root); !errors.Is(err, errGoesOn) {
+				t.Errorf("%v\nwant it given up\ngot  %v", address, err)
+			}
+		})
+	}
+	if err := (unitScan{filepath.Join(root, "sys/class/scsi_host/host3"), scsiAddress{1, 7}}).run(t.Context()); err != nil {
+		t.Errorf("the other controller: %v", err)
+	}
+	text := written(func() {
+		if err := (scsiAddress{9, 9}).scan(t.Context(), root); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, want := range []string{"0 1 7", "0 2 7"} {
+		if n := strings.Count(text, want); n > 1 {
+			t.Errorf("scans %q\nwant 1\ngot  %d", want, n)
+		}
+	}
+}
+
+func TestDiskThatHangsIsAskedForItsCapacityOnce(t *testing.T) {
+	root := t.TempDir()
+	written := hangingFile(t, filepath.Join(root, "sys/class/block/sda/device/rescan"))
+	disk := Device{Name: "sda"}
+	givenUp(t, 5, func(ctx context.Context) { disk.rescan(ctx, root) })
+	text := written(func() { disk.rescan(t.Context(), root) })
+	if len(text) > 2 {
+		t.Errorf("want it asked once, and once more by the last call\ngot  %q", text)
 	}
 }
 

@@ -18,6 +18,16 @@ type flight[V any] struct {
 	answer V
 }
 
+// Anew is Ask, of an answer that was begun since it was called: it asks once more where
+// it has joined another caller.
+func (f *Flights[K, V]) Anew(ctx context.Context, key K, ask func() V) (answer V, ok bool) {
+	own := false // its ask has run, which is known when there is an answer
+	if answer, ok = f.Ask(ctx, key, func() V { own = true; return ask() }); !ok || own {
+		return answer, ok
+	}
+	return f.Ask(ctx, key, ask)
+}
+
 // Ask returns what ask answers, which another caller may have begun to ask: it is as new
 // as that. When ctx ends first, ok is false, and ask goes on. It must not panic.
 func (f *Flights[K, V]) Ask(ctx context.Context, key K, ask func() V) (answer V, ok bool) {

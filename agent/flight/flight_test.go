@@ -32,3 +32,27 @@ func TestQuestionThatHangsIsAskedOnce(t *testing.T) {
 		}
 	})
 }
+
+// Whoever wants to know how it is from now on does not get an older answer.
+func TestQuestionAskedAnewIsNotAnOlderOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var flights Flights[string, int]
+		first := make(chan int)
+		go flights.Ask(t.Context(), "disk", func() int { return <-first })
+		synctest.Wait()
+		answer := make(chan int)
+		asked := 0
+		go func() {
+			got, _ := flights.Anew(t.Context(), "disk", func() int { asked++; return 2 })
+			answer <- got
+		}()
+		synctest.Wait()
+		first <- 1
+		if got := <-answer; got != 2 || asked != 1 {
+			t.Errorf("want 2, asked once\ngot  %d, asked %d times", got, asked)
+		}
+		if got, ok := flights.Anew(t.Context(), "disk", func() int { asked++; return 3 }); got != 3 || !ok || asked != 2 {
+			t.Errorf("alone\nwant 3, asked once more\ngot  %d, asked %d times", got, asked)
+		}
+	})
+}
