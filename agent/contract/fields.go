@@ -28,7 +28,7 @@ var fields = []struct {
 	}},
 	{"KernelModule", []field{
 		{"name", honoured, "with `_` or `-`, as modprobe takes it; modules that it needs must be there"},
-		{"parameters", honoured, "given to a module that is loaded now; one that is there already must have them"},
+		{"parameters", honoured, "given to a module that is loaded now; one that is there already must have them, as far as its kernel shows them: a parameter that is not shown is taken for granted"},
 	}},
 	{"CreateContainerRequest", []field{
 		{"container_id", honoured, "whom the storages are held for"},

@@ -4,13 +4,14 @@
 package guest
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
@@ -34,11 +35,23 @@ type Guest struct {
 	root string
 	init bool
 	load func(path, parameters string) error
+	ours *modules
+}
+
+// modules are those that this process has loaded, with what it gave them: the kernel does
+// not show every parameter, nor as it was given.
+type modules struct {
+	mu    sync.Mutex
+	given map[string][]string
 }
 
 // New returns the guest. init says that this process is its PID 1: in a guest with
 // another one some things are not ours to set.
-func New(init bool) Guest { return Guest{"/", init, guestinit.LoadModule} }
+func New(init bool) Guest { return newGuest("/", init, guestinit.LoadModule) }
+
+func newGuest(root string, init bool, load func(path, parameters string) error) Guest {
+	return Guest{root, init, load, &modules{given: map[string][]string{}}}
+}
 
 // SetHostname gives the guest a name. An empty one changes nothing.
 func (Guest) SetHostname(name string) (undo func() error, err error) {
@@ -116,9 +129,12 @@ func (g Guest) LoadModules(modules []*agentpb.KernelModule) error {
 const moduleRunes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 
 func (g Guest) loadOne(name string, parameters []string) error {
-	loaded := filepath.Join(g.root, "sys/module", name)
-	if _, err := os.Stat(loaded); err == nil {
-		return hasParameters(loaded, parameters)
+	g.ours.mu.Lock() // or two calls would both load it
+	defer g.ours.mu.Unlock()
+	folder := filepath.Join(g.root, "sys/module", name)
+	if _, err := os.Stat(folder); err == nil {
+		given, ours := g.ours.given[name]
+		return hasParameters(folder, parameters, given, ours)
 	}
 	path, err := g.find(name)
 	if err != nil || path == builtIn && len(parameters) == 0 {
@@ -130,21 +146,7 @@ func (g Guest) loadOne(name string, parameters []string) error {
 	if err := g.load(path, strings.Join(parameters, " ")); err != nil {
 		return refusal.New(refusal.FailedPrecondition, "%w (the guest's kernel log says more)", err)
 	}
-	return nil
-}
-
-// hasParameters refuses parameters that a module does not have which is loaded.
-func hasParameters(loaded string, parameters []string) error {
-	for _, p := range parameters {
-		name, want, _ := strings.Cut(p, "=")
-		if name == "" || name != filepath.Base(name) || name == ".." {
-			return refusal.New(refusal.InvalidArgument, "%.80q is no parameter", p)
-		}
-		got, err := os.ReadFile(filepath.Join(loaded, "parameters", name))
-		if err != nil || string(bytes.TrimSpace(got)) != want {
-			return refusal.New(refusal.FailedPrecondition, "it is loaded already, and parameter %.80q is not as asked for", p)
-		}
-	}
+	g.ours.given[name] = slices.Clone(parameters)
 	return nil
 }
 

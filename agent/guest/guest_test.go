@@ -16,12 +16,19 @@ import (
 func in(t *testing.T, init bool, files map[string]string) (g Guest, loaded map[string]string) {
 	t.Helper()
 	loaded = map[string]string{}
-	g = Guest{t.TempDir(), init, func(path, parameters string) error {
+	g = newGuest(t.TempDir(), init, func(path, parameters string) error {
 		loaded[filepath.Base(path)] = parameters
 		return nil
-	}}
+	})
+	write(t, g.root, files)
+	return g, loaded
+}
+
+// write makes files below a folder.
+func write(t *testing.T, root string, files map[string]string) {
+	t.Helper()
 	for path, text := range files {
-		path = filepath.Join(g.root, path)
+		path = filepath.Join(root, path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -29,7 +36,6 @@ func in(t *testing.T, init bool, files map[string]string) (g Guest, loaded map[s
 			t.Fatal(err)
 		}
 	}
-	return g, loaded
 }
 
 func TestResolverIsWrittenAndGivenBack(t *testing.T) {
@@ -62,12 +68,18 @@ func TestResolverOfAnotherInitIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestModulesAreLoadedOnceAndWithTheirParameters(t *testing.T) {
+// modulesDir is where this kernel's modules are.
+func modulesDir(t *testing.T) string {
+	t.Helper()
 	var uts unix.Utsname
 	if err := unix.Uname(&uts); err != nil {
 		t.Fatal(err)
 	}
-	modules := "lib/modules/" + unix.ByteSliceToString(uts.Release[:]) + "/"
+	return "lib/modules/" + unix.ByteSliceToString(uts.Release[:]) + "/"
+}
+
+func TestModulesAreLoadedOnceAndWithTheirParameters(t *testing.T) {
+	modules := modulesDir(t)
 	g, loaded := in(t, true, map[string]string{
 		modules + "kernel/fs/one-two.ko.xz": "", modules + "kernel/fs/three.ko": "", modules + "modules.builtin": "kernel/fs/four.ko\n",
 		"sys/module/five/parameters/speed": "high\n",
@@ -99,5 +111,44 @@ func TestModulesAreLoadedOnceAndWithTheirParameters(t *testing.T) {
 	g.load = func(string, string) error { return errors.New("it is broken") }
 	if err := g.LoadModules([]*agentpb.KernelModule{{Name: "three"}}); refusal.KindOf(err) != refusal.FailedPrecondition {
 		t.Errorf("got %v", err)
+	}
+}
+
+// The kernel shows a bool as Y or N, a number in decimal, and some parameters not at all:
+// of what this agent has loaded it knows what it gave, and of others it goes by the value.
+func TestModuleIsAskedForAgainWithItsParameters(t *testing.T) {
+	shown := map[string]string{"sys/module/m/parameters/debug": "Y\n", "sys/module/m/parameters/irq": "16\n", "sys/module/m/parameters/name": "a b\n", "sys/module/m/parameters/ports": "1,16\n"}
+	ours, loaded := in(t, true, map[string]string{modulesDir(t) + "m.ko": ""})
+	mine := []string{"debug=1", "irq=0x10", "hidden=1"}
+	load := func(g Guest, parameters ...string) error {
+		return g.LoadModules([]*agentpb.KernelModule{{Name: "m", Parameters: parameters}})
+	}
+	if err := load(ours, mine...); err != nil || loaded["m.ko"] != "debug=1 irq=0x10 hidden=1" {
+		t.Fatalf("got %v, loaded %q", err, loaded)
+	}
+	write(t, ours.root, shown)
+	others, _ := in(t, true, shown)
+	for _, c := range []struct {
+		parameter      string
+		ours, anothers bool
+	}{
+		{"debug=1", true, true}, {"debug=on", true, true}, {"debug", true, true}, {"debug=0", false, false}, {"debug=2", false, false},
+		{"irq=0x10", true, true}, {"irq=020", true, true}, {"irq=16", true, true}, {"irq=17", false, false}, {"irq=", false, false},
+		{"name=\"a b\"", true, true}, {"name=a", false, false},
+		{"ports=1,0x10", true, true}, {"ports=1", false, false},
+		{"hidden=1", true, true}, {"hidden=2", false, true}, {"hidden2", false, true},
+	} {
+		for name, it := range map[string]struct {
+			Guest
+			ok bool
+		}{"loaded by this agent": {ours, c.ours}, "by another": {others, c.anothers}} {
+			err := load(it.Guest, c.parameter)
+			if (err == nil) != it.ok || err != nil && refusal.KindOf(err) != refusal.FailedPrecondition {
+				t.Errorf("%s, with %s\nwant OK: %v\ngot  %v", name, c.parameter, it.ok, err)
+			}
+		}
+	}
+	if err := load(ours, mine...); err != nil {
+		t.Errorf("the same call again: %v", err)
 	}
 }
