@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
 	"github.com/directvol/directvol/agent/refusal"
@@ -104,23 +102,23 @@ func TestMountsOfAStateThatCannotBeReadAreThoseOfStorages(t *testing.T) {
 	}
 }
 
-// besideStranger is a table, and the place of a tmpfs that c1 holds for all that is known.
-func besideStranger(t *testing.T) (table *Table, place string) {
+// besideStranger is a table that does not know what is mounted at a place, but for its
+// holder c1.
+func besideStranger(t *testing.T, place string) *Table {
 	t.Helper()
-	dir := mounttest.Dir(t)
-	place = filepath.Join(dir, "volume")
-	mounttest.Mount(t, "shm", place, "tmpfs", 0, "")
-	table, err := recovered(t, filepath.Join(dir, "state.json"), fmt.Sprintf(`{"version":3,"boot_id":"BOOT","storages":[{"driver":"later","mount_point":%q,"holders":["c1"]}]}`, place))
+	table, err := recovered(t, filepath.Join(t.TempDir(), "state.json"), fmt.Sprintf(`{"version":3,"boot_id":"BOOT","storages":[{"driver":"later","mount_point":%q,"holders":["c1"]}]}`, place))
 	if err == nil {
 		t.Fatal("it is no stranger")
 	}
-	return table, place
+	return table
 }
 
 // A container that asks for a mount of another's does not have it alone: the other one is
 // not removed yet.
 func TestStrangerThatIsTakenOverKeepsItsHolders(t *testing.T) {
-	table, place := besideStranger(t)
+	place := filepath.Join(mounttest.Dir(t), "volume")
+	mounttest.Mount(t, "shm", place, "tmpfs", 0, "")
+	table := besideStranger(t, place)
 	s := &agentpb.Storage{Driver: "ephemeral", Source: "shm", Fstype: "tmpfs", MountPoint: place}
 	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{s}, func() bool { return false }); err == nil {
 		t.Fatal("it was held for a caller who has gone")
@@ -142,38 +140,34 @@ func TestStrangerThatIsTakenOverKeepsItsHolders(t *testing.T) {
 	}
 }
 
-// The disk of a stranger does not answer umount(2), which has taken the mount out of sight
+// The disk of a stranger takes no flush in umount(2), which has taken the mount out of sight
 // by then: a destroy ends with its caller's time, and the stranger stays one.
 func TestStrangerThatHangsAsItLeavesKeepsNobodyWaiting(t *testing.T) {
-	table, place := besideStranger(t)
-	hangs, answers, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		table.strangersLeave.Ask(t.Context(), place, func() error {
-			table.setLeaving(place, true)
-			defer table.setLeaving(place, false)
-			err := unix.Unmount(place, 0)
-			close(hangs)
-			<-answers
-			return err
-		})
-	}()
-	<-hangs
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	file, server := mounttest.ServeDisk(t, mounttest.Image(t, "xfs"))
+	disk, place := mounttest.Attach(t, file), filepath.Join(mounttest.Dir(t), "volume")
+	mounttest.Mount(t, disk, place, "xfs", 0, "")
+	table := besideStranger(t, place)
+	release := server.HoldFlushes()
+	defer release()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	err := table.ReleaseAll(ctx, func() bool { t.Error("it would have succeeded"); return true })
+	err := table.unmountStrangers(ctx) // as ReleaseAll calls it, whose look at the disk was before
 	if refusal.KindOf(err) != refusal.DeadlineExceeded || !strings.Contains(err.Error(), place) {
 		t.Errorf("want it given up, and the mount named\ngot  %v", err)
 	}
 	if err := table.Release(t.Context(), "c1"); refusal.KindOf(err) != refusal.FailedPrecondition {
 		t.Errorf("its container, meanwhile\nwant it refused\ngot  %v", err)
 	}
-	close(answers)
-	<-ended
+	release()
 	if err := table.ReleaseAll(t.Context(), always); err != nil {
-		t.Errorf("called again: %v", err)
+		t.Errorf("destroyed: %v", err)
 	}
 	if err := table.Release(t.Context(), "c1"); err != nil {
 		t.Errorf("its container, then: %v", err)
 	}
+	free, err := claim(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	free.Close()
 }
