@@ -3,10 +3,8 @@ package address
 import (
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io/fs"
 	"os"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,6 +12,8 @@ import (
 const (
 	// newSuffix ends the name under which a socket is made, before it gets its own.
 	newSuffix = ".new"
+	// lockSuffix ends the name of the file that is locked meanwhile.
+	lockSuffix = ".lock"
 	// maxListenPath leaves room for newSuffix.
 	maxListenPath = MaxPath - len(newSuffix)
 )
@@ -53,28 +53,50 @@ func ListenUnix(path string) (*UnixSocket, error) {
 	return &UnixSocket{FD: fd, path: path, made: made}, nil
 }
 
-// begin keeps others from listening on the same path until end. Its lock is a name of unix(7)'s abstract namespace, which leaves nothing behind: the
-// kernel frees it with its process.
+// begin keeps others from listening on the same path until end. Its lock is a file beside the socket (flock(2)), which only who may write the folder
+// can hold. One that a killed process has left is taken over.
 func begin(path string) (end func(), err error) {
 	if err := checkListenPath(path); err != nil {
 		return nil, err
 	}
-	var dir unix.Stat_t
-	if err := unix.Stat(filepath.Dir(path), &dir); err != nil {
-		return nil, fmt.Errorf("socket %s: make its folder first: %w", path, err)
+	name := path + lockSuffix
+	for {
+		lock, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("socket %s: make its folder first: %w", path, err)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("socket %s: its lock: %w", path, err)
+		}
+		current, err := lockFile(lock)
+		if err != nil {
+			lock.Close()
+			return nil, fmt.Errorf("socket %s: %w", path, err)
+		}
+		if current {
+			return func() { os.Remove(name); lock.Close() }, nil
+		}
+		lock.Close()
 	}
-	base := fnv.New64a()
-	base.Write([]byte(filepath.Base(path)))
-	lock, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("socket %s: %w", path, err)
+}
+
+// lockFile locks a file that is empty, as a lock is. One that its last owner has removed locks nothing: then it is not current.
+func lockFile(lock *os.File) (current bool, err error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(lock.Fd()), &st); err != nil {
+		return false, os.NewSyscallError("fstat", err)
 	}
-	name := fmt.Sprintf("@directvol-listen-%x-%x-%x", dir.Dev, dir.Ino, base.Sum64())
-	if err := unix.Bind(lock, &unix.SockaddrUnix{Name: name}); err != nil {
-		unix.Close(lock)
-		return nil, fmt.Errorf("socket %s is taken: another process begins to listen on it: %w", path, err)
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != 0 {
+		return false, fmt.Errorf("%s is there and is not a lock: remove it or choose another path", lock.Name())
 	}
-	return func() { unix.Close(lock) }, nil
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return false, fmt.Errorf("it is taken: another process begins to listen on it: %w", unix.EADDRINUSE)
+	}
+	if err == nil {
+		err = unix.Fstat(int(lock.Fd()), &st)
+	}
+	return st.Nlink > 0, err
 }
 
 func checkListenPath(path string) error {

@@ -74,7 +74,7 @@ func TestListenUnixLeavesWhatIsNotItsOwn(t *testing.T) {
 		"pipe":    func(path string) error { return unix.Mkfifo(path, 0o600) },
 		"symlink": func(path string) error { return os.Symlink("stale", path) },
 	} {
-		for _, suffix := range []string{"", newSuffix} {
+		for suffix, want := range map[string]string{"": "not a socket", newSuffix: "not a socket", lockSuffix: "lock"} {
 			dir := t.TempDir()
 			leaveStale(t, filepath.Join(dir, "stale"))
 			path := filepath.Join(dir, "s")
@@ -90,7 +90,7 @@ func TestListenUnixLeavesWhatIsNotItsOwn(t *testing.T) {
 			if err == nil {
 				s.Close()
 			}
-			if err == nil || !strings.Contains(err.Error(), foreign+" is there and is not a socket") {
+			if err == nil || !strings.Contains(err.Error(), foreign) || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s at %s\nwant it named\ngot  %v", name, foreign, err)
 			}
 			if after, err := os.Lstat(foreign); err != nil || !os.SameFile(before, after) || after.Mode() != before.Mode() {
@@ -158,6 +158,29 @@ func TestOfTwoThatListenOneGetsThePath(t *testing.T) {
 			t.Fatalf("the path is another's: %v", err)
 		}
 		s.Close()
+	}
+}
+
+// Whoever may not write the folder cannot keep others from listening in it; a lock that a killed process has left keeps nobody.
+func TestLockOfAPathIsAFileBesideIt(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	end, err := begin(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(path + lockSuffix); err != nil {
+		t.Error(err)
+	}
+	if _, err := ListenUnix(path); !errors.Is(err, unix.EADDRINUSE) {
+		t.Errorf("beside another\nwant %v\ngot  %v", unix.EADDRINUSE, err)
+	}
+	end()
+	if err := os.WriteFile(path+lockSuffix, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	mustListen(t, path)
+	if _, err := os.Lstat(path + lockSuffix); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the lock is left: %v", err)
 	}
 }
 
