@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -25,6 +26,10 @@ import (
 
 // ErrHangs is the failure of a store that has not answered in time.
 var ErrHangs = errors.New("the store does not answer")
+
+// ErrNoStore is what the process says of a path that leads to something else. It reaches the
+// caller as text alone.
+var ErrNoStore = errors.New("a store is an image file or a block device")
 
 // childName is the name that the process has.
 const childName = "directvol-store-trial"
@@ -46,12 +51,18 @@ const pageBytes = 4096
 // read reads the first bytes of a store, from the store and not from memory where that
 // is possible.
 func read(path string) error {
-	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT, 0)
-	if errors.Is(err, unix.EINVAL) { // a filesystem without it, such as an older tmpfs
-		file, err = os.OpenFile(path, os.O_RDONLY, 0)
-	}
+	found, err := find(path)
 	if err != nil {
 		return err
+	}
+	defer unix.Close(found)
+	same := "/proc/self/fd/" + strconv.Itoa(found)
+	file, err := os.OpenFile(same, os.O_RDONLY|unix.O_DIRECT, 0)
+	if errors.Is(err, unix.EINVAL) { // a filesystem without it, such as an older tmpfs
+		file, err = os.OpenFile(same, os.O_RDONLY, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
 	}
 	defer file.Close()
 	buffer := make([]byte, 2*pageBytes)
@@ -60,6 +71,25 @@ func read(path string) error {
 		return &os.PathError{Op: "read", Path: path, Err: err}
 	}
 	return nil
+}
+
+// find returns a descriptor that only names a store (O_PATH): opening a FIFO waits, opening
+// a tape winds, and opening a watchdog starts it.
+func find(path string) (fd int, err error) {
+	fd, err = unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	if kind := st.Mode & unix.S_IFMT; err == nil && kind != unix.S_IFREG && kind != unix.S_IFBLK {
+		err = ErrNoStore
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, &os.PathError{Op: "look at", Path: path, Err: err}
+	}
+	return fd, nil
 }
 
 // Trials are the trials under way. The zero value is ready.

@@ -32,21 +32,45 @@ func TestStoreThatFailsIsNamed(t *testing.T) {
 	}
 }
 
-// fifo is a store that hangs: whoever opens it waits for a writer, as whoever reads a dead
-// disk waits for the disk.
-func fifo(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "store")
-	if err := unix.Mkfifo(path, 0o600); err != nil {
+func TestWhatIsNoStoreIsNotOpened(t *testing.T) {
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return path
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink(fifo, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{fifo, link, "/dev/zero", dir} {
+		err := new(Trials).Read(t.Context(), path, time.Hour)
+		if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), ErrNoStore.Error()) {
+			t.Errorf("%s\nwant %v\ngot  %v", path, ErrNoStore, err)
+		}
+	}
+}
+
+// leased returns a store that hangs, and what ends that: whoever opens it waits until its
+// lease (F_SETLEASE of fcntl(2)) is given up, as whoever reads a dead disk waits for the
+// disk.
+func leased(t *testing.T) (path string, answer func()) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "store")
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { file.Close() })
+	if _, err := unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Skipf("lease on %s: %v: run go test ./host/trial with TMPDIR on a filesystem that has leases", path, err)
+	}
+	return path, func() { file.Close() }
 }
 
 // Who gives up before the store had its time is not told that it hangs; whoever tries it
 // meanwhile joins the one process.
 func TestStoreThatHangsHoldsUpOneProcess(t *testing.T) {
-	path := fifo(t)
+	path, answer := leased(t)
 	var trials Trials
 	began, _, err := trials.start(path, time.Hour)
 	if err != nil {
@@ -62,19 +86,8 @@ func TestStoreThatHangsHoldsUpOneProcess(t *testing.T) {
 			t.Errorf("want the process that runs joined\ngot  another one, %v", err)
 		}
 	}
-	// It answers, if with an error: who comes then is told of then.
-	writer, err := os.OpenFile(path, os.O_RDWR, 0) // does not wait, and ends the wait of who reads
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer writer.Close()
+	answer()
 	<-began.ended
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte("store"), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	if err := trials.Read(t.Context(), path, time.Hour); err != nil {
 		t.Errorf("when it answers: %v", err)
 	}
@@ -82,7 +95,7 @@ func TestStoreThatHangsHoldsUpOneProcess(t *testing.T) {
 
 // A store that had its time hangs, whoever asks, and its process is killed.
 func TestStoreThatHadItsTimeHangs(t *testing.T) {
-	path := fifo(t)
+	path, _ := leased(t)
 	var trials Trials
 	if err := trials.Read(t.Context(), path, time.Millisecond); !errors.Is(err, ErrHangs) {
 		t.Errorf("want %v\ngot  %v", ErrHangs, err)
