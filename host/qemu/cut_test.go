@@ -97,7 +97,7 @@ func cutEverywhere(t *testing.T, which, step int) {
 // has ended the only connection in 29 of 60 tries.
 func TestDetachThatEndsWhileItAsksAgainKeepsTheConnection(t *testing.T) {
 	vm, q := fakeVM(t)
-	q.guestLetsGo = false
+	q.with(func() { q.guestLetsGo = false })
 	if _, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)}); err != nil {
 		t.Fatal(err)
 	}

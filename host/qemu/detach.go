@@ -17,6 +17,9 @@ const (
 	hotplugLimit = 30 * time.Second
 	// askAgain is after how long a guest that has not let go of a disk is asked again: one that boots misses the first request.
 	askAgain = 5 * time.Second
+	// firstDoubt is after how long it is asked again where a refusal may have been of an earlier request; twice as long each time.
+	firstDoubt = 20 * time.Millisecond
+	maxDoubts  = 8 // more than askAgain
 )
 
 // ErrKept is the failure of a detach that the guest refuses: the disk stays.
@@ -67,33 +70,50 @@ func (vm *VM) unplug(ctx context.Context, d *disk) error {
 		limit.Stop()
 		done()
 	}()
-	again := time.NewTicker(askAgain)
-	defer again.Stop()
+	doubts := 0
 	for {
+		refused := d.refusal()
 		if gone, err := vm.requestUnplug(ctx, d); gone || err != nil {
 			return err
 		}
-		select {
-		case <-d.gone:
-			return nil
-		case <-d.refused:
-			vm.hotplug.over(d)
-			return ErrKept
-		case <-again.C:
-		case <-vm.qmp.Done():
-			return vm.explain(ctx, vm.qmp.Err())
-		case <-ctx.Done():
-			return fmt.Errorf("the guest has not let go of it, and still may: %w", ctx.Err())
+		if again, err := vm.awaitLeaving(ctx, d, refused, &doubts); !again {
+			return err
 		}
 	}
 }
 
-// requestUnplug asks the guest to let go of a disk.
+// awaitLeaving waits for a guest that was asked for a disk; again is set when it is to be asked once more. A refusal that leaves
+// open which request it answers has that happen soon, and less soon each time.
+func (vm *VM) awaitLeaving(ctx context.Context, d *disk, refused <-chan struct{}, doubts *int) (again bool, err error) {
+	timer := time.NewTimer(askAgain)
+	defer timer.Stop()
+	for {
+		select {
+		case <-d.gone:
+			return false, nil
+		case <-refused:
+			return false, ErrKept
+		case <-timer.C:
+			return true, nil
+		case <-d.doubt:
+			timer.Reset(min(firstDoubt<<*doubts, askAgain))
+			*doubts = min(*doubts+1, maxDoubts)
+		case <-vm.qmp.Done():
+			return false, vm.explain(ctx, vm.qmp.Err())
+		case <-ctx.Done():
+			return false, fmt.Errorf("the guest has not let go of it, and still may: %w", ctx.Err())
+		}
+	}
+}
+
+// requestUnplug asks the guest to let go of a disk. It is for who has the turn of hotplug, or had it for this disk: beside it the
+// name may become another disk's.
 func (vm *VM) requestUnplug(ctx context.Context, d *disk) (gone bool, err error) {
 	vm.hotplug.asks(d)
-	asked := d.ask(true) // also where the answer does not come
+	asked := d.request()
 	err = vm.execute(ctx, "device_del", map[string]string{"id": DeviceID(d.ID)}, nil)
 	answer := new(qmp.Error)
+	d.answer(err == nil || errors.As(err, &answer))
 	switch {
 	case err == nil:
 		return false, nil
@@ -105,10 +125,18 @@ func (vm *VM) requestUnplug(ctx context.Context, d *disk) (gone bool, err error)
 	case asked: // "already in the process of unplug", which has no error class of its own
 		return false, nil
 	default:
-		d.ask(false)
-		vm.hotplug.over(d)
+		d.stays()
 		return false, err
 	}
+}
+
+// hasLeft notes that a disk has left, and reports whether that is new.
+func (vm *VM) hasLeft(d *disk, when time.Time) bool {
+	left, byItself := d.leaves(when)
+	if byItself {
+		vm.log.Warnf("disk %s (%s) has left the VM, and nobody detached it", d.ID, d.Path)
+	}
+	return left
 }
 
 // watchDisks takes in what the guest does with disks, until the connection ends.
@@ -125,14 +153,9 @@ func (vm *VM) watchDisks(events <-chan qmp.Event) {
 		switch {
 		case d == nil: // a part of a disk, or none of ours
 		case event.Name == "DEVICE_DELETED":
-			if d.leaves(event.Time) {
-				vm.log.Warnf("disk %s (%s) has left the VM, and nobody detached it", d.ID, d.Path)
-			}
-		case d.ask(false):
-			select {
-			case d.refused <- struct{}{}:
-			default:
-			}
+			vm.hasLeft(d, event.Time)
+		default:
+			d.refuses(event.Time)
 		}
 	}
 }

@@ -151,17 +151,23 @@ func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
 	return Attached{}, err
 }
 
-// takeUp returns a disk, locked, whose attach was cut off; nil where there is no such disk.
+// takeUp returns a disk, locked, whose attach was cut off; nil where there is no such disk. It is refused where its path leads to
+// another file by now.
 func (vm *VM) takeUp(ctx context.Context, want Disk) (*disk, error) {
 	d, err := vm.disks.acquire(ctx, want.ID)
 	if errors.Is(err, ErrNoDisk) {
 		return nil, nil
 	}
-	if err != nil || d.half && d.Disk == want && !d.isGone() {
-		return d, err
+	if err != nil {
+		return nil, err
+	}
+	if d.half && d.Disk == want && !d.isGone() {
+		if err = vm.disks.stillNamed(d); err == nil {
+			return d, nil
+		}
 	}
 	d.unlock()
-	return nil, nil
+	return nil, err
 }
 
 // plug adds a disk's nodes and its device; again where some of it may be there. Nodes may come at any time, as the guest does not

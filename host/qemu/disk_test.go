@@ -237,7 +237,7 @@ func TestDetachRemovesAllAndMayBeRepeated(t *testing.T) {
 
 func TestDetachIsTakenUpWhereItStopped(t *testing.T) {
 	vm, q := fakeVM(t)
-	q.guestLetsGo = false
+	q.with(func() { q.guestLetsGo = false })
 	d := Disk{ID: "data", Path: image(t, mib)}
 	if _, err := vm.AttachDisk(limited(t), d); err != nil {
 		t.Fatal(err)
@@ -298,7 +298,7 @@ func TestDetachTellsThatGuestRefuses(t *testing.T) {
 	vm, q := fakeVM(t)
 	q.answerBy(func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
 		if command == "device_del" {
-			q.event("DEVICE_UNPLUG_GUEST_ERROR", `{"device": "disk-data", "path": "/machine/peripheral/disk-data"}`)
+			go q.refuseAfterAnswer(vm, "data")
 		}
 		return struct{}{}, nil, command == "device_del"
 	})

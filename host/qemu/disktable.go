@@ -31,16 +31,20 @@ type disk struct {
 	busy chan struct{}
 	half bool // an attach of it was cut off, or could not be undone
 
-	gone    chan struct{} // closed when the machine has its device no more
-	refused chan struct{} // gets a token when the guest refuses to let go of it
+	gone  chan struct{} // closed when the machine has its device no more
+	doubt chan struct{} // gets a token when the guest refuses, and it is open which request
+	close func()        // closes the store, once
 
 	// plugged is set when QEMU has its device, and stays: a device that is not there any more has left.
 	plugged atomic.Bool
+
+	owned bool // its store is claimed; the table's mutex guards it
 
 	mu    sync.Mutex // guards what follows
 	added time.Time  // before its device was
 	asked bool       // the guest was asked to let go of it, and may at any moment
 	isOut bool       // gone is closed
+	requests
 }
 
 // isGone reports whether the device has left.
@@ -50,24 +54,16 @@ func (d *disk) isGone() bool {
 	return d.isOut
 }
 
-// leaves notes that the device has left, and reports whether nobody had asked for it.
-func (d *disk) leaves(when time.Time) (byItself bool) {
+// leaves notes that the device has left, and reports whether that is new, and whether nobody had asked for it.
+func (d *disk) leaves(when time.Time) (left, byItself bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.isOut || !when.IsZero() && when.Before(d.added) { // the word is of the device that had its name before
-		return false
+		return false, false
 	}
 	d.isOut = true
 	close(d.gone)
-	return !d.asked
-}
-
-// ask notes that the guest is asked to let go of the disk, or that this is over, and returns what was so before.
-func (d *disk) ask(asked bool) (was bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	was, d.asked = d.asked, asked
-	return was
+	return true, !d.asked
 }
 
 func (d *disk) unlock() { <-d.busy }
@@ -84,6 +80,7 @@ type diskTable struct {
 	mu      sync.Mutex
 	sets    int // the last one that was given
 	disks   map[string]*disk
+	ended   error           // why no disk comes any more, once QEMU has ended
 	freed   map[slot]uint64 // the number of the release that freed a slot last
 	freeing uint64          // releases so far
 }
@@ -134,7 +131,10 @@ func (t *diskTable) add(want Disk, choose func(taken map[slot]bool) (slot, error
 		store.Close()
 		return nil, err
 	}
-	if err := store.Claim(t.owner, want.ReadOnly); err != nil {
+	if err = store.Claim(t.owner, want.ReadOnly); err == nil {
+		err = t.owns(d)
+	}
+	if err != nil {
 		t.release(d)
 		d.unlock()
 		return nil, fmt.Errorf("disk %s: %w", want.ID, err)
@@ -146,9 +146,15 @@ func (t *diskTable) add(want Disk, choose func(taken map[slot]bool) (slot, error
 func (t *diskTable) place(want Disk, store *registry.Store, choose func(taken map[slot]bool) (slot, error)) (*disk, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.ended != nil {
+		return nil, fmt.Errorf("disk %s: %w", want.ID, t.ended)
+	}
 	taken := make(map[slot]bool)
 	for _, other := range t.disks {
 		taken[other.slot] = true
+		if other.ID == want.ID && other.Path == want.Path && !other.store.Same(store) {
+			return nil, otherFile(other)
+		}
 		if other.ID == want.ID {
 			return nil, fmt.Errorf("disk %s: %w, it is %s: detach it first or use another id", want.ID, ErrAttached, other.Path)
 		}
@@ -161,10 +167,39 @@ func (t *diskTable) place(want Disk, store *registry.Store, choose func(taken ma
 		return nil, fmt.Errorf("disk %s: %w", want.ID, err)
 	}
 	t.sets++
-	d := &disk{Disk: want, store: store, set: t.sets, slot: place, busy: make(chan struct{}, 1), gone: make(chan struct{}), refused: make(chan struct{}, 1)}
+	d := &disk{
+		Disk: want, store: store, set: t.sets, slot: place, busy: make(chan struct{}, 1), gone: make(chan struct{}),
+		doubt: make(chan struct{}, 1), close: sync.OnceFunc(store.Close), requests: requests{refused: make(chan struct{})},
+	}
 	d.busy <- struct{}{}
 	t.disks[d.ID] = d
 	return d, nil
+}
+
+// owns notes that a disk's store is claimed, unless QEMU has ended meanwhile: nobody would let go of it then.
+func (t *diskTable) owns(d *disk) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	d.owned = t.ended == nil
+	return t.ended
+}
+
+// stillNamed makes sure that a disk's path leads to its store.
+func (t *diskTable) stillNamed(d *disk) error {
+	now, err := t.stores.Find(d.Path)
+	if err != nil {
+		return fmt.Errorf("disk %s: %w", d.ID, err)
+	}
+	defer now.Close()
+	if !now.Same(d.store) {
+		return otherFile(d)
+	}
+	return nil
+}
+
+// otherFile is the refusal of a disk whose path leads to another file than it did.
+func otherFile(d *disk) error {
+	return fmt.Errorf("disk %s: %w, with the file that %s was then, and another file has that name now: detach the disk first", d.ID, ErrAttached, d.Path)
 }
 
 // find returns a disk, nil where there is none.
@@ -204,7 +239,7 @@ func (t *diskTable) acquire(ctx context.Context, id string) (*disk, error) {
 
 // release drops a disk that is gone, and lets go of its store. Its lock stays with the caller.
 func (t *diskTable) release(d *disk) {
-	d.store.Close()
+	d.close()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.disks, d.ID)
@@ -220,13 +255,45 @@ func (t *diskTable) hotplugged() []string {
 	return slices.DeleteFunc(ids, func(id string) bool { return t.disks[id].slot.bridge == 0 })
 }
 
-// releaseAll lets go of all stores, when QEMU has ended.
-func (t *diskTable) releaseAll() {
+// end lets go of all disks and their stores when QEMU has ended, and takes no more; why is what later calls fail with. A store
+// whose disk does not answer may take for ever to close, and holds up no other: it is among those left after patience, and still
+// closes when it can.
+func (t *diskTable) end(why error, patience time.Duration) (left []*disk) {
+	owned := t.refuse(why)
+	closed := make(chan *disk, len(owned))
+	for _, d := range owned {
+		go func() {
+			d.close()
+			closed <- d
+		}()
+	}
+	limit := time.NewTimer(patience)
+	defer limit.Stop()
+	for range len(owned) {
+		select {
+		case d := <-closed:
+			delete(owned, d.ID)
+		case <-limit.C:
+			return slices.Collect(maps.Values(owned))
+		}
+	}
+	return nil
+}
+
+// refuse lets no disk in from now on, says of all that they are gone, and returns those whose stores are claimed: one that is only
+// just being claimed closes when it was (owns).
+func (t *diskTable) refuse(why error) map[string]*disk {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, d := range t.disks {
-		d.store.Close()
+	t.ended = why
+	owned := make(map[string]*disk)
+	for id, d := range t.disks {
+		d.leaves(time.Time{})
+		if d.owned {
+			owned[id] = d
+		}
 	}
+	return owned
 }
 
 // bootDisks returns the boot disks in their order.

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -324,7 +325,8 @@ func vmOn(t *testing.T, path string) *VM {
 	t.Helper()
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	vm := &VM{disks: newDiskTable(2, testStores(t), "the test"), hotplug: newHotplug(), qemu: &process{done: make(chan struct{})}, log: logrus.NewEntry(log)}
+	vm := &VM{disks: newDiskTable(2, testStores(t), "the test"), qemu: endedProcess(t), log: logrus.NewEntry(log)}
+	vm.hotplug = newHotplug(vm.requestUnplug)
 	client, err := qmp.Dial(limited(t), path, vm.settle)
 	if err != nil {
 		t.Fatal(err)
@@ -333,6 +335,14 @@ func vmOn(t *testing.T, path string) *VM {
 	vm.qmp = client
 	go vm.watchDisks(client.Subscribe(diskEvents...).Events())
 	return vm
+}
+
+// endedProcess returns a process that has exited with 0, and is not yet known to have.
+func endedProcess(t *testing.T) *process {
+	t.Helper()
+	cmd := exec.Command("true")
+	must(t, cmd.Run())
+	return &process{name: "QEMU", said: &tail{}, cmd: cmd, done: make(chan struct{})}
 }
 
 // testStores is a registry of the test's own.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/directvol/directvol/host/qmp"
 )
 
 // ErrHotplugHeld is the failure of a call for one disk while the guest does not let go of another: it works off its queue of
@@ -19,13 +21,18 @@ var diskEvents = []string{"DEVICE_DELETED", "DEVICE_UNPLUG_GUEST_ERROR"}
 // or an addition beside a removal, made one of 18 mounts fail, and took disks that nobody had asked for.
 type hotplug struct {
 	turn chan struct{} // holds a token while a disk is added, or until one has left
+	ask  asker
 
 	mu      sync.Mutex
-	leaving *disk     // that the guest was asked to let go of, nil where it has answered
+	leaving *disk     // that the guest was asked to let go of last
 	since   time.Time // when it was asked first
+	last    time.Time // when it was asked last
 }
 
-func newHotplug() *hotplug { return &hotplug{turn: make(chan struct{}, 1)} }
+// asker asks the guest to let go of a disk, and notes that (hotplug.asks).
+type asker func(ctx context.Context, d *disk) (gone bool, err error)
+
+func newHotplug(ask asker) *hotplug { return &hotplug{turn: make(chan struct{}, 1), ask: ask} }
 
 // take waits for the turn of a disk, and until the guest has let go of the last one, up to hotplugLimit. done may be called twice.
 func (h *hotplug) take(ctx context.Context, d *disk) (done func(), err error) {
@@ -35,29 +42,70 @@ func (h *hotplug) take(ctx context.Context, d *disk) (done func(), err error) {
 		return nil, h.held(d, fmt.Errorf("wait for other disks to come or go: %w", ctx.Err()))
 	}
 	done = sync.OnceFunc(func() { <-h.turn })
-	other := h.other(d)
-	if other == nil {
-		return done, nil
+	if err := h.awaitOther(ctx, d); err != nil {
+		done()
+		return nil, h.held(d, err)
 	}
-	limit := time.NewTimer(h.left(other))
-	defer limit.Stop()
-	select {
-	case <-other.gone:
-		return done, nil
-	case <-limit.C:
-		err = errors.New("it had time enough")
-	case <-ctx.Done():
-		err = ctx.Err()
-	}
-	done()
-	return nil, h.held(d, err)
+	return done, nil
 }
 
-// other returns the disk that the guest was asked to let go of and has not, unless it is d.
+// awaitOther waits until the guest has let go of the disk that it was asked for, or has refused. It asks again whenever nobody has
+// for askAgain, as whoever asked before may have given up, and a guest that boots misses what it is asked: so long it always has to
+// obey, also when the disk had its time.
+func (h *hotplug) awaitOther(ctx context.Context, d *disk) error {
+	var limit <-chan time.Time
+	for {
+		other := h.other(d)
+		if other == nil {
+			return nil
+		}
+		refused := other.refusal()
+		if h.other(d) == nil { // it was refused just now
+			return nil
+		}
+		if h.untilAgain() == 0 {
+			answer := new(qmp.Error)
+			if _, err := h.ask(ctx, other); err != nil && !errors.As(err, &answer) {
+				return err
+			}
+		}
+		if limit == nil {
+			limit = time.After(max(h.left(other), h.untilAgain()))
+		}
+		if err := awaitOne(ctx, other, refused, h.untilAgain(), limit); err != nil {
+			return err
+		}
+	}
+}
+
+// awaitOne waits until there may be something new of a disk that is to leave, again at the latest.
+func awaitOne(ctx context.Context, other *disk, refused <-chan struct{}, again time.Duration, limit <-chan time.Time) error {
+	timer := time.NewTimer(again)
+	defer timer.Stop()
+	select {
+	case <-other.gone:
+	case <-refused:
+	case <-timer.C:
+		select {
+		case <-limit: // both at once
+			return errTimeEnough
+		default:
+		}
+	case <-limit:
+		return errTimeEnough
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
+}
+
+var errTimeEnough = errors.New("it had time enough")
+
+// other returns the disk that the guest was asked to let go of, and has neither let go of nor refused, unless it is d.
 func (h *hotplug) other(d *disk) *disk {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.leaving == nil || h.leaving == d || h.leaving.isGone() {
+	if h.leaving == nil || h.leaving == d || !h.leaving.leaving() {
 		return nil
 	}
 	return h.leaving
@@ -78,25 +126,24 @@ func (h *hotplug) held(d *disk, err error) error {
 func (h *hotplug) asks(d *disk) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.leaving != d {
-		h.leaving, h.since = d, time.Now()
+	h.last = time.Now()
+	if h.leaving != d || !d.leaving() {
+		h.leaving, h.since = d, h.last
 	}
 }
 
-// over notes that a disk stays.
-func (h *hotplug) over(d *disk) {
+// untilAgain is for how long the guest need not be asked again.
+func (h *hotplug) untilAgain() time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.leaving == d {
-		h.leaving = nil
-	}
+	return max(0, time.Until(h.last.Add(askAgain)))
 }
 
 // left is for how long others still wait for a disk.
 func (h *hotplug) left(d *disk) time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.leaving != d {
+	if h.leaving != d || !d.leaving() {
 		return hotplugLimit
 	}
 	return max(0, time.Until(h.since.Add(hotplugLimit)))

@@ -12,22 +12,42 @@ import (
 	"github.com/directvol/directvol/host/qmp"
 )
 
-func leavingDisk(id string) *disk { return &disk{Disk: Disk{ID: id}, gone: make(chan struct{})} }
+func leavingDisk(id string) *disk {
+	return &disk{Disk: Disk{ID: id}, gone: make(chan struct{}), requests: requests{refused: make(chan struct{})}}
+}
+
+// deafHotplug asks a guest that obeys nothing, and counts how often.
+func deafHotplug() (h *hotplug, asked *int) {
+	asked = new(int)
+	h = newHotplug(func(_ context.Context, d *disk) (bool, error) {
+		*asked++
+		h.asks(d)
+		d.request()
+		d.answer(true)
+		return false, nil
+	})
+	return h, asked
+}
 
 // Who comes while the guest does not let go of a disk is refused when the disk had its
-// time, and says which disk it is; who comes after that, at once.
+// time, and says which disk it is; who comes after that asks once more, and waits no
+// longer than the guest has for that.
 func TestGuestThatKeepsADiskHoldsUpOthersForALimitedTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h, kept, other := newHotplug(), leavingDisk("kept"), leavingDisk("other")
-		h.asks(kept)
-		began := time.Now()
-		for range 3 {
+		h, asked := deafHotplug()
+		kept, other := leavingDisk("kept"), leavingDisk("other")
+		h.ask(t.Context(), kept)
+		for _, want := range []time.Duration{hotplugLimit, askAgain, askAgain} {
+			began := time.Now()
 			if _, err := h.take(t.Context(), other); !errors.Is(err, ErrHotplugHeld) {
 				t.Errorf("want %v\ngot  %v", ErrHotplugHeld, err)
 			}
+			if took := time.Since(began); took != want {
+				t.Errorf("waited\nwant %v\ngot  %v", want, took)
+			}
 		}
-		if took := time.Since(began); took != hotplugLimit {
-			t.Errorf("three waited\nwant %v\ngot  %v", hotplugLimit, took)
+		if want := 1 + int(hotplugLimit/askAgain) + 1; *asked < want {
+			t.Errorf("the guest was asked\nwant %d times or more\ngot  %d", want, *asked)
 		}
 		done, err := h.take(t.Context(), kept)
 		if err != nil {
@@ -45,13 +65,14 @@ func TestGuestThatKeepsADiskHoldsUpOthersForALimitedTime(t *testing.T) {
 // A detach that is repeated gives the guest no more time at others' cost.
 func TestDetachThatIsRepeatedHoldsUpOthersNoLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h, kept := newHotplug(), leavingDisk("kept")
-		h.asks(kept)
+		h, _ := deafHotplug()
+		kept := leavingDisk("kept")
+		h.ask(t.Context(), kept)
 		began := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), hotplugLimit/2)
 		defer cancel()
 		<-ctx.Done()
-		h.asks(kept)
+		h.ask(t.Context(), kept)
 		if _, err := h.take(t.Context(), leavingDisk("other")); !errors.Is(err, ErrHotplugHeld) || time.Since(began) != hotplugLimit {
 			t.Errorf("after %v\nwant %v\ngot  %v", time.Since(began), ErrHotplugHeld, err)
 		}
@@ -72,7 +93,7 @@ func TestEndOfADeviceIsNotThatOfTheNext(t *testing.T) {
 
 func TestDisksComeAndGoInTheirCallersOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHotplug()
+		h, _ := deafHotplug()
 		done, err := h.take(t.Context(), leavingDisk("first"))
 		if err != nil {
 			t.Fatal(err)
@@ -107,7 +128,7 @@ func TestDisksComeAndGoInTheirCallersOrder(t *testing.T) {
 // was added then it would not see, and a second removal could hit the wrong disk.
 func TestNothingIsAddedBesideARemoval(t *testing.T) {
 	vm, q := fakeVM(t)
-	q.guestLetsGo = false
+	q.with(func() { q.guestLetsGo = false })
 	a, err := vm.AttachDisk(limited(t), Disk{ID: "a", Path: image(t, mib)})
 	must(t, err)
 	_, err = vm.AttachDisk(limited(t), Disk{ID: "b", Path: image(t, mib)})

@@ -69,6 +69,8 @@ func (m Machine) AwaitEnd(ctx context.Context) error {
 	switch end, err := m.AwaitShutdown(ctx); {
 	case err != nil:
 		return typed(err)
+	case end.Reason == Unheard:
+		return fmt.Errorf("%w in order, as QEMU exits 0, and the connection that would say whether its guest powered off or reset was lost", sandbox.ErrEnded)
 	case end != orderly:
 		return fmt.Errorf("%w otherwise than by its guest's power-off: reason %s, by the guest %v, QEMU exits %d", sandbox.ErrEnded, end.Reason, end.Guest, end.ExitCode)
 	}

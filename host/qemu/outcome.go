@@ -85,8 +85,8 @@ func askNodes(ctx context.Context, ask qmp.Ask) (map[string]uint64, error) {
 	return nodes, nil
 }
 
-// settle asks what is true on a new QMP connection, and derives what was missed without one: the devices that have gone. One may
-// be said twice to have gone.
+// settle asks what is true on a new QMP connection, and notes what was missed without one: the devices that have gone. Subscribers
+// get an event for each, so far as they have room; the disks themselves need none.
 func (vm *VM) settle(ctx context.Context, ask qmp.Ask) ([]qmp.Event, error) {
 	asked := time.Now()
 	now, err := askState(ctx, ask)
@@ -95,7 +95,8 @@ func (vm *VM) settle(ctx context.Context, ask qmp.Ask) ([]qmp.Event, error) {
 	}
 	var missed []qmp.Event
 	for _, id := range vm.disks.plugged() {
-		if device := DeviceID(id); !now.devices[device] {
+		device := DeviceID(id)
+		if d := vm.disks.find(id); !now.devices[device] && d != nil && vm.hasLeft(d, asked) {
 			data, err := json.Marshal(map[string]string{"device": device})
 			if err != nil {
 				return nil, err

@@ -133,7 +133,8 @@ func Start(ctx context.Context, cfg Config) (*VM, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start VM: %w", err)
 	}
-	vm := &VM{cfg: cfg, log: cfg.Log, disks: newDiskTable(cfg.Bridges, cfg.Stores, "the VM in "+cfg.Dir), hotplug: newHotplug(), done: make(chan struct{})}
+	vm := &VM{cfg: cfg, log: cfg.Log, disks: newDiskTable(cfg.Bridges, cfg.Stores, "the VM in "+cfg.Dir), done: make(chan struct{})}
+	vm.hotplug = newHotplug(vm.requestUnplug)
 	if err := vm.start(ctx); err != nil {
 		vm.cleanUp()
 		return nil, fmt.Errorf("start VM: %w", err)

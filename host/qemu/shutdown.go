@@ -18,13 +18,21 @@ type Shutdown struct {
 	// Guest says whether the guest asked for it.
 	Guest bool
 	// Reason is QEMU's (ShutdownCause): guest-shutdown for a power-off, guest-reset for a reboot, which ends the VM too,
-	// guest-panic, host-qmp-quit, host-signal, ….
+	// guest-panic, host-qmp-quit, host-signal, …. It is Unheard where QEMU ended in order and its last words were lost.
 	Reason string
 	// ExitCode is QEMU's exit status, 0 where all went well, -1 where a signal ended it.
 	ExitCode int
 }
 
-// Done returns a channel that is closed when the VM has ended and what it used is removed.
+// closeTimeout is how long a VM's end waits for its stores to close: a block device writes then what the kernel has of it.
+const closeTimeout = 2 * time.Second
+
+// Unheard is the reason of a shutdown whose event was lost with the QMP connection: QEMU exits with status 0 after each of its
+// reasons, a guest's power-off and reset among them, and never where it crashed or was killed.
+const Unheard = "unheard"
+
+// Done returns a channel that is closed when the VM has ended and what it used is removed. A store that does not close, as its disk
+// does not answer, holds it up for closeTimeout at most: it is named in the log, and refused to others until it has closed.
 func (vm *VM) Done() <-chan struct{} { return vm.done }
 
 // AwaitShutdown waits until the VM has been shut down and QEMU has exited. It is an error (ErrEnded) if QEMU ended without being
@@ -78,8 +86,12 @@ func (vm *VM) supervise() {
 		shutdown = &Shutdown{Guest: data.Guest, Reason: data.Reason}
 	}
 	<-vm.qemu.done
+	status := vm.qemu.cmd.ProcessState.ExitCode()
+	if shutdown == nil && status == 0 {
+		shutdown = &Shutdown{Reason: Unheard}
+	}
 	if shutdown != nil {
-		shutdown.ExitCode = vm.qemu.cmd.ProcessState.ExitCode()
+		shutdown.ExitCode = status
 		vm.shutdown = shutdown
 	} else {
 		vm.log.Warn(vm.ended())
@@ -127,12 +139,23 @@ func (vm *VM) cleanUp() {
 
 // releaseStores lets go of the disks' stores when QEMU has ended, and writes nothing any more.
 func (vm *VM) releaseStores() {
-	if vm.qemu == nil || !vm.qemu.running() {
-		vm.disks.releaseAll()
+	if vm.qemu == nil {
+		vm.endDisks(ErrEnded)
+		return
+	}
+	if !vm.qemu.running() {
+		vm.endDisks(vm.ended())
 		return
 	}
 	go func() {
 		<-vm.qemu.done
-		vm.disks.releaseAll()
+		vm.endDisks(vm.ended())
 	}()
+}
+
+// endDisks lets go of the disks' stores, and says which stay.
+func (vm *VM) endDisks(why error) {
+	for _, d := range vm.disks.end(why, closeTimeout) {
+		vm.log.Errorf("the VM has ended, and the store of disk %s (%s) has not closed after %v: it is nobody else's until it has", d.ID, d.Path, closeTimeout)
+	}
 }

@@ -63,7 +63,8 @@ type Machine interface {
 	// Reproduce returns lines for a shell that start the same machine by hand.
 	Reproduce() string
 
-	// Done is closed when the machine has ended and holds no store any more.
+	// Done is closed when the machine has ended and holds no store any more, but one that
+	// does not close, as its disk does not answer.
 	Done() <-chan struct{}
 	// AwaitEnd waits until then. It returns nil where the guest has powered off in order, an
 	// error that wraps ErrEnded where the machine ended otherwise, and else ctx's.

@@ -1,0 +1,269 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/directvol/directvol/host/qmp"
+	"github.com/directvol/directvol/host/registry"
+	"github.com/directvol/directvol/host/sandbox"
+)
+
+// free fails where a store has an owner.
+func free(t *testing.T, stores *registry.Stores, path string) {
+	t.Helper()
+	store, err := stores.Find(path)
+	must(t, err)
+	defer store.Close()
+	if err := store.Claim("the next VM", false); err != nil {
+		t.Errorf("%s is free\nwant nil\ngot  %v", path, err)
+	}
+}
+
+// end is the end of a VM's QEMU, as cleanUp follows it.
+func end(vm *VM) {
+	vm.qmp.Close()
+	close(vm.qemu.done)
+	vm.releaseStores()
+}
+
+func TestStoreIsFreeAfterTheVMsEndWhoeverComesThen(t *testing.T) {
+	vm, _ := fakeVM(t)
+	before, after := image(t, mib), image(t, mib)
+	_, err := vm.AttachDisk(limited(t), Disk{ID: "before", Path: before})
+	must(t, err)
+	end(vm)
+	if _, err := vm.AttachDisk(limited(t), Disk{ID: "after", Path: after}); !errors.Is(err, ErrEnded) {
+		t.Errorf("an attach after the end\nwant %v\ngot  %v", ErrEnded, err)
+	}
+	free(t, vm.disks.stores, before)
+	free(t, vm.disks.stores, after)
+}
+
+// The end comes at any moment of an attach.
+func TestStoreIsFreeAfterAnEndBesideItsAttach(t *testing.T) {
+	for range 30 {
+		table := newDiskTable(2, testStores(t), "the test")
+		path := image(t, mib)
+		var both sync.WaitGroup
+		both.Go(func() {
+			if _, err := table.reserve(Disk{ID: "data", Path: path}); err != nil && !errors.Is(err, ErrEnded) {
+				t.Error(err)
+			}
+		})
+		both.Go(func() { table.end(ErrEnded, longEnough) })
+		both.Wait()
+		free(t, table.stores, path)
+	}
+}
+
+func TestDisksAreGoneWhenTheVMHasEnded(t *testing.T) {
+	vm, q := fakeVM(t)
+	var gone []<-chan struct{}
+	for _, id := range []string{"a", "b"} {
+		a, err := vm.AttachDisk(limited(t), Disk{ID: id, Path: image(t, mib)})
+		must(t, err)
+		gone = append(gone, a.Gone)
+	}
+	givenUpDetach(t, vm, q, "a")
+	waited := make(chan error)
+	go func() { waited <- vm.DetachDisk(limited(t), "b") }() // for the one that does not leave
+	end(vm)
+	for _, g := range gone {
+		select {
+		case <-g:
+		case <-limited(t).Done():
+			t.Fatal("the VM has ended, and a disk is not gone")
+		}
+	}
+	if err := <-waited; !errors.Is(err, ErrEnded) {
+		t.Errorf("a detach that waits for another disk\nwant %v\ngot  %v", ErrEnded, err)
+	}
+}
+
+func run(t *testing.T, words ...string) string {
+	t.Helper()
+	out, err := exec.Command(words[0], words[1:]...).CombinedOutput()
+	if err != nil {
+		t.Skipf("%v: %v: %s: run go test ./host/qemu as root on a host with loop devices, ext4 and fsfreeze", words, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// deadDevice returns a loop device whose writes hang until thaw: its file is on a frozen filesystem.
+func deadDevice(t *testing.T) (device string, freeze, thaw func()) {
+	t.Helper()
+	dir := t.TempDir()
+	lower, at := filepath.Join(dir, "lower.img"), filepath.Join(dir, "at")
+	must(t, os.WriteFile(lower, nil, 0o600))
+	must(t, os.Truncate(lower, 64*mib))
+	must(t, os.Mkdir(at, 0o700))
+	run(t, "/usr/sbin/mkfs.ext4", "-q", "-F", lower)
+	run(t, "mount", "-o", "loop", lower, at)
+	t.Cleanup(func() { exec.Command("umount", at).Run() })
+	file := filepath.Join(at, "store")
+	must(t, os.WriteFile(file, nil, 0o600))
+	must(t, os.Truncate(file, 16*mib))
+	device = loopDevice(t, file)
+	thaw = sync.OnceFunc(func() { exec.Command("fsfreeze", "-u", at).Run() })
+	t.Cleanup(thaw)
+	return device, func() { run(t, "fsfreeze", "-f", at) }, thaw
+}
+
+// What QEMU has written to a device is written to the disk when the last who has it open closes it.
+func TestStoreThatDoesNotCloseHoldsUpNoOther(t *testing.T) {
+	device, freeze, thaw := deadDevice(t)
+	vm, q := fakeVM(t)
+	other := image(t, mib)
+	for id, path := range map[string]string{"dead": device, "other": other} {
+		_, err := vm.AttachDisk(limited(t), Disk{ID: id, Path: path})
+		must(t, err)
+	}
+	_, err := vm.disks.find("dead").store.File().WriteAt(make([]byte, 4*mib), 0)
+	must(t, err)
+	freeze()
+	q.with(func() {
+		for _, f := range q.sets {
+			f.Close()
+		}
+	})
+	said := &lockedBuffer{}
+	vm.log.Logger.SetOutput(said)
+	dead := vm.disks.find("dead")
+	ended := make(chan struct{})
+	go func() { end(vm); close(ended) }()
+	<-ended // returns, though the device still hangs
+	if _, ok := vm.Disk("dead"); !ok {
+		t.Error("the table of disks cannot be asked")
+	}
+	free(t, vm.disks.stores, other)
+	if !strings.Contains(said.text.String(), "the store of disk dead ("+device+")") {
+		t.Errorf("the log\nwant the store that is left\ngot  %s", said.text.String())
+	}
+	thaw()
+	dead.close() // returns when the store has closed
+	free(t, vm.disks.stores, device)
+}
+
+// All disks leave while there is no connection: more than a subscriber's buffer holds.
+func TestDisksThatLeaveUnseenAreAllKnownToHave(t *testing.T) {
+	vm, q := fakeVM(t)
+	vm.disks.bridges = maxBridges
+	stay, err := vm.AttachDisk(limited(t), Disk{ID: "stays", Path: image(t, mib)})
+	must(t, err)
+	var gone []<-chan struct{}
+	for i := range 200 {
+		a, err := vm.AttachDisk(limited(t), Disk{ID: fmt.Sprint("d", i), Path: image(t, mib)})
+		must(t, err)
+		gone = append(gone, a.Gone)
+	}
+	for range 2 {
+		events := vm.QMP().Subscribe("DEVICE_DELETED")
+		before := vm.QMP().Connection()
+		q.with(func() {
+			for id := range q.devices {
+				if id != DeviceID("stays") {
+					delete(q.devices, id)
+				}
+			}
+			q.conn.Close()
+		})
+		for vm.QMP().Connection() == before {
+			_, err := vm.blockNodes(limited(t)) // waits for the next connection
+			must(t, err)
+		}
+		for i, g := range gone {
+			select {
+			case <-g:
+			default:
+				t.Errorf("disk %d of %d is not gone", i, len(gone))
+			}
+		}
+		if gone == nil && len(events.Events()) != 0 {
+			t.Errorf("%d events of disks that were said to be gone already", len(events.Events()))
+		}
+		gone = nil
+	}
+	select {
+	case <-stay.Gone:
+		t.Error("a disk that stays is gone")
+	default:
+	}
+}
+
+// The guest powers off while the QMP connection is cut: QEMU exits 0, and cannot say why.
+func TestEndThatWasNotHeardIsNoCrash(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "qmp.sock")
+	l, err := net.Listen("unix", path)
+	must(t, err)
+	q := newFakeQEMU()
+	go q.serve(l)
+	vm := vmOn(t, path)
+	q.answerBy(func(string, json.RawMessage) (any, *qmp.Error, bool) { return nil, nil, false })
+	vm.events, vm.done = vm.qmp.Subscribe("SHUTDOWN"), make(chan struct{})
+	go vm.supervise()
+	l.Close()
+	q.with(func() { q.conn.Close() })
+	close(vm.qemu.done)
+	got, err := vm.AwaitShutdown(limited(t))
+	if want := (Shutdown{Reason: Unheard}); err != nil || got != want {
+		t.Errorf("shutdown\nwant %+v\ngot  %+v, %v", want, got, err)
+	}
+	if err := (Machine{vm}).AwaitEnd(limited(t)); !errors.Is(err, sandbox.ErrEnded) || !strings.Contains(err.Error(), "in order") {
+		t.Errorf("end of the machine\nwant %v, in order\ngot  %v", sandbox.ErrEnded, err)
+	}
+}
+
+// An attach was cut off, and its image was replaced under its name: neither file is taken for the other.
+func TestAttachOfAnotherFileByTheSameNameIsRefused(t *testing.T) {
+	for _, cutOff := range []bool{true, false} {
+		vm, q := fakeVM(t)
+		d := Disk{ID: "data", Path: image(t, mib)}
+		if cutOff {
+			cutAttach(t, vm, q, d)
+		} else {
+			_, err := vm.AttachDisk(limited(t), d)
+			must(t, err)
+		}
+		must(t, os.Rename(image(t, 2*mib), d.Path))
+		if _, err := vm.AttachDisk(limited(t), d); !errors.Is(err, ErrAttached) || !strings.Contains(err.Error(), "another file has that name now") {
+			t.Errorf("cut off %v\nwant %v\ngot  %v", cutOff, ErrAttached, err)
+		}
+		must(t, vm.DetachDisk(limited(t), "data"))
+		_, err := vm.AttachDisk(limited(t), d)
+		must(t, err)
+		want, err := os.Stat(d.Path)
+		must(t, err)
+		if got, err := vm.disks.find("data").store.File().Stat(); err != nil || !os.SameFile(want, got) {
+			t.Errorf("the disk after a detach\nwant the file that %s is\ngot  %v, %v", d.Path, got, err)
+		}
+	}
+}
+
+// cutAttach attaches a disk, and gives up when QEMU gets its device.
+func cutAttach(t *testing.T, vm *VM, q *fakeQEMU, d Disk) {
+	t.Helper()
+	ctx, giveUp := context.WithCancel(limited(t))
+	goOn := make(chan struct{})
+	q.answerBy(func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
+		if command == "device_add" {
+			giveUp()
+			<-goOn
+		}
+		return nil, nil, false
+	})
+	if _, err := vm.AttachDisk(ctx, d); !errors.Is(err, context.Canceled) {
+		t.Fatalf("want it given up\ngot  %v", err)
+	}
+	close(goOn)
+	q.answerBy(nil)
+}

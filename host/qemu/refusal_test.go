@@ -1,0 +1,144 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/directvol/directvol/host/qmp"
+)
+
+// refuse is the guest refusing to let go of a disk.
+func (q *fakeQEMU) refuse(id string) {
+	delete(q.leaving, DeviceID(id))
+	q.event("DEVICE_UNPLUG_GUEST_ERROR", `{"device": "%s", "path": "/machine/peripheral/%[1]s"}`, DeviceID(id))
+}
+
+// refuseAfterAnswer refuses once the host knows that QEMU took the request.
+func (q *fakeQEMU) refuseAfterAnswer(vm *VM, id string) {
+	d := vm.disks.find(id)
+	d.awaitRequest(context.Background())
+	q.with(func() { q.refuse(id) })
+}
+
+// awaitRequest waits until QEMU has taken a request for the disk.
+func (d *disk) awaitRequest(ctx context.Context) {
+	for ; ctx.Err() == nil; runtime.Gosched() {
+		d.mu.Lock()
+		taken := d.asked && d.open == 0
+		d.mu.Unlock()
+		if taken {
+			return
+		}
+	}
+}
+
+// givenUpDetach asks a guest that does not answer for a disk, and gives up when QEMU has taken that.
+func givenUpDetach(t *testing.T, vm *VM, q *fakeQEMU, id string) {
+	t.Helper()
+	q.with(func() { q.guestLetsGo = false })
+	ctx, giveUp := context.WithCancel(limited(t))
+	defer giveUp()
+	go func() {
+		vm.disks.find(id).awaitRequest(ctx)
+		giveUp()
+	}()
+	if err := vm.DetachDisk(ctx, id); !errors.Is(err, context.Canceled) {
+		t.Fatalf("want it given up\ngot  %v", err)
+	}
+}
+
+// A refusal that came when nobody waited any more is no answer to the next request.
+func TestOldRefusalIsNotTheNextAnswer(t *testing.T) {
+	vm, q := fakeVM(t)
+	_, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)})
+	must(t, err)
+	givenUpDetach(t, vm, q, "data")
+	d := vm.disks.find("data")
+	late := d.refusal()
+	q.with(func() { q.refuse("data") })
+	<-late
+	q.with(func() { q.guestLetsGo = true })
+	if err := vm.DetachDisk(limited(t), "data"); err != nil {
+		t.Errorf("the guest obeys the second request\nwant nil\ngot  %v", err)
+	}
+}
+
+// A refusal says that the disk stays only where no request may still be obeyed.
+func TestRefusalCountsForTheLastRequestAlone(t *testing.T) {
+	d := leavingDisk("data")
+	d.doubt = make(chan struct{}, 1)
+	refused := func(refusal <-chan struct{}) string {
+		select {
+		case <-refusal:
+			return "refused"
+		case <-d.doubt:
+			return "asked again"
+		default:
+			return "nothing"
+		}
+	}
+	check := func(what, want string, when time.Time) {
+		t.Helper()
+		refusal := d.refusal()
+		d.refuses(when)
+		if got := refused(refusal); got != want {
+			t.Errorf("%s\nwant %s\ngot  %s", what, want, got)
+		}
+	}
+	check("nobody asked", "nothing", time.Now().Add(time.Second))
+	d.request()
+	check("before QEMU's answer", "asked again", time.Now().Add(time.Second))
+	d.answer(true)
+	check("of an earlier request", "nothing", d.sent.Add(-time.Second))
+	check("between request and answer", "asked again", d.sent)
+	d.request()
+	d.answer(false)
+	check("the request may be on its way", "asked again", time.Now().Add(time.Second))
+	d.request()
+	d.request()
+	d.answer(true)
+	check("one of two requests is on its way", "asked again", time.Now().Add(time.Second))
+	d.answer(true)
+	check("after the answer", "refused", d.answered.Add(time.Second))
+	check("twice", "nothing", d.answered.Add(time.Second))
+}
+
+// A detach that was given up, whose request a guest that boots has missed, is asked again by who waits for it.
+func TestGuestIsAskedAgainByWhoWaitsForTheDisk(t *testing.T) {
+	for name, refuses := range map[string]bool{"it lets go": false, "it refuses": true} {
+		t.Run(name, func(t *testing.T) {
+			vm, q := fakeVM(t)
+			for _, id := range []string{"a", "b"} {
+				_, err := vm.AttachDisk(limited(t), Disk{ID: id, Path: image(t, mib)})
+				must(t, err)
+			}
+			givenUpDetach(t, vm, q, "a")
+			q.with(func() { delete(q.leaving, DeviceID("a")); q.guestLetsGo = true })
+			vm.hotplug.mu.Lock()
+			vm.hotplug.since = time.Now().Add(-time.Hour)
+			vm.hotplug.last = vm.hotplug.since
+			vm.hotplug.mu.Unlock()
+			if refuses {
+				q.answerBy(refuseOnce(vm, q, "a"))
+			}
+			must(t, vm.DetachDisk(limited(t), "b"))
+		})
+	}
+}
+
+// refuseOnce has the guest refuse the next request, for a disk.
+func refuseOnce(vm *VM, q *fakeQEMU, id string) func(string, json.RawMessage) (any, *qmp.Error, bool) {
+	refused := false
+	return func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
+		if command != "device_del" || refused {
+			return nil, nil, false
+		}
+		refused = true
+		go q.refuseAfterAnswer(vm, id)
+		return struct{}{}, nil, true
+	}
+}
