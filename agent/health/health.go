@@ -80,9 +80,12 @@ func (m *Monitor) Run(ctx context.Context) error {
 		defer m.mu.Unlock()
 		changed := m.Heard() == 0
 		for w := range m.watches {
-			if message == nil {
+			device := w.target.Device
+			concerns := said.concerns(device.Name, func() (blockdev.Partition, bool) { return blockdev.PartitionOf("/", device.Number) })
+			switch {
+			case message == nil || concerns == maybe:
 				w.poke()
-			} else if said.device == w.target.Device.Name {
+			case concerns == yes:
 				changed = w.hear(said, message) || changed
 			}
 		}

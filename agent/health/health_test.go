@@ -15,11 +15,11 @@ import (
 // its fault: of each the device, and whether it tells of a failed read of it.
 func TestKernelLogIsReadFromItsFirstWord(t *testing.T) {
 	for message, want := range map[string]line{
-		"I/O error, dev vda, sector 8 op 0x1:(WRITE) flags 0x800 phys_seg 1 prio class 2":                          {device: "vda", write: true},
-		"operation not supported error, dev vda, sector 8 op 0x3:(DISCARD) flags 0x800 phys_seg 1 prio class 2":    {device: "vda"},
-		"I/O error, dev vda, sector 16576 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2":                     {device: "vda", read: true},
-		"critical medium error, dev sda, sector 16576 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2":         {device: "sda", read: true},
-		"blk_update_request: I/O error, dev vdb, sector 16576 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2": {device: "vdb", read: true},
+		"I/O error, dev vda, sector 8 op 0x1:(WRITE) flags 0x800 phys_seg 1 prio class 2":                          {device: "vda", request: true, sector: 8, write: true},
+		"operation not supported error, dev vda, sector 8 op 0x3:(DISCARD) flags 0x800 phys_seg 1 prio class 2":    {device: "vda", request: true, sector: 8},
+		"I/O error, dev vda, sector 16576 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2":                     {device: "vda", request: true, sector: 16576, read: true},
+		"critical medium error, dev sda, sector 16576 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2":         {device: "sda", request: true, sector: 16576, read: true},
+		"blk_update_request: I/O error, dev vdb, sector 16576 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2": {device: "vdb", request: true, sector: 16576, read: true},
 		"Buffer I/O error on dev vda, logical block 0, lost async page write":                                      {device: "vda"},
 		"Aborting journal on device vda-8.":                                                                               {device: "vda"},
 		"JBD2: Detected IO errors while flushing file data on dm-0-8":                                                     {device: "dm-0"},
@@ -36,6 +36,38 @@ func TestKernelLogIsReadFromItsFirstWord(t *testing.T) {
 	} {
 		if got := parseLine([]byte(message)); got != want {
 			t.Errorf("%q\nwant %+v\ngot  %+v", message, want, got)
+		}
+	}
+}
+
+// A partition's failed requests are logged with its disk's name. Another partition's are
+// not this one's.
+func TestPartitionIsFoundByItsDiskAndSector(t *testing.T) {
+	part := func() (blockdev.Partition, bool) {
+		return blockdev.Partition{Disk: "vda", Start: 2048, Sectors: 1000}, true
+	}
+	unknown := func() (blockdev.Partition, bool) { return blockdev.Partition{Disk: "vda"}, false }
+	whole := func() (blockdev.Partition, bool) { return blockdev.Partition{}, false }
+	const in, out = "I/O error, dev vda, sector 2050 op 0x0:(READ) flags 0x80700", "I/O error, dev vda, sector 8 op 0x0:(READ) flags 0x80700"
+	for _, test := range []struct {
+		message, name string
+		partition     func() (blockdev.Partition, bool)
+		want          concern
+	}{
+		{in, "vda", whole, yes},
+		{in, "vda1", part, yes},
+		{out, "vda1", part, no},
+		{in, "vda1", unknown, maybe},
+		{in, "vdaa", whole, no}, // another disk
+		{in, "vdb1", part, no},
+		{"vda: detected capacity change from 131072 to 1048576", "vda1", part, maybe},
+		{"EXT4-fs error (device vda1): x:1: comm y: z", "vda1", part, yes},
+		{"EXT4-fs error (device vda2): x:1: comm y: z", "vda1", part, no},
+		{"I/O error, dev vda, sector 99999999999999999999 op 0x0:(READ) flags 0x80700", "vda1", part, maybe},
+		{"", "vda1", part, no},
+	} {
+		if got := parseLine([]byte(test.message)).concerns(test.name, test.partition); got != test.want {
+			t.Errorf("%q, of %s\nwant %v\ngot  %v", test.message, test.name, test.want, got)
 		}
 	}
 }

@@ -7,9 +7,12 @@ import (
 	"os"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/blockdev"
 )
 
 // kmsgRecord is more than the kernel puts into one record (PRINTK_MESSAGE_MAX
@@ -105,6 +108,8 @@ func sequenceOf(record []byte) uint64 {
 // line is what a message of the kernel's says of a block device.
 type line struct {
 	device  string // the kernel's name
+	request bool   // it tells of a request that has failed, at a sector
+	sector  uint64 // of the whole disk, which such a line names for a partition too
 	read    bool   // a read of it has failed
 	write   bool   // a write or a flush of it has
 	stopped bool   // its ext4 has made itself read-only
@@ -118,7 +123,7 @@ type line struct {
 // request.
 var (
 	// blk_print_req_error in block/blk-mq.c, with a function's name before Linux 5.16.
-	requestError = regexp.MustCompile(`^(?:[a-z_]+: )?[A-Za-z/ ]+ error, dev ([^ ,]+), sector [0-9]+ op (0x[0-9a-f]+):`)
+	requestError = regexp.MustCompile(`^(?:[a-z_]+: )?[A-Za-z/ ]+ error, dev ([^ ,]+), sector ([0-9]+) op (0x[0-9a-f]+):`)
 	// buffer_io_error in fs/buffer.c.
 	bufferError = regexp.MustCompile(`^Buffer I/O error on dev(?:ice)? ([^ ,]+), `)
 	// XFS (vda): …, EXT4-fs error (device vda): …, EXT4-fs (vda): …
@@ -133,11 +138,43 @@ var (
 // may fail.
 const opRead, opWrite, opFlush = "0x0", "0x1", "0x2"
 
+// concern is whether a line of the kernel's log is about a device.
+type concern int
+
+const (
+	no    concern = iota
+	maybe         // it is about the disk of which this is a partition
+	yes
+)
+
+// concerns tells whether a line is about a device. A request that has failed is logged with
+// its whole disk's name and sector, so that another partition's error is told from this
+// one's by where it lies.
+func (l line) concerns(name string, partition func() (blockdev.Partition, bool)) concern {
+	if l.device == name {
+		return yes
+	}
+	if l.device == "" || !strings.HasPrefix(name, l.device) {
+		return no
+	}
+	part, known := partition()
+	switch {
+	case part.Disk != l.device:
+		return no
+	case !l.request || !known:
+		return maybe
+	case part.Has(l.sector):
+		return yes
+	}
+	return no
+}
+
 // parseLine returns what a message says, of no device where it names none.
 func parseLine(message []byte) line {
 	if found := requestError.FindSubmatch(message); found != nil {
-		op := string(found[2])
-		return line{device: string(found[1]), read: op == opRead, write: op == opWrite || op == opFlush}
+		op := string(found[3])
+		sector, err := strconv.ParseUint(string(found[2]), 10, 64)
+		return line{device: string(found[1]), request: err == nil, sector: sector, read: op == opRead, write: op == opWrite || op == opFlush}
 	}
 	if found := filesystemLine.FindSubmatch(message); found != nil {
 		said := message[len(found[0]):]

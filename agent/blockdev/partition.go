@@ -1,0 +1,40 @@
+package blockdev
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// Partition is a part of a disk, in sectors of 512 bytes, whatever the disk's own are
+// (include/linux/types.h): so they are in sysfs and in the kernel's log.
+type Partition struct {
+	Disk           string // the kernel's name of the whole disk
+	Start, Sectors uint64
+}
+
+// Has reports whether a sector of the disk lies in the partition.
+func (p Partition) Has(sector uint64) bool { return sector >= p.Start && sector-p.Start < p.Sectors }
+
+// PartitionOf returns which partition a dev_t is, as it is now; false where it is none, or
+// the kernel does not say where it lies (Documentation/ABI/stable/sysfs-block). root is "/" outside of
+// tests. It waits for no disk.
+func PartitionOf(root string, number uint64) (Partition, bool) {
+	dir := numberDir(root, number)
+	target, err := os.Readlink(dir)
+	if _, no := os.Stat(filepath.Join(dir, "partition")); err != nil || no != nil {
+		return Partition{}, false
+	}
+	start, err1 := readCount(filepath.Join(dir, "start"))
+	sectors, err2 := readCount(filepath.Join(dir, "size"))
+	return Partition{filepath.Base(filepath.Dir(target)), start, sectors}, err1 == nil && err2 == nil
+}
+
+func readCount(file string) (uint64, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseUint(strings.TrimSuffix(string(text), "\n"), 10, 64)
+}
