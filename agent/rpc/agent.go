@@ -18,6 +18,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/directvol/directvol/agent/arrival"
 	"github.com/directvol/directvol/agent/contract"
 	"github.com/directvol/directvol/agent/guest"
 	"github.com/directvol/directvol/agent/health"
@@ -48,6 +49,8 @@ type Agent struct {
 	Guest      guest.Guest
 	ResizeWait time.Duration // how long a resize waits for its device
 	Destroyed  func()        // called when DestroySandbox has succeeded, before it answers
+
+	Order arrival.Order // of calls, as the transport reads them
 
 	calls  sync.RWMutex // each call under way holds it for reading
 	counts metrics.Calls
@@ -210,7 +213,15 @@ func (a *Agent) checkResizeVolume(ctx context.Context, r *volumepb.CheckResizeVo
 }
 
 func (a *Agent) checkReleased(ctx context.Context, r *volumepb.CheckReleasedRequest) (*emptypb.Empty, error) {
-	return nothing, a.Storages.CheckReleased(ctx, r.Driver, r.Source)
+	check := func(ctx context.Context) error { return a.Storages.CheckReleased(ctx, r.Driver, r.Source) }
+	if r.ContainerId == "" {
+		arrival.Joined(ctx)
+		return nothing, check(ctx)
+	}
+	if err := checkContainerID(r.ContainerId); err != nil {
+		return nil, err
+	}
+	return nothing, a.Sandbox.Behind(ctx, r.ContainerId, check)
 }
 
 // Where the kernel tells about hot-pluggable memory

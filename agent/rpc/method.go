@@ -37,9 +37,7 @@ func method[Q, R any, PQ service.Message[Q], PR service.Message[R]](a *Agent, na
 				response, err = nil, status.Errorf(codes.Internal, "%s: the agent has a bug, its log says more", name)
 			}
 		}()
-		if err = a.ready(ctx); err == nil {
-			response, err = f(ctx, request)
-		}
+		response, err = inOrder(ctx, a, request, f)
 		if err == nil {
 			a.Log.Debug(name)
 			return response, nil
@@ -51,6 +49,22 @@ func method[Q, R any, PQ service.Message[Q], PR service.Message[R]](a *Agent, na
 		a.Log.WithField("code", code).Warnf("%s: %v", name, err)
 		return nil, status.Error(code, err.Error())
 	})
+}
+
+// inOrder makes a call when the guest is ready, and those before it have joined.
+func inOrder[Q, R any](ctx context.Context, a *Agent, request Q, f func(context.Context, Q) (R, error)) (response R, err error) {
+	call, err := a.Order.Claim(ctx)
+	if err != nil {
+		return response, err
+	}
+	defer call.End()
+	if err = a.ready(ctx); err != nil {
+		return response, err
+	}
+	if ctx, err = call.Begin(ctx); err != nil {
+		return response, err
+	}
+	return f(ctx, request)
 }
 
 // panicked logs a panic. It is deferred, so the stack is the one that panicked.

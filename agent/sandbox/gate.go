@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/directvol/directvol/agent/arrival"
 )
 
 // gate lets many in at a time, or one alone. Who waits for it can give up.
@@ -47,6 +49,7 @@ func (g *gate) close(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	arrival.Joined(ctx)
 	soon, cancel := context.WithTimeout(ctx, lateLimit)
 	defer cancel()
 	none := func() bool { return g.inside == 0 }

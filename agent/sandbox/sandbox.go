@@ -10,6 +10,8 @@
 //	create sandbox     waits for it         has no remove       waits for it
 //	destroy            ends any, waits      waits for any       waits for it
 //
+// Calls have the order in which they arrived (agent/arrival), also where they wait.
+//
 // Each waits until its own caller's time is over, and then says for what. A destroy
 // does not wait beside a call that was given up and goes on, as on a disk that hangs:
 // it would keep every other container waiting too.
@@ -27,6 +29,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/directvol/directvol/agent/arrival"
 	"github.com/directvol/directvol/agent/deadline"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/storage"
@@ -191,6 +194,11 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 	})
 }
 
+// Behind runs look when the calls of a container that came before it have ended.
+func (s *Sandbox) Behind(ctx context.Context, id string, look func(context.Context) error) error {
+	return s.call(ctx, "container "+id, s.inTurn(id), nil, look)
+}
+
 // UnmountEach unmounts what can be unmounted, for the guest's end.
 func (s *Sandbox) UnmountEach(ctx context.Context) error {
 	return s.call(ctx, "the guest's end", func(context.Context) (func(), error) { return func() {}, nil }, nil, s.storages.UnmountEach)
@@ -198,7 +206,12 @@ func (s *Sandbox) UnmountEach(ctx context.Context) error {
 
 // Update gives ephemeral storages new options.
 func (s *Sandbox) Update(ctx context.Context, storages []*agentpb.Storage) error {
-	return s.call(ctx, "the update", s.gate.enter, nil, func(ctx context.Context) error {
+	enter := func(ctx context.Context) (func(), error) {
+		leave, err := s.gate.enter(ctx)
+		arrival.Joined(ctx)
+		return leave, err
+	}
+	return s.call(ctx, "the update", enter, nil, func(ctx context.Context) error {
 		return s.storages.Update(ctx, storages)
 	})
 }
@@ -213,12 +226,14 @@ func (s *Sandbox) inTurn(id string) turn {
 		if err != nil {
 			return nil, fmt.Errorf("the sandbox is being destroyed, a disk may not answer: %w", err)
 		}
-		done, err := s.turns.Take(ctx, id)
-		if err != nil {
+		place := s.turns.Join(id)
+		arrival.Joined(ctx)
+		if err := place.Await(ctx); err != nil {
+			place.Leave()
 			leave()
 			return nil, fmt.Errorf("another call of it goes on, a disk may not answer: %w", context.Cause(ctx))
 		}
-		return func() { done(); leave() }, nil
+		return func() { place.Leave(); leave() }, nil
 	}
 }
 

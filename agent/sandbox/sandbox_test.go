@@ -171,3 +171,35 @@ func TestPanicEndsItsCallAlone(t *testing.T) {
 		}
 	}
 }
+
+// Who looks behind a container's calls sees what a call has made that its caller gave up.
+func TestBehindIsBehindCallsThatWereGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ends, held := make(chan struct{}), false
+		s := of(table{hold: func(context.Context, func() bool) error { <-ends; held = true; return nil }})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := s.CreateContainer(ctx, "c", nil); refusal.KindOf(err) != refusal.DeadlineExceeded {
+			t.Fatal(err)
+		}
+		other := false
+		if err := s.Behind(t.Context(), "other", func(context.Context) error { other = true; return nil }); err != nil || !other {
+			t.Errorf("behind another container: %v", err)
+		}
+		late, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		look := func(context.Context) error {
+			if !held {
+				t.Error("it looked before the call had ended")
+			}
+			return nil
+		}
+		if err := s.Behind(late, "c", look); refusal.KindOf(err) != refusal.DeadlineExceeded {
+			t.Errorf("while it goes on\nwant DeadlineExceeded\ngot  %v", err)
+		}
+		close(ends)
+		if err := s.Behind(t.Context(), "c", look); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -59,6 +59,7 @@ type conn struct {
 	room          *room
 	owes          int     // to the peer; owed.mu guards it
 	account       account // of memory; ledger.mu guards it
+	tickets       tickets // of its calls
 
 	up    chan []byte   // to the server
 	ended chan struct{} // closed when nothing more is read
@@ -85,6 +86,7 @@ type conn struct {
 // Its error is that there is no place for it; the socket stays the caller's then.
 func newConn(fd int, local, remote net.Addr, quick Quick, room *room, onClose func()) (*conn, error) {
 	c := &conn{fd: fd, local: local, remote: remote, quick: quick, room: room, onClose: onClose, up: make(chan []byte), ended: make(chan struct{}), over: make(chan struct{})}
+	c.tickets.order = room.order
 	c.use()
 	if err := room.admit(c); err != nil {
 		return nil, err
@@ -142,6 +144,9 @@ func (c *conn) Write(p []byte) (int, error) {
 		length := frame.HeaderBytes + uint64(header.Length)
 		if uint64(len(c.pending)) < length {
 			break
+		}
+		if header.Type == frame.TypeResponse {
+			c.tickets.answered(header.StreamID)
 		}
 		c.writing.start()
 		err := c.send(c.pending[:length])

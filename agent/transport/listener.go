@@ -19,7 +19,9 @@
 //	a flood is over          its memory is given back to the kernel a second later
 //
 // A quick call is charged nothing: its frame lies in the connection's own buffer. Frames
-// go up in the order in which they came, also where one of them waits for memory.
+// go up in the order in which they came, also where one of them waits for memory. Calls
+// that change who holds what go up with a ticket (agent/arrival), where their frames are
+// no longer than 320 KiB.
 package transport
 
 import (
@@ -34,6 +36,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/arrival"
 	"github.com/directvol/directvol/protocols/address"
 )
 
@@ -63,13 +66,14 @@ func (a addr) Network() string { return a.network }
 func (a addr) String() string  { return a.text }
 
 // Listen listens where to says: on a vsock port, whatever CID it names, or on a
-// unix socket.
-func Listen(to address.Address, quick Quick, log *logrus.Entry) (*Listener, error) {
+// unix socket. Calls that order knows begin in their order; a nil order knows none.
+func Listen(to address.Address, quick Quick, order *arrival.Order, log *logrus.Entry) (*Listener, error) {
 	memory, err := guestMemory()
 	if err != nil {
 		return nil, err
 	}
 	l := &Listener{room: newRoom(boundsOf(memory)), log: log}
+	l.room.order = order
 	l.open = func(fd int, remote addr) (net.Conn, error) {
 		return newConn(fd, l.addr, remote, quick, l.room, l.gone)
 	}

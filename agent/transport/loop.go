@@ -27,8 +27,9 @@ type loop struct {
 }
 
 func (l *loop) run() {
-	if l.hung != nil && l.conn.take(frame.ParseHeader(l.hung)) {
-		l.deliver(l.hung)
+	if l.hung != nil && l.conn.take(frame.ParseHeader(l.hung)) && l.handUp([][]byte{l.hung}, true) != nil {
+		close(l.conn.ended)
+		return
 	}
 	for {
 		taken, err := l.frame()
@@ -118,6 +119,7 @@ func (l *loop) passRequest(header frame.Header) error {
 		held = frame.HeaderBytes // nothing was lent for more
 	}
 	var pieces [][]byte
+	whole := true // as long as nothing of it has gone up
 	for read := int64(0); read < length; {
 		piece, err := l.piece(length - read)
 		if err != nil {
@@ -127,14 +129,29 @@ func (l *loop) passRequest(header frame.Header) error {
 		if read < held {
 			continue
 		}
-		for _, p := range pieces {
-			if !l.deliver(p) {
-				return net.ErrClosed
-			}
+		if err := l.handUp(pieces, whole && read == length); err != nil {
+			return err
 		}
-		pieces = pieces[:0]
+		pieces, whole = pieces[:0], false
 	}
 	runtime.Gosched() // the server's turn, before this thread waits for the peer
+	return nil
+}
+
+// handUp hands the server pieces of a frame, which may be the whole one.
+func (l *loop) handUp(pieces [][]byte, whole bool) error {
+	if whole {
+		all, err := l.conn.ticketed(bytes.Join(pieces, nil))
+		if err != nil {
+			return err
+		}
+		pieces = [][]byte{all}
+	}
+	for _, p := range pieces {
+		if !l.deliver(p) {
+			return net.ErrClosed
+		}
+	}
 	return nil
 }
 

@@ -27,7 +27,7 @@ func TestServerThatShutsDownWhenAllIsAnsweredCutsNoAnswer(t *testing.T) {
 	log.SetOutput(io.Discard)
 	for range 100 {
 		path := filepath.Join(t.TempDir(), "agent.sock")
-		l, err := Listen(address.Address{Scheme: address.Unix, Path: path}, serving, logrus.NewEntry(log))
+		l, err := Listen(address.Address{Scheme: address.Unix, Path: path}, serving, nil, logrus.NewEntry(log))
 		if err != nil {
 			t.Fatal(err)
 		}

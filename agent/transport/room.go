@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/directvol/directvol/agent/arrival"
 )
 
 // patience is how long a connection may be at one frame, or at writing one answer,
@@ -25,7 +27,8 @@ type room struct {
 	owed   owed
 	ledger ledger
 	memory memory
-	uses   atomic.Uint64 // counts frames: who was used last
+	uses   atomic.Uint64  // counts frames: who was used last
+	order  *arrival.Order // of the calls; nil where they have none
 
 	mu    sync.Mutex
 	conns map[*conn]bool
@@ -80,6 +83,7 @@ func (r *room) left(c *conn) {
 	r.mu.Lock()
 	delete(r.conns, c)
 	r.mu.Unlock()
+	c.tickets.left()
 	r.owed.left(c)
 	r.ledger.close(&c.account)
 }

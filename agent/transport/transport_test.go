@@ -35,7 +35,7 @@ func serve(t *testing.T, quick Quick) string {
 	path := filepath.Join(t.TempDir(), "agent.sock")
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	l, err := Listen(address.Address{Scheme: address.Unix, Path: path}, quick, logrus.NewEntry(log))
+	l, err := Listen(address.Address{Scheme: address.Unix, Path: path}, quick, nil, logrus.NewEntry(log))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +212,7 @@ func TestUnixSocketIsRootsAndReplacedWhenStale(t *testing.T) {
 		t.Errorf("mode\nwant 0600\ngot  %v, %v", info.Mode(), err)
 	}
 	to := address.Address{Scheme: address.Unix, Path: path}
-	if l, err := Listen(to, serving, logrus.NewEntry(logrus.New())); err == nil {
+	if l, err := Listen(to, serving, nil, logrus.NewEntry(logrus.New())); err == nil {
 		l.Close()
 		t.Error("a socket that is in use was taken over")
 	}
@@ -225,7 +225,7 @@ func TestUnixSocketIsRootsAndReplacedWhenStale(t *testing.T) {
 		t.Fatal(err)
 	}
 	unix.Close(fd)
-	l, err := Listen(address.Address{Scheme: address.Unix, Path: stale}, serving, logrus.NewEntry(logrus.New()))
+	l, err := Listen(address.Address{Scheme: address.Unix, Path: stale}, serving, nil, logrus.NewEntry(logrus.New()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +246,7 @@ func TestOnlyTheHostsCIDIsAdmitted(t *testing.T) {
 
 func TestEveryDescriptorIsClosedInTheEnd(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.sock")
-	l, err := Listen(address.Address{Scheme: address.Unix, Path: path}, serving, logrus.NewEntry(logrus.New()))
+	l, err := Listen(address.Address{Scheme: address.Unix, Path: path}, serving, nil, logrus.NewEntry(logrus.New()))
 	if err != nil {
 		t.Fatal(err)
 	}

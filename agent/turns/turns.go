@@ -3,58 +3,83 @@ package turns
 
 import (
 	"context"
+	"slices"
 	"sync"
 )
 
-// Turns lets the calls that concern one key go one at a time, and those of others
-// pass: a call can take as long as a disk wants. The zero value is ready.
+// Turns lets the calls that concern one key go one at a time, in the order in which they
+// joined, and those of others pass: a call can take as long as a disk wants. The zero
+// value is ready.
 type Turns struct {
 	mu     sync.Mutex
-	queues map[string]*queue
+	queues map[string][]*Place // the first one has the turn
 }
 
-type queue struct {
-	turn  chan struct{} // holds a token while somebody's turn lasts
-	users int           // in turn or waiting; Turns.mu guards it
+// Place is a place in a key's queue, until Leave.
+type Place struct {
+	turns *Turns
+	key   string
+	first chan struct{} // closed when it has the turn
 }
 
 // Take waits for the turn at key until ctx ends; the caller ends it by calling
 // done.
 func (t *Turns) Take(ctx context.Context, key string) (done func(), err error) {
-	q := t.join(key)
-	select {
-	case q.turn <- struct{}{}: // also where there is no time to wait
-		return func() { <-q.turn; t.leave(key, q) }, nil
-	default:
+	p := t.Join(key)
+	if err := p.Await(ctx); err != nil {
+		p.Leave()
+		return nil, err
 	}
-	select {
-	case q.turn <- struct{}{}:
-		return func() { <-q.turn; t.leave(key, q) }, nil
-	case <-ctx.Done():
-		t.leave(key, q)
-		return nil, ctx.Err()
-	}
+	return p.Leave, nil
 }
 
-func (t *Turns) join(key string) *queue {
+// Join takes the last place at key, and waits for nothing. The caller ends it by Leave.
+func (t *Turns) Join(key string) *Place {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.queues == nil {
-		t.queues = map[string]*queue{}
+		t.queues = map[string][]*Place{}
 	}
-	q := t.queues[key]
-	if q == nil {
-		q = &queue{turn: make(chan struct{}, 1)}
-		t.queues[key] = q
+	p := &Place{turns: t, key: key, first: make(chan struct{})}
+	if t.queues[key] = append(t.queues[key], p); len(t.queues[key]) == 1 {
+		close(p.first)
 	}
-	q.users++
-	return q
+	return p
 }
 
-func (t *Turns) leave(key string, q *queue) {
+// Await waits until the place has the turn, or returns ctx's error.
+func (p *Place) Await(ctx context.Context) error {
+	select {
+	case <-p.first: // also where there is no time to wait
+		return nil
+	default:
+	}
+	select {
+	case <-p.first:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Leave gives the place up, and the turn to the next one where it had that. It may be
+// called again.
+func (p *Place) Leave() {
+	t := p.turns
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if q.users--; q.users == 0 {
-		delete(t.queues, key)
+	queue := t.queues[p.key]
+	at := slices.Index(queue, p)
+	if at < 0 {
+		return
 	}
+	queue = slices.Delete(queue, at, at+1)
+	switch {
+	case len(queue) == 0:
+		delete(t.queues, p.key)
+		return
+	case at == 0:
+		close(queue[0].first)
+	}
+	t.queues[p.key] = queue
 }

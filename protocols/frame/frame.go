@@ -69,6 +69,8 @@ const (
 	responsePayload    = 2
 	statusCode         = 1
 	statusMessage      = 2
+	metadataKey        = 1
+	metadataValue      = 2
 )
 
 // errField is a field that is not of its type.
@@ -116,6 +118,18 @@ func (r *Request) set(number protowire.Number, kind protowire.Type, value []byte
 		return true
 	}
 	return kind == protowire.BytesType
+}
+
+// WithMetadata returns a request's frame, which is whole, with one more pair of metadata,
+// before those that it has.
+func WithMetadata(whole []byte, key, value string) []byte {
+	pair := protowire.AppendString(protowire.AppendTag(nil, metadataKey, protowire.BytesType), key)
+	pair = protowire.AppendString(protowire.AppendTag(pair, metadataValue, protowire.BytesType), value)
+	header := ParseHeader(whole)
+	header.Length += uint32(protowire.SizeTag(requestMetadata) + protowire.SizeBytes(len(pair)))
+	b := header.Append(make([]byte, 0, HeaderBytes+header.Length))
+	b = protowire.AppendBytes(protowire.AppendTag(b, requestMetadata, protowire.BytesType), pair)
+	return append(b, whole[HeaderBytes:]...)
 }
 
 // AppendResponse writes the frame of a successful answer behind b.

@@ -74,3 +74,20 @@ func FuzzHeader(f *testing.F) {
 		}
 	})
 }
+
+func TestMetadataIsAddedBeforeWhatARequestHas(t *testing.T) {
+	request := &ttrpc.Request{Service: "s", Method: "m", Payload: bytes.Repeat([]byte{1}, 300), Metadata: []*ttrpc.KeyValue{{Key: "k", Value: "old"}}}
+	body := whole(t, request)
+	b := WithMetadata(append(Header{uint32(len(body)), 7, TypeRequest, 3}.Append(nil), body...), "k", "new")
+	if h, want := ParseHeader(b), (Header{uint32(len(b) - HeaderBytes), 7, TypeRequest, 3}); h != want {
+		t.Errorf("header\nwant %+v\ngot  %+v", want, h)
+	}
+	var got ttrpc.Request
+	if err := proto.Unmarshal(b[HeaderBytes:], &got); err != nil {
+		t.Fatal(err)
+	}
+	request.Metadata = append([]*ttrpc.KeyValue{{Key: "k", Value: "new"}}, request.Metadata...)
+	if !proto.Equal(&got, request) {
+		t.Errorf("want %v\ngot  %v", request, &got)
+	}
+}

@@ -138,6 +138,9 @@ func (m *Condition) GetMessage() string {
 type CheckReleasedRequest struct {
 	Driver string `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
 	Source string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
+	// A container that the answer is to come behind: all calls of it that came before have ended by then, given up or not. Empty where no
+	// call of the asker's may still be under way. An agent that does not know this field passes it over.
+	ContainerId string `protobuf:"bytes,3,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
 }
 
 func (m *CheckReleasedRequest) Reset()      { *m = CheckReleasedRequest{} }
@@ -153,6 +156,13 @@ func (m *CheckReleasedRequest) GetDriver() string {
 func (m *CheckReleasedRequest) GetSource() string {
 	if m != nil {
 		return m.Source
+	}
+	return ""
+}
+
+func (m *CheckReleasedRequest) GetContainerId() string {
+	if m != nil {
+		return m.ContainerId
 	}
 	return ""
 }
@@ -321,6 +331,13 @@ func (m *CheckReleasedRequest) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 	_ = i
 	var l int
 	_ = l
+	if len(m.ContainerId) > 0 {
+		i -= len(m.ContainerId)
+		copy(dAtA[i:], m.ContainerId)
+		i = encodeVarintVolume(dAtA, i, uint64(len(m.ContainerId)))
+		i--
+		dAtA[i] = 0x1a
+	}
 	if len(m.Source) > 0 {
 		i -= len(m.Source)
 		copy(dAtA[i:], m.Source)
@@ -424,6 +441,10 @@ func (m *CheckReleasedRequest) Size() (n int) {
 		n += 1 + l + sovVolume(uint64(l))
 	}
 	l = len(m.Source)
+	if l > 0 {
+		n += 1 + l + sovVolume(uint64(l))
+	}
+	l = len(m.ContainerId)
 	if l > 0 {
 		n += 1 + l + sovVolume(uint64(l))
 	}
@@ -928,6 +949,38 @@ func (m *CheckReleasedRequest) Unmarshal(dAtA []byte) error {
 				return io.ErrUnexpectedEOF
 			}
 			m.Source = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
+		case 3:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ContainerId", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowVolume
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return ErrInvalidLengthVolume
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return ErrInvalidLengthVolume
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.ContainerId = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex

@@ -22,7 +22,7 @@ func serveFaultyAgent() error {
 	log := logrus.NewEntry(logrus.New())
 	storages := storage.NewTable(log, volume.NewTable(health.NewMonitor(log)), 3*time.Second, nil)
 	agent := &rpc.Agent{Log: log, Version: "faulty", Sandbox: sandbox.New(log, storages), Storages: storages, Destroyed: func() {}}
-	listener, err := transport.Listen(address.Address{Scheme: address.VSock, Port: act.FaultyAgentPort}, agent.Quick, log)
+	listener, err := transport.Listen(address.Address{Scheme: address.VSock, Port: act.FaultyAgentPort}, agent.Quick, &agent.Order, log)
 	if err != nil {
 		return err
 	}

@@ -167,7 +167,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 		Log:   log, Version: version, Init: asInit, ResizeWait: set.resizeWait, Volumes: volumes,
 		Sandbox: sandbox.New(log, storages), Storages: storages, Guest: guest.New(asInit),
 	}
-	listener, err := transport.Listen(set.listen, agent.Quick, log)
+	listener, err := transport.Listen(set.listen, agent.Quick, &agent.Order, log)
 	if err != nil {
 		return failed, err
 	}
