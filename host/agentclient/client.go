@@ -165,9 +165,10 @@ func (c *Client) CheckResizeVolume(ctx context.Context, guestPath string, size u
 }
 
 // CheckReleased asks whether nothing in the guest uses the device of a Storage's driver and source any more, so that the disk can be pulled
-// (protocols/proto/volume.proto says what is promised). An agent without directvol's service answers as to CheckResizeVolume.
-func (c *Client) CheckReleased(ctx context.Context, driver, source string) error {
-	return c.do(ctx, checkReleased, &volumepb.CheckReleasedRequest{Driver: driver, Source: source})
+// (protocols/proto/volume.proto says what is promised). The answer comes when the calls of containerID that were sent before have ended, those that
+// were given up too; it may be empty. An agent without directvol's service answers as to CheckResizeVolume.
+func (c *Client) CheckReleased(ctx context.Context, driver, source, containerID string) error {
+	return c.do(ctx, checkReleased, &volumepb.CheckReleasedRequest{Driver: driver, Source: source, ContainerId: containerID})
 }
 
 // GetGuestDetails returns what guest and agent can do.

@@ -43,7 +43,7 @@ var calls = map[string]struct {
 	"GetVolumeStats":    {true, func(c *Client, ctx context.Context) error { _, err := c.GetVolumeStats(ctx, "/v"); return err }},
 	"GetVolumeHealth":   {true, func(c *Client, ctx context.Context) error { _, err := c.GetVolumeHealth(ctx, "/v"); return err }},
 	"CheckResizeVolume": {true, func(c *Client, ctx context.Context) error { return c.CheckResizeVolume(ctx, "/v", 1) }},
-	"CheckReleased":     {true, func(c *Client, ctx context.Context) error { return c.CheckReleased(ctx, "blk", "02/01") }},
+	"CheckReleased":     {true, func(c *Client, ctx context.Context) error { return c.CheckReleased(ctx, "blk", "02/01", "c1") }},
 	"ResizeVolume":      {true, func(c *Client, ctx context.Context) error { return c.ResizeVolume(ctx, "/v", 1) }},
 	"CreateSandbox": {false, func(c *Client, ctx context.Context) error {
 		return c.CreateSandbox(ctx, &agentpb.CreateSandboxRequest{})

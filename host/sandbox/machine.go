@@ -85,7 +85,7 @@ type Agent interface {
 	DestroySandbox(ctx context.Context) error
 	CreateContainer(ctx context.Context, request *agentpb.CreateContainerRequest) error
 	RemoveContainer(ctx context.Context, containerID string) error
-	CheckReleased(ctx context.Context, driver, source string) error
+	CheckReleased(ctx context.Context, driver, source, containerID string) error
 	GetVolumeStats(ctx context.Context, guestPath string) (*agentpb.VolumeStatsResponse, error)
 	CheckResizeVolume(ctx context.Context, guestPath string, size uint64) error
 	ResizeVolume(ctx context.Context, guestPath string, size uint64) error

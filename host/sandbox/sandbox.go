@@ -16,7 +16,8 @@
 //
 // Calls of one volume wait for each other, until their contexts end; only Stats waits
 // for nobody. A disk is pulled only when the agent has let go of the volume and has said
-// that nobody else in the guest uses it. From the moment on at which the machine was asked
+// that nobody else in the guest uses it. Where a create or a remove of ours had no answer,
+// the next call makes sure that it has ended before it says the opposite (settle). From the moment on at which the machine was asked
 // to let go of a disk the volume is leaving, whatever became of the call: nothing is
 // mounted that may lose its disk a moment later.
 package sandbox

@@ -39,10 +39,11 @@ type volume struct {
 	users int    // calls that have the turn, or wait for it
 	want  Volume // from attaching on
 	place Place  // from attached on
-	// point is where the agent mounts it, and held says that it was asked to since it was
-	// last asked to let go.
-	point string
-	held  bool
+	// point is where the agent mounts it, and held says that it was asked to, and not
+	// known to have let go since. late says that a create or a remove of ours has had no
+	// answer, and may still be carried out: held is true then too.
+	point      string
+	held, late bool
 }
 
 // take waits for a volume's turn, of one that is not there too: so nobody comes between.
@@ -118,7 +119,7 @@ func (s *Sandbox) decide(v *volume, state State) State {
 		v.state = state
 	}
 	if v.state == Absent {
-		v.want, v.place, v.point, v.held = Volume{}, Place{}, "", false
+		v.want, v.place, v.point, v.held, v.late = Volume{}, Place{}, "", false, false
 	}
 	return s.lookLocked(v)
 }

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"slices"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/guestpath"
 )
@@ -89,10 +92,13 @@ func (s *Sandbox) Mount(ctx context.Context, id string) (guestPath string, err e
 		if was == Attached {
 			s.decide(v, Mounting)
 		}
+		if _, err := s.settle(ctx, v); err != nil {
+			return err
+		}
 		s.hold(v, true)
 		err := s.agent.CreateContainer(ctx, &agentpb.CreateContainerRequest{ContainerId: Holder(id), Storages: []*agentpb.Storage{v.storage(s.machine.Capabilities())}})
 		if err != nil {
-			if isKnown(ctx, err) {
+			if s.answered(ctx, v, err) {
 				s.decide(v, was)
 			}
 			return fmt.Errorf("from %s: %w", v.want.Path, ofMount.typed(ctx, err))
@@ -106,10 +112,51 @@ func (s *Sandbox) Mount(ctx context.Context, id string) (guestPath string, err e
 	return guestPath, nil
 }
 
+// hold notes whether the guest may hold a volume for us: false ends late calls too.
 func (s *Sandbox) hold(v *volume, held bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	v.held = held
+	v.held, v.late = held, v.late && held
+}
+
+// answered reports whether a create or a remove that failed has ended, and notes where it
+// may not have.
+func (s *Sandbox) answered(ctx context.Context, v *volume, err error) bool {
+	if isKnown(ctx, err) {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v.late = true
+	return false
+}
+
+// settle makes sure that no call of ours of this volume is under way whose answer did not
+// come: it could be carried out after the next one, which says the opposite. released says
+// that nothing in the guest uses the disk either.
+//
+// An agent without directvol's own service cannot be asked. Whether it carries calls out
+// in their order is its own: one that does not may mount, or unmount, behind the next
+// call's OK.
+func (s *Sandbox) settle(ctx context.Context, v *volume) (released bool, err error) {
+	if !v.late {
+		return false, nil
+	}
+	err = s.agent.CheckReleased(ctx, v.place.Driver, v.place.Source, Holder(v.id))
+	switch {
+	case err == nil:
+		s.hold(v, false)
+		return true, nil
+	case lacksService(err):
+		return false, nil
+	case isKnown(ctx, err) && status.Code(err) == codes.FailedPrecondition:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		v.late = false
+		return false, nil
+	default:
+		return false, fmt.Errorf("whether an earlier call of it has ended is not known: %w", ofTake.typed(ctx, err))
+	}
 }
 
 // Unmount has the agent unmount a volume, which stays attached.
@@ -126,21 +173,26 @@ func (s *Sandbox) Unmount(ctx context.Context, id string) error {
 }
 
 // unmount has the agent let go of a volume. A call of ours may hold it though none was
-// answered with OK.
+// answered with OK. A remove ends a create that is under way; but one whose outcome nobody
+// knows may come behind it, and then it is removed once more.
 func (s *Sandbox) unmount(ctx context.Context, v *volume) error {
-	if !v.held {
-		s.decide(v, Attached)
-		return nil
-	}
 	was := s.look(v)
-	s.decide(v, Mounting)
-	if err := s.agent.RemoveContainer(ctx, Holder(v.id)); err != nil {
-		if isKnown(ctx, err) {
-			s.decide(v, was)
+	for v.held {
+		s.decide(v, Mounting)
+		if err := s.agent.RemoveContainer(ctx, Holder(v.id)); err != nil {
+			if s.answered(ctx, v, err) {
+				s.decide(v, was)
+			}
+			return ofTake.typed(ctx, err)
 		}
-		return ofTake.typed(ctx, err)
+		late := v.late
+		if _, err := s.settle(ctx, v); err != nil {
+			return err
+		}
+		if !late || v.late { // it cannot be asked
+			s.hold(v, false)
+		}
 	}
-	s.hold(v, false)
 	s.decide(v, Attached)
 	return nil
 }
@@ -270,7 +322,7 @@ func (s *Sandbox) takeAway(ctx context.Context, v *volume) error {
 // when ours has let go. Of an agent without directvol's own service nothing more is
 // known than that ours has.
 func (s *Sandbox) released(ctx context.Context, v *volume) error {
-	err := s.agent.CheckReleased(ctx, v.place.Driver, v.place.Source)
+	err := s.agent.CheckReleased(ctx, v.place.Driver, v.place.Source, Holder(v.id))
 	if err != nil && lacksService(err) {
 		return nil
 	}

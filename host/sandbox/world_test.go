@@ -38,12 +38,12 @@ type world struct {
 	disks  map[string]*fakeDisk  // that the machine has, by id
 	lost   map[string]*fakeDisk  // that have left by themselves, and were not detached since
 	mounts map[string]*fakeMount // by mount point
-	late   map[string]func()     // creates that go on though their caller is gone, by container
+	late   map[string][]func()   // creates and removes that are carried out though their caller is gone, by container
 
 	machineAnswers, agentAnswers how
 	stuck                        bool            // the guest lets go of no disk
 	keeps                        bool            // and says so
-	noService                    bool            // the agent has no service of directvol's
+	noService                    bool            // the agent has no service of directvol's; it carries calls out in their order
 	slow                         time.Duration   // until the agent looks at statistics
 	hung, busy                   map[string]bool // by store
 	storeHangs                   map[string]bool // on the host
@@ -71,7 +71,7 @@ const foreign = "foreign"
 func newWorld() *world {
 	return &world{
 		changed: make(chan struct{}), done: make(chan struct{}), disks: map[string]*fakeDisk{}, lost: map[string]*fakeDisk{}, mounts: map[string]*fakeMount{},
-		late: map[string]func(){}, hung: map[string]bool{}, busy: map[string]bool{}, storeHangs: map[string]bool{},
+		late: map[string][]func(){}, hung: map[string]bool{}, busy: map[string]bool{}, storeHangs: map[string]bool{},
 	}
 }
 
@@ -285,8 +285,9 @@ func (m machine) PressPower(context.Context) error             { return nil }
 func (m machine) Kill(context.Context) error                   { m.die(); return nil }
 func (m machine) AwaitEnd(context.Context) error               { <-m.done; return nil }
 
-// agent is the world's side in the guest. It has one call at a time for each container,
-// and a remove ends a create.
+// agent is the world's side in the guest. It has one call at a time for each container;
+// but a call that nobody waits for is overtaken by others, where it can be asked whether
+// one is left.
 type agent struct{ *world }
 
 func (a agent) Check(context.Context) error                                        { return nil }
@@ -333,7 +334,7 @@ func (w *world) mount(container string, s *agentpb.Storage) error {
 	return nil
 }
 
-// lateBy is how late a create is that goes on without its caller.
+// lateBy is how late a call is that goes on without its caller.
 const lateBy = 3 * time.Second
 
 // outcome is what an agent's client makes of a call that was sent and not answered.
@@ -346,33 +347,37 @@ func outcome(err error) error {
 
 func (a agent) CreateContainer(ctx context.Context, r *agentpb.CreateContainerRequest) error {
 	s := r.Storages[0]
-	if err := a.await(ctx, func() bool { return !a.isHung(a.at(s.Source)) }, func() error { delete(a.late, r.ContainerId); return nil }); err != nil {
-		return outcome(err)
-	}
-	return outcome(a.answer(ctx, a.agentMood, func() error {
-		return a.mount(r.ContainerId, s)
-	}, func() {
-		a.late[r.ContainerId] = func() { _ = a.mount(r.ContainerId, s) }
-	}))
+	return a.changes(ctx, r.ContainerId, func() bool { return !a.isHung(a.at(s.Source)) }, func() error { return a.mount(r.ContainerId, s) })
 }
 
-// answer is the world's, where a create may also go on late.
-func (a agent) answer(ctx context.Context, mood func() how, do func() error, later func()) error {
-	return a.world.answer(ctx, func() how {
-		way := mood()
-		if way == lostLate && later != nil {
-			later()
+// changes makes a call that changes what a container holds, as soon as ready says so.
+func (a agent) changes(ctx context.Context, container string, ready func() bool, do func() error) error {
+	err := a.await(ctx, ready, func() error {
+		if a.noService {
+			delete(a.late, container)
+		}
+		return nil
+	})
+	if err != nil {
+		return outcome(err)
+	}
+	return outcome(a.answer(ctx, func() how {
+		way := a.agentMood()
+		if way == lostLate {
+			a.late[container] = append(a.late[container], func() { _ = do() })
 			time.AfterFunc(lateBy, a.runLate)
 		}
 		return way
-	}, do)
+	}, do))
 }
 
 func (w *world) runLate() {
 	w.change(func() {
-		for container, do := range w.late {
+		for container, all := range w.late {
 			delete(w.late, container)
-			do()
+			for _, do := range all {
+				do()
+			}
 		}
 	})
 }
@@ -388,13 +393,10 @@ func (w *world) held(container string) (points []string) {
 }
 
 func (a agent) RemoveContainer(ctx context.Context, id string) error {
-	err := a.await(ctx, func() bool {
+	ready := func() bool {
 		return !slices.ContainsFunc(a.held(id), func(point string) bool { return a.isHung(a.mounts[point].disk) })
-	}, func() error { delete(a.late, id); return nil })
-	if err != nil {
-		return outcome(err)
 	}
-	return outcome(a.answer(ctx, a.agentMood, func() error {
+	return a.changes(ctx, id, ready, func() error {
 		for _, point := range a.held(id) {
 			m := a.mounts[point]
 			if a.busy[m.disk.Path] && len(m.holders) == 1 {
@@ -405,10 +407,14 @@ func (a agent) RemoveContainer(ctx context.Context, id string) error {
 			}
 		}
 		return nil
-	}, nil))
+	})
 }
 
-func (a agent) CheckReleased(ctx context.Context, driver, source string) error {
+func (a agent) CheckReleased(ctx context.Context, driver, source, container string) error {
+	ended := func() bool { return a.noService || len(a.late[container]) == 0 }
+	if err := a.await(ctx, ended, func() error { return nil }); err != nil {
+		return outcome(err)
+	}
 	return outcome(a.answer(ctx, a.agentMood, func() error {
 		if a.noService {
 			return status.Error(codes.Unimplemented, "no service")
@@ -419,7 +425,7 @@ func (a agent) CheckReleased(ctx context.Context, driver, source string) error {
 			}
 		}
 		return nil
-	}, nil))
+	}))
 }
 
 func (a agent) GetVolumeStats(ctx context.Context, guestPath string) (stats *agentpb.VolumeStatsResponse, err error) {
