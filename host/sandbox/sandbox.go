@@ -52,6 +52,8 @@ const (
 	// killLimit is how long the end of a machine that is killed is waited for, when the
 	// time of who wants it is over.
 	killLimit = 5 * time.Second
+	// stopLimit is how long a Stop lasts whose caller sets no limit.
+	stopLimit = 5 * time.Minute
 	// trialLimit is how long a store has for the small read that is made before a machine
 	// gets it.
 	trialLimit = 10 * time.Second

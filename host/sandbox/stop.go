@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/directvol/directvol/host/agentclient"
 )
@@ -12,32 +16,79 @@ import (
 // ended. Where a volume is in use the error names it, and the sandbox goes on. An agent
 // that cannot be reached is asked by the power button, where the machine has one.
 //
+// A call whose outcome is unknown is made again until the agent says that it is done, or
+// refuses, or the machine ends: nobody knows whether the guest was asked.
+//
 // A guest that does not end before ctx does is killed, whatever that costs, and so is one
 // that nobody can ask: the error says so, and what has been tried. It may take five seconds
-// longer than ctx then.
+// longer than ctx then. A ctx without a deadline has one of five minutes.
 func (s *Sandbox) Stop(ctx context.Context) error {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, stopLimit)
+		defer cancel()
+	}
 	tried := ""
-	err := s.agent.DestroySandbox(ctx)
+	err := s.askToEnd(ctx)
 	switch {
 	case err == nil || s.ended() || errors.Is(err, ErrEnded) || ctx.Err() != nil:
 	case s.machine.VsockErr() != nil:
 		if tried, err = s.pressPower(ctx, err); err != nil {
 			return fmt.Errorf("stop sandbox %s: %w", s.id, errors.Join(err, s.kill(ctx)))
 		}
-	case errors.Is(err, agentclient.ErrOutcomeUnknown): // a connection that ends may take the answer with it
 	default:
 		return fmt.Errorf("stop sandbox %s: %w", s.id, ofTake.typed(ctx, err))
 	}
 	// The guest ends when it has seen its answer taken.
 	s.agent.Close()
-	err = s.machine.AwaitEnd(ctx)
-	if err != nil && ctx.Err() != nil && !s.ended() {
-		err = fmt.Errorf("its guest did not power off in time%s, and was killed: %w", tried, errors.Join(ctx.Err(), s.kill(ctx)))
+	left := s.machine.AwaitEnd(ctx)
+	if left != nil && ctx.Err() != nil && !s.ended() {
+		if err != nil {
+			tried += fmt.Sprintf(" (%v)", err)
+		}
+		left = fmt.Errorf("its guest did not power off in time%s, and was killed: %w", tried, errors.Join(ctx.Err(), s.kill(ctx)))
 	}
-	if err != nil {
-		return fmt.Errorf("stop sandbox %s: %w", s.id, err)
+	if left != nil {
+		return fmt.Errorf("stop sandbox %s: %w", s.id, left)
 	}
 	return nil
+}
+
+// askToEnd asks the agent to unmount everything and to power off, until it answers. It
+// returns nil too where the machine ends meanwhile.
+func (s *Sandbox) askToEnd(ctx context.Context) error {
+	err := s.agent.DestroySandbox(ctx)
+	again := time.NewTicker(recheck)
+	defer again.Stop()
+	for errors.Is(err, agentclient.ErrOutcomeUnknown) && s.machine.VsockErr() == nil {
+		select {
+		case <-s.machine.Done():
+			return nil
+		case <-ctx.Done():
+			return err
+		case <-again.C:
+		}
+		next := s.agent.DestroySandbox(ctx)
+		switch {
+		case s.machine.VsockErr() != nil: // a guest that has heard the call before ends now
+			return s.endedSoon(ctx, next)
+		case status.Code(next) != codes.Unavailable: // else it was not asked
+			err = next
+		}
+	}
+	return err
+}
+
+// endedSoon returns nil where the machine ends in the next moment, or else why.
+func (s *Sandbox) endedSoon(ctx context.Context, why error) error {
+	ctx, cancel := context.WithTimeout(ctx, endLimit)
+	defer cancel()
+	select {
+	case <-s.machine.Done():
+		return nil
+	case <-ctx.Done():
+		return why
+	}
 }
 
 // pressPower asks a guest to power off whose agent cannot be reached, and returns what to

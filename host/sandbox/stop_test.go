@@ -82,7 +82,7 @@ func TestStopTriesThePowerButtonBeforeItKills(t *testing.T) {
 		{"there is none", ending{vsock: lostVsock}, unreachable, false, 0, []string{"no power button", "killed"}},
 		{"QEMU waits for a disk", ending{vsock: lostVsock, stays: true}, unreachable, false, 5 * time.Second, []string{"state D"}},
 		{"a volume is in use", ending{button: true}, status.Error(codes.FailedPrecondition, "in use"), false, 0, []string{"in use"}},
-		{"the answer was lost, and the guest goes on", ending{button: true}, agentclient.ErrOutcomeUnknown, false, time.Minute, []string{"did not power off in time", "killed"}},
+		{"no answer ever comes, and the guest goes on", ending{button: true}, agentclient.ErrOutcomeUnknown, false, time.Minute, []string{"did not power off in time", "killed", agentclient.ErrOutcomeUnknown.Error()}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -115,4 +115,55 @@ func TestStopOfAVolumeInUseIsBusy(t *testing.T) {
 	if err := s.Stop(t.Context()); !errors.Is(err, sandbox.ErrBusy) || status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("want %v\ngot  %v", sandbox.ErrBusy, err)
 	}
+}
+
+// losing is an agent whose first answers are lost with their calls.
+type losing struct {
+	agent
+	answers *[]error // nil is the guest's power-off
+}
+
+func (l losing) DestroySandbox(context.Context) error {
+	next := (*l.answers)[0]
+	if *l.answers = (*l.answers)[1:]; next == nil {
+		l.die()
+	}
+	return next
+}
+
+func TestStopAsksAgainWhereItsOutcomeIsUnknown(t *testing.T) {
+	unreachable := status.Error(codes.Unavailable, "the agent cannot be reached")
+	inUse := status.Error(codes.FailedPrecondition, "in use")
+	for _, test := range []struct {
+		name    string
+		answers []error
+		want    error
+	}{
+		{"the call was lost", []error{agentclient.ErrOutcomeUnknown, nil}, nil},
+		{"twice, and it was out of reach", []error{agentclient.ErrOutcomeUnknown, unreachable, agentclient.ErrOutcomeUnknown, nil}, nil},
+		{"it is refused then", []error{agentclient.ErrOutcomeUnknown, inUse}, sandbox.ErrBusy},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld()
+			defer w.die()
+			s := sandbox.New(ending{machine: machine{w}, pressed: new(bool)}, losing{agent{w}, &test.answers}, fine)
+			if err := s.Stop(t.Context()); !errors.Is(err, test.want) || len(test.answers) > 0 {
+				t.Errorf("%s, and %d calls were not made\nwant %v\ngot  %v", test.name, len(test.answers), test.want, err)
+			}
+			if w.dead() != (test.want == nil) {
+				t.Errorf("%s\nwant the machine ended: %v\ngot  %v", test.name, test.want == nil, w.dead())
+			}
+		})
+	}
+}
+
+func TestStopWithoutADeadlineEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		s := sandbox.New(ending{machine: machine{w}, pressed: new(bool)}, refusing{agent{w}, agentclient.ErrOutcomeUnknown}, fine)
+		began := time.Now()
+		if err := s.Stop(context.Background()); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != 5*time.Minute {
+			t.Errorf("after %v\nwant %v\ngot  %v", time.Since(began), context.DeadlineExceeded, err)
+		}
+	})
 }
