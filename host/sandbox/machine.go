@@ -47,7 +47,8 @@ type Machine interface {
 	// Detach has the guest let go of a disk and returns when the disk is gone and its store
 	// closed; nothing in the guest may use it, which a guest's kernel does not check. A disk
 	// that is not there is success. After a failure the disk may leave at any time, until a
-	// Detach succeeds; but ErrKept says that it stays.
+	// Detach succeeds; but ErrKept says that it stays, and ErrHotplugHeld that this Detach
+	// has not asked the guest.
 	Detach(ctx context.Context, id string) error
 	// Resize grows a disk to so many bytes. A smaller size is refused (ErrWouldShrink).
 	Resize(ctx context.Context, id string, bytes uint64) error

@@ -90,7 +90,7 @@ func (s *Sandbox) inTurn(ctx context.Context, call, id string, do func(*volume) 
 }
 
 // look returns a volume's state. A disk that is gone though nobody takes it is lost from
-// the moment on at which somebody looks.
+// the moment on at which somebody looks. A machine that has ended has none.
 func (s *Sandbox) look(v *volume) State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,6 +98,9 @@ func (s *Sandbox) look(v *volume) State {
 }
 
 func (s *Sandbox) lookLocked(v *volume) State {
+	if s.ended() {
+		return Absent
+	}
 	switch v.state {
 	case Attached, Mounting, Mounted:
 		select {
@@ -148,7 +151,7 @@ func (s *Sandbox) Volumes() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ids := slices.Sorted(maps.Keys(s.volumes))
-	return slices.DeleteFunc(ids, func(id string) bool { return s.volumes[id].state == Absent })
+	return slices.DeleteFunc(ids, func(id string) bool { return s.lookLocked(s.volumes[id]) == Absent })
 }
 
 // refuse says why a volume in a state is not attached.

@@ -34,6 +34,9 @@ func (v Volume) is(other Volume) bool {
 // with the same volume it changes nothing.
 func (s *Sandbox) Attach(ctx context.Context, want Volume) error {
 	return s.inTurn(ctx, "attach", want.ID, func(v *volume) error {
+		if s.ended() {
+			return ErrEnded
+		}
 		switch state := s.look(v); state {
 		case Attached, Mounting, Mounted, Attaching:
 			if !v.want.is(want) {
@@ -303,9 +306,12 @@ func (s *Sandbox) takeAway(ctx context.Context, v *volume) error {
 		s.decide(v, Absent)
 		return nil
 	}
+	asked := false
 	switch s.look(v) {
 	case Absent:
 		return nil
+	case Leaving:
+		asked = true
 	case Attached, Mounting, Mounted, Lost: // the place of a lost disk may still have a mount
 		if err := s.unmount(ctx, v); err != nil {
 			return err
@@ -315,7 +321,11 @@ func (s *Sandbox) takeAway(ctx context.Context, v *volume) error {
 		}
 	}
 	s.decide(v, Leaving)
-	return s.leave(ctx, v)
+	err := s.leave(ctx, v)
+	if errors.Is(err, ErrHotplugHeld) && !asked && v.point != "" {
+		s.decide(v, Attached)
+	}
+	return err
 }
 
 // released asks whether anything in the guest still uses a disk: other containers may,

@@ -137,6 +137,80 @@ func TestDiskThatTheGuestKeepsCanBeMountedAgain(t *testing.T) {
 	})
 }
 
+// behind is a machine whose hotplug another disk holds up.
+type behind struct {
+	machine
+	other *bool
+}
+
+func (b behind) Detach(ctx context.Context, id string) error {
+	if *b.other {
+		return sandbox.ErrHotplugHeld
+	}
+	return b.machine.Detach(ctx, id)
+}
+
+// A guest that was not asked to let go of a disk keeps it; one that was may let go at any
+// moment.
+func TestDiskThatTheGuestWasNotAskedForCanBeMountedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, other := newWorld(), true
+		defer w.die()
+		s := sandbox.New(behind{machine{w}, &other}, agent{w}, fine)
+		detach := func() {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if err := s.Detach(ctx, "c"); !errors.Is(err, sandbox.ErrBusy) {
+				t.Errorf("detach\nwant %v\ngot  %v", sandbox.ErrBusy, err)
+			}
+		}
+		if err := s.Attach(t.Context(), volumeOf("c")); err != nil {
+			t.Fatal(err)
+		}
+		detach()
+		if err := s.Attach(t.Context(), volumeOf("c")); err != nil {
+			t.Errorf("attach: %v", err)
+		}
+		if _, err := s.Mount(t.Context(), "c"); err != nil {
+			t.Errorf("mount: %v", err)
+		}
+		w.change(func() { w.stuck, other = true, false })
+		detach() // asks
+		other = true
+		detach()
+		if _, err := s.Mount(t.Context(), "c"); !errors.Is(err, sandbox.ErrBusy) {
+			t.Errorf("mount of a disk that the guest was asked for before\nwant %v\ngot  %v", sandbox.ErrBusy, err)
+		}
+	})
+}
+
+// staying is a machine that leaves the disks' Gone open when it ends.
+type staying struct{ machine }
+
+func (s staying) Attach(ctx context.Context, d sandbox.Disk) (sandbox.Place, error) {
+	place, err := s.machine.Attach(ctx, d)
+	place.Gone = make(chan struct{})
+	return place, err
+}
+
+func TestMachineThatHasEndedHasNoVolumes(t *testing.T) {
+	tabled(t, func(w *world, _ *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
+		s := sandbox.New(staying{machine{w}}, agent{w}, fine)
+		mountNow(t, s, within, "c")
+		w.die()
+		if err := within(time.Second, func(ctx context.Context) error { return s.Attach(ctx, volumeOf("c")) }); !errors.Is(err, sandbox.ErrEnded) {
+			t.Errorf("attach\nwant %v\ngot  %v", sandbox.ErrEnded, err)
+		}
+		if state, all := s.State("c"), s.Volumes(); state != sandbox.Absent || len(all) > 0 {
+			t.Errorf("want it absent\ngot  %v of %q", state, all)
+		}
+		if err := within(time.Second, func(ctx context.Context) error { return s.Detach(ctx, "c") }); err != nil {
+			t.Errorf("detach: %v", err)
+		}
+	})
+}
+
 // A caller waits for another call of the same volume until its own time is over.
 func TestCallerThatWaitsForItsVolumeGivesUpInTime(t *testing.T) {
 	tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
