@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -80,7 +81,8 @@ func (s *Stores) lock(path string, layers []holders.Layer, owner string, readOnl
 	return l, nil
 }
 
-// makeDir makes the directory, or refuses one that is not this user's alone: a lock file that another removes locks nothing.
+// makeDir makes the directory, or refuses one that is not this user's alone, or that another can replace: a lock file that another
+// removes locks nothing.
 func (s *Stores) makeDir() error {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return fmt.Errorf("directory of the stores' locks: %w", err)
@@ -93,7 +95,46 @@ func (s *Stores) makeDir() error {
 	if !info.IsDir() || info.Mode().Perm()&0o077 != 0 || !ok || int(owner.Uid) != os.Geteuid() {
 		return fmt.Errorf("directory of the stores' locks %s: want one that is yours with mode 0700, or none yet: remove it when no sandbox runs", s.dir)
 	}
+	return checkAbove(s.dir)
+}
+
+// checkAbove refuses a directory that somebody but this user and root can move away, which takes the right to write a directory
+// above it: of those that many may write, sticky ones keep a name for its owner. Below a directory that nobody else may enter all
+// is this user's.
+func checkAbove(dir string) error {
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return fmt.Errorf("directory of the stores' locks: %w", err)
+	}
+	for _, path := range []string{dir, real} {
+		for above := range ancestors(path) {
+			info, err := os.Lstat(above)
+			if err != nil {
+				return fmt.Errorf("directory of the stores' locks: %w", err)
+			}
+			st, ok := info.Sys().(*syscall.Stat_t)
+			private := info.IsDir() && info.Mode().Perm()&0o077 == 0
+			shared := info.IsDir() && info.Mode().Perm()&0o022 != 0 && info.Mode()&os.ModeSticky == 0
+			if !ok || st.Uid != 0 && int(st.Uid) != os.Geteuid() || shared {
+				return fmt.Errorf("directory of the stores' locks %s: others can replace it, as they own or may write %s: remove that, or take that right away", dir, above)
+			}
+			if private && int(st.Uid) == os.Geteuid() {
+				break
+			}
+		}
+	}
 	return nil
+}
+
+// ancestors yields the directories above an absolute path, from the root down.
+func ancestors(path string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for i := range len(path) {
+			if path[i] == '/' && !yield(path[:max(i, 1)]) {
+				return
+			}
+		}
+	}
 }
 
 // errHeld is the failure to take a lock that somebody excludes.
@@ -102,7 +143,8 @@ var errHeld = errors.New("held by another")
 // take opens a lock file and locks the byte of a use. With errHeld the file is returned too, for what it says.
 func take(path string, use int) (*os.File, error) {
 	for {
-		file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+		// A sticky file is left alone by what cleans /tmp of old files (tmpfiles.d(5)).
+		file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600|os.ModeSticky)
 		if err != nil {
 			return nil, fmt.Errorf("lock of a store: %w", err)
 		}

@@ -9,8 +9,9 @@
 //	                                                                          users, a partition beside its disk
 //	QEMU's own locks on the bytes of an image (block/file-posix.c)            a QEMU that is not ours, other users
 //
-// The lock files lie in a directory of mode 0700: /run/directvol/stores for root, $XDG_RUNTIME_DIR/directvol/stores for others. Two
-// users who may both write a file have a directory each, and only the last two means between them. A lock file holds a byte for
+// The lock files lie in a directory of mode 0700: /run/directvol/stores for root, /tmp/directvol-UID/stores for others, whatever the
+// environment says, so that a login and a unit of one user have the same. Nobody else may be able to replace it, from the root down.
+// Two users who may both write a file have a directory each, and only the last two means between them. A lock file holds a byte for
 // each use (OFD locks of fcntl(2)), which two may share where all only read:
 //
 //	byte 0  the store is read      byte 2  a part of it is read
@@ -25,6 +26,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -37,13 +39,14 @@ type Stores struct{ dir string }
 
 // Default returns this user's.
 func Default() *Stores {
-	dir := "/run"
-	if os.Geteuid() != 0 {
-		if dir = os.Getenv("XDG_RUNTIME_DIR"); dir == "" {
-			dir = filepath.Join(os.TempDir(), "directvol-"+strconv.Itoa(os.Geteuid()))
-		}
+	return In(defaultDir(os.Geteuid()))
+}
+
+func defaultDir(user int) string {
+	if user == 0 {
+		return "/run/directvol/stores"
 	}
-	return In(filepath.Join(dir, "directvol", "stores"))
+	return "/tmp/directvol-" + strconv.Itoa(user) + "/stores"
 }
 
 // In returns those below a directory, which is made where it is not there.
@@ -120,12 +123,25 @@ func (s *Store) Claim(owner string, readOnly bool) (err error) {
 		return &os.PathError{Op: "fcntl", Path: s.path, Err: err}
 	}
 	s.file = os.NewFile(uintptr(fd), s.path)
+	if err := s.unchanged(); err != nil {
+		return err
+	}
 	if readOnly {
 		return nil // QEMU sees to it that nobody writes what it reads
 	}
 	holder, err := holders.Locked(s.file)
 	if err == nil && holder != nil {
 		err = s.inUse(holder.How)
+	}
+	return err
+}
+
+// unchanged makes sure that what is open is what was locked: a loop device may have been put over another file before it was
+// opened, and keeps its file while it is open.
+func (s *Store) unchanged() error {
+	layers, _, err := holders.Layers(s.file)
+	if err == nil && !slices.Equal(layers, s.layers) {
+		err = fmt.Errorf("store %s was put over another file or device while it was opened: try again", s.path)
 	}
 	return err
 }
@@ -145,7 +161,7 @@ func (s *Store) inUse(how string) error {
 	return in
 }
 
-// File returns the open store, which stays the Store's; nil before Claim. QEMU gets a descriptor of the same open file.
+// File returns the open store, which stays the Store's; nil before Claim. It may be called beside Close, and is closed then. QEMU gets a descriptor of the same open file.
 func (s *Store) File() *os.File { return s.file }
 
 // Bytes returns the size of the open store as its descriptor says it.
@@ -161,7 +177,6 @@ func (s *Store) Bytes() (uint64, error) {
 func (s *Store) release() {
 	if s.file != nil {
 		s.file.Close() // what is written is written by QEMU
-		s.file = nil
 	}
 	if s.lock != nil {
 		s.lock.Release()

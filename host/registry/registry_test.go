@@ -299,3 +299,76 @@ func FuzzRecord(f *testing.F) {
 		}
 	})
 }
+
+func TestDirectoryThatOthersCanReplaceIsRefused(t *testing.T) {
+	for name, mode := range map[string]os.FileMode{"all may write it": 0o777, "a group may write it": 0o775} {
+		parent := filepath.Join(open(t), "directvol-1000")
+		must(t, os.Mkdir(parent, 0o700))
+		must(t, os.Chmod(parent, mode))
+		for _, dir := range []string{filepath.Join(parent, "stores"), filepath.Join(parent, "directvol", "stores")} {
+			if _, err := claim(t, In(dir), image(t), "sandbox one", false); err == nil || !strings.Contains(err.Error(), "write "+parent) {
+				t.Errorf("%s, locks in %s\nwant it refused\ngot  %v", name, dir, err)
+			}
+		}
+		must(t, os.Chmod(parent, mode|os.ModeSticky))
+		_, err := claim(t, In(filepath.Join(parent, "stores")), image(t), "sandbox one", false)
+		must(t, err)
+	}
+}
+
+func TestDirectoryBelowAnothersIsRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("it takes another user's directory: run go test ./host/registry as root")
+	}
+	parent := filepath.Join(open(t), "directvol-1000")
+	must(t, os.Mkdir(parent, 0o755))
+	must(t, os.Chown(parent, 1000, 1000))
+	link := filepath.Join(open(t), "link")
+	must(t, os.Symlink(parent, link))
+	for _, dir := range []string{parent, link} {
+		if _, err := claim(t, In(filepath.Join(dir, "stores")), image(t), "sandbox one", false); err == nil || !strings.Contains(err.Error(), parent) {
+			t.Errorf("locks below %s\nwant it refused\ngot  %v", dir, err)
+		}
+	}
+}
+
+// open returns a directory that all may enter, below none that is private.
+func open(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "stores")
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	must(t, os.Chmod(dir, 0o755))
+	return dir
+}
+
+// A login has an XDG_RUNTIME_DIR, and a unit or cron has none.
+func TestLocksOfAUserLieInOnePlace(t *testing.T) {
+	for user, want := range map[int]string{0: "/run/directvol/stores", 1000: "/tmp/directvol-1000/stores"} {
+		for _, environment := range []string{"", t.TempDir()} {
+			t.Setenv("XDG_RUNTIME_DIR", environment)
+			t.Setenv("TMPDIR", environment)
+			if got := defaultDir(user); got != want {
+				t.Errorf("user %d, with %q\nwant %s\ngot  %s", user, environment, want, got)
+			}
+		}
+	}
+	if got, want := Default().dir, defaultDir(os.Geteuid()); got != want {
+		t.Errorf("default\nwant %s\ngot  %s", want, got)
+	}
+}
+
+func TestLoopDeviceThatGetsAnotherFileIsRefused(t *testing.T) {
+	s, first, second := In(filepath.Join(t.TempDir(), "stores")), image(t), image(t)
+	device := loopDevice(t, first)
+	store, err := s.Find(device)
+	must(t, err)
+	defer store.Close()
+	must(t, exec.Command("losetup", "--detach", device).Run())
+	must(t, exec.Command("losetup", device, second).Run())
+	if err := store.Claim("sandbox one", false); err == nil || !strings.Contains(err.Error(), "another file") {
+		t.Errorf("found over %s, and over %s by now\nwant it refused\ngot  %v", first, second, err)
+	}
+	_, err = claim(t, s, second, "sandbox two", false)
+	must(t, err)
+}
