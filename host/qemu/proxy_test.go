@@ -51,6 +51,27 @@ func (p *proxy) cutAt(which, direction, bytes int) {
 	}
 }
 
+// madeCuts is how many connections were cut.
+func (p *proxy) madeCuts() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cuts
+}
+
+// connections is how many there were so far.
+func (p *proxy) connections() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.number
+}
+
+// passed is how many bytes a connection has passed on since cutAt, to QEMU and from it.
+func (p *proxy) passed(number int) [2]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.carried[number-1]
+}
+
 // cutAll cuts the connections that there are.
 func (p *proxy) cutAll() {
 	p.mu.Lock()
