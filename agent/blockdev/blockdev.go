@@ -103,6 +103,9 @@ func ByNumber(number uint64) (Device, error) {
 func fromSysfs(root, dir string) (Device, error) {
 	name := filepath.Base(dir)
 	text, err := os.ReadFile(filepath.Join(dir, "dev"))
+	if errors.Is(err, unix.ENODEV) { // it is leaving: its file is still there
+		err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+	}
 	if err != nil {
 		return Device{}, err
 	}

@@ -36,8 +36,8 @@ func TestSandboxGetsWhatItAsksFor(t *testing.T) {
 		}, codes.NotFound, "no_such_module"},
 		"a module by a path": {func(r *agentpb.CreateSandboxRequest) { r.KernelModules = []*agentpb.KernelModule{{Name: "../xfs"}} }, codes.InvalidArgument, "../xfs"},
 		"a module, too late": {func(r *agentpb.CreateSandboxRequest) {
-			r.KernelModules = []*agentpb.KernelModule{{Name: "xfs", Parameters: []string{"speed=high"}}}
-		}, codes.FailedPrecondition, "speed=high"},
+			r.KernelModules = []*agentpb.KernelModule{{Name: "virtio_blk", Parameters: []string{"queue_depth=77"}}}
+		}, codes.FailedPrecondition, "queue_depth"},
 		"a name that is too long":         {func(r *agentpb.CreateSandboxRequest) { r.Hostname = strings.Repeat("x", 65) }, codes.InvalidArgument, "hostname"},
 		"two lines that are given as one": {func(r *agentpb.CreateSandboxRequest) { r.Dns = []string{"a\nb"} }, codes.InvalidArgument, "dns"},
 		"a shared PID namespace":          {func(r *agentpb.CreateSandboxRequest) { r.SandboxPidns = true }, codes.Unimplemented, "sandbox_pidns"},
