@@ -33,7 +33,7 @@ func TestQuestionThatHangsIsAskedOnce(t *testing.T) {
 	})
 }
 
-// Whoever wants to know how it is from now on does not get an older answer.
+// A caller never gets an answer that is older than its question.
 func TestQuestionAskedAnewIsNotAnOlderOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var flights Flights[string, int]

@@ -38,7 +38,7 @@
 // How long a caller waits is no sign of anything. A flush alone is not counted in flight:
 // where writing stops, a read asks the device whether it answers.
 //
-// What we have mounted is probed by writing. A mount of somebody else's is watched by the
+// Our own mounts are probed by writing. A mount of somebody else's is watched by the
 // log, the counts, its superblock and stat, with no file of it open that his unmount
 // would meet. Growing, freezing, flushing and unmounting pause a watch: of all that
 // concerns one volume a single thread at most waits for its disk.

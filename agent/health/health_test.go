@@ -128,7 +128,7 @@ func TestStatHasTheCountsOfRequests(t *testing.T) {
 	}
 }
 
-// What hangs has requests in flight, and none that ends: neither work that goes on nor
+// A disk that hangs has requests in flight, and none that ends: neither work that goes on nor
 // an idle disk does.
 func TestDiskHangsOnlyByItsRequests(t *testing.T) {
 	for name, test := range map[string]struct {

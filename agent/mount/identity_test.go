@@ -188,7 +188,7 @@ func TestNextDiskWithANumberIsAnotherOne(t *testing.T) {
 	}
 }
 
-// What is mounted over a mount has a mark of its own, and hides the other's.
+// A mount over another one has a mark of its own, and hides the other's.
 func TestMarkIsOfTheTopmostMount(t *testing.T) {
 	dir := mounttest.Own(t)
 	if _, err := Look(dir); err != ErrNoMount {

@@ -54,7 +54,7 @@ func TestShortCallIsMadeWhereNothingIsWaitedFor(t *testing.T) {
 	})
 }
 
-// What a create has done before its storages is undone where these fail, the last first.
+// A create whose storages fail undoes its earlier steps, the last first.
 func TestCreateThatFailsUndoesItsSteps(t *testing.T) {
 	fails := errors.New("it fails")
 	s := of(table{hold: func(context.Context, func() bool) error { return fails }})

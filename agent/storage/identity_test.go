@@ -204,7 +204,7 @@ func TestAnotherDiskInTheSamePlaceIsNotTheVolume(t *testing.T) {
 	}
 }
 
-// What somebody has unmounted and mounted again is the same volume; what somebody has
+// A volume that somebody has unmounted and mounted again is the same volume; what somebody has
 // formatted in between is not.
 func TestVolumeMountedAgainIsTheVolumeAndFormattedAnewIsNot(t *testing.T) {
 	for _, fstype := range []string{"ext4", "xfs"} {
