@@ -8,6 +8,8 @@ import (
 	"os"
 	"time"
 
+	"github.com/sirupsen/logrus"
+
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
@@ -47,6 +49,7 @@ func newLab(ctx context.Context, o options, terminal *os.File) (*lab, error) {
 	if o.verbose {
 		l.log = os.Stderr
 	}
+	logrus.SetOutput(l.log) // ttrpc logs a line there for each answer that comes too late
 	return l, nil
 }
 
