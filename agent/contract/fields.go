@@ -3,7 +3,7 @@ package contract
 import "strings"
 
 // HostOptions are the options of a Storage that are left out.
-var HostOptions = []string{"defaults", "rw", "bind", "rbind", "_netdev", "nofail", "auto", "noauto", "user", "nouser", "users", "lazytime"}
+var HostOptions = []string{"defaults", "bind", "rbind", "_netdev", "nofail", "auto", "noauto", "user", "nouser", "users", "lazytime", "nomand", "noiversion", "silent", "loud"}
 
 // Reasons that several fields share.
 const (
@@ -55,7 +55,7 @@ var fields = []struct {
 		{"driver_options", honoured, "`serial=…` of a disk: the device at the source is waited for until it has that serial; another option is refused"},
 		{"source", honoured, "the driver finds it"},
 		{"fstype", honoured, "the driver mounts it; another than its own is refused"},
-		{"options", honoured, "given to the kernel, without those that mean something on the host alone: " + strings.Join(HostOptions, ", ")},
+		{"options", honoured, "given to the kernel, of two that undo one another (ro, rw) the last one, and without those that mean something on the host alone or are the default: " + strings.Join(HostOptions, ", ")},
 		{"mount_point", honoured, "made where it is missing"},
 		{"fs_group", refused, "ownership is not built yet"},
 		{"shared", honoured, "held by the sandbox, and outlives the container"},

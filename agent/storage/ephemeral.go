@@ -44,7 +44,7 @@ func checkGroupOption(r request) error {
 const remountOption = "remount"
 
 // Update gives ephemeral storages that are mounted new options, such as a size.
-// Options that are not named stay; mount flags can be added. It may be repeated;
+// Options that are not named stay; mount flags can be added and taken back. It may be repeated;
 // where one storage fails, those before it have been updated.
 func (t *Table) Update(ctx context.Context, storages []*agentpb.Storage) error {
 	requests := make([]request, len(storages))
@@ -79,7 +79,7 @@ func (t *Table) remount(r request) error {
 	options := slices.DeleteFunc(strings.Split(r.data, ","), func(o string) bool { return o == remountOption })
 	data := strings.Join(options, ",")
 	// A flag that is not named would be taken away: nosuid, for one.
-	err = unix.Mount("", r.mountPoint, "", unix.MS_REMOUNT|m.flags|r.flags, data)
+	err = unix.Mount("", r.mountPoint, "", unix.MS_REMOUNT|m.flags&^r.taken|r.flags, data)
 	switch {
 	case errors.Is(err, unix.EINVAL):
 		return refusal.New(refusal.InvalidArgument, "remount %s with %q: %w (is it smaller than what is in use? the guest's kernel log says more)", r.mountPoint, data, err)

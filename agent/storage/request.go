@@ -22,6 +22,7 @@ type request struct {
 	source     string
 	fstype     string
 	flags      uintptr
+	taken      uintptr // flags that it takes back: from a mount that is given new options
 	data       string
 	mountPoint string
 	shared     bool
@@ -56,11 +57,11 @@ func parse(s *agentpb.Storage) (request, error) {
 	if len(others) > 0 {
 		return request{}, refusal.New(refusal.Unimplemented, "storage %.200q: driver_options %.80q: this agent has none but %s of a disk", s.MountPoint, others, serialOption)
 	}
-	flags, data := mountOptions(s.Options)
+	flags, taken, data := mountOptions(s.Options)
 	if len(data) > dataBytes || strings.ContainsRune(data, 0) || !utf8.ValidString(data) {
 		return refuse("mount options of %d bytes: at most %d of UTF-8, none of them 0", len(data), dataBytes)
 	}
-	r := request{driver: driver, source: s.Source, fstype: s.Fstype, flags: flags, data: data, mountPoint: clean, shared: s.Shared, serial: serial}
+	r := request{driver: driver, source: s.Source, fstype: s.Fstype, flags: flags, taken: taken, data: data, mountPoint: clean, shared: s.Shared, serial: serial}
 	if err := driver.check(r); err != nil {
 		return request{}, refusal.New(refusal.KindOf(err), "storage %.200q: %w", s.MountPoint, err)
 	}

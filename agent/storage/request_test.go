@@ -11,12 +11,29 @@ import (
 )
 
 func TestOptionsOfTheHostDoNotReachTheKernel(t *testing.T) {
-	flags, data := mountOptions([]string{"bind", "rw", "_netdev", "nofail", "noatime", "ro", "discard", "", "lazytime", "bind,commit=5"})
+	flags, _, data := mountOptions([]string{"bind", "rw", "_netdev", "nofail", "noatime", "ro", "discard", "", "lazytime", "bind,commit=5"})
 	if want := uintptr(unix.MS_NOATIME | unix.MS_RDONLY); flags != want {
 		t.Errorf("flags\nwant %#x\ngot  %#x", want, flags)
 	}
 	if want := "discard,commit=5"; data != want {
 		t.Errorf("data\nwant %q\ngot  %q", want, data)
+	}
+}
+
+// As mount(8) and Kata's agent have it: of two options that undo one another the last one counts.
+func TestOptionUndoesAnEarlierOne(t *testing.T) {
+	for options, want := range map[string]uintptr{
+		"rw,suid,dev,exec,auto,nouser,async":            0, // fstab(5)'s defaults, one by one
+		"nosuid,suid,nodev,dev,noexec,exec":             0,
+		"sync,async,noatime,atime,nodiratime,diratime":  0,
+		"relatime,norelatime,strictatime,nostrictatime": 0,
+		"ro,rw":             0,
+		"exec,noexec,rw,ro": unix.MS_NOEXEC | unix.MS_RDONLY,
+		"silent,loud,nomand,noiversion,nodev,suid": unix.MS_NODEV,
+	} {
+		if flags, _, data := mountOptions(strings.Split(options, ",")); flags != want || data != "" {
+			t.Errorf("%s\nwant flags %#x and no data\ngot  flags %#x and %q", options, want, flags, data)
+		}
 	}
 }
 
