@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -83,6 +84,9 @@ func (t *Table) Own(path string, of mount.Identity, past health.Past) error {
 func (t *Table) lookup(path string, of mount.Identity, past health.Past) (*Volume, error) {
 	if !filepath.IsAbs(path) {
 		return nil, refusal.New(refusal.InvalidArgument, "volume path %.200q is not absolute", path)
+	}
+	if strings.ContainsRune(path, 0) {
+		return nil, refusal.New(refusal.InvalidArgument, "volume path %.200q holds a zero byte", path)
 	}
 	path = filepath.Clean(path)
 	for {

@@ -29,9 +29,10 @@ func TestPathThatIsNoVolumeIsRefusedByName(t *testing.T) {
 	for path, want := range map[string]refusal.Kind{
 		"": refusal.InvalidArgument, "proc": refusal.InvalidArgument, dir: refusal.InvalidArgument,
 		dir + "/nothing": refusal.NotFound, "/proc/version/below": refusal.NotFound, "/" + strings.Repeat("x", 5000): refusal.NotFound,
+		"/proc\x00": refusal.InvalidArgument,
 	} {
 		_, err := newTable().Lookup(path)
-		if err == nil || refusal.KindOf(err) != want || !strings.Contains(err.Error(), fmt.Sprintf("%.100s", path)) {
+		if err == nil || refusal.KindOf(err) != want || !strings.Contains(err.Error(), strings.Trim(fmt.Sprintf("%.100q", path), `"`)) {
 			t.Errorf("%.50q\nwant kind %v and the path\ngot  %v", path, want, err)
 		}
 	}
