@@ -41,7 +41,7 @@ type disk struct {
 	owned bool // its store is claimed; the table's mutex guards it
 
 	mu    sync.Mutex // guards what follows
-	added time.Time  // before its device was
+	added time.Time  // before its device was; zero until then
 	asked bool       // the guest was asked to let go of it, and may at any moment
 	isOut bool       // gone is closed
 	requests
@@ -54,11 +54,12 @@ func (d *disk) isGone() bool {
 	return d.isOut
 }
 
-// leaves notes that the device has left, and reports whether that is new, and whether nobody had asked for it.
+// leaves notes that the device has left, and reports whether that is new, and whether nobody had asked for it. when is when that was
+// heard, and zero where it is known of this device: a word that came before the device was added is of the one that had its name.
 func (d *disk) leaves(when time.Time) (left, byItself bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.isOut || !when.IsZero() && when.Before(d.added) { // the word is of the device that had its name before
+	if d.isOut || !when.IsZero() && (d.added.IsZero() || when.Before(d.added)) {
 		return false, false
 	}
 	d.isOut = true
@@ -101,6 +102,7 @@ func (t *diskTable) addBoot(number int, want Disk) error {
 		return fmt.Errorf("boot %w", err)
 	}
 	d.plugged.Store(true) // it comes with QEMU
+	d.added = time.Now()
 	d.unlock()
 	return nil
 }

@@ -282,9 +282,9 @@ func (q *fakeQEMU) letGo(id string) {
 	q.event("DEVICE_DELETED", `{"device": "%s", "path": "/machine/peripheral/%s"}`, id, id)
 }
 
+// event says something, by a clock that was set back: the host's may be at any time.
 func (q *fakeQEMU) event(name, data string, args ...any) {
-	now := time.Now()
-	fmt.Fprintf(q.conn, `{"event": "%s", "data": %s, "timestamp": {"seconds": %d, "microseconds": %d}}`+"\n", name, fmt.Sprintf(data, args...), now.Unix(), now.Nanosecond()/1000+1)
+	fmt.Fprintf(q.conn, `{"event": "%s", "data": %s, "timestamp": {"seconds": 1700000000, "microseconds": 1}}`+"\n", name, fmt.Sprintf(data, args...))
 }
 
 // with changes or reads the fake while it is at rest.

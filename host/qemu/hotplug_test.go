@@ -82,6 +82,9 @@ func TestDetachThatIsRepeatedHoldsUpOthersNoLonger(t *testing.T) {
 // A device's end may be told twice, the second time when another device has its name.
 func TestEndOfADeviceIsNotThatOfTheNext(t *testing.T) {
 	d := leavingDisk("data")
+	if d.leaves(time.Now()); d.isGone() {
+		t.Error("it is gone, and was not there yet")
+	}
 	d.added = time.Now()
 	if d.leaves(d.added.Add(-time.Second)); d.isGone() {
 		t.Error("it is gone, by word of what was there before it")
@@ -89,6 +92,25 @@ func TestEndOfADeviceIsNotThatOfTheNext(t *testing.T) {
 	if d.leaves(d.added.Add(time.Second)); !d.isGone() {
 		t.Error("it is not gone, by word of itself")
 	}
+}
+
+// The device before it is said to have gone, late: the next one of its name has its place by then, and is not added yet.
+func TestDiskThatIsNotAddedYetCannotHaveLeft(t *testing.T) {
+	vm, q := fakeVM(t)
+	q.answerBy(func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
+		if command == "blockdev-add" {
+			vm.hasLeft(vm.disks.find("data"), time.Now())
+		}
+		return nil, nil, false
+	})
+	a, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)})
+	must(t, err)
+	select {
+	case <-a.Gone:
+		t.Error("it was attached, and is said to be gone")
+	default:
+	}
+	must(t, vm.DetachDisk(limited(t), "data"))
 }
 
 func TestDisksComeAndGoInTheirCallersOrder(t *testing.T) {

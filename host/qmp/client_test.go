@@ -301,6 +301,26 @@ func TestSubscriberThatDoesNotReadHoldsUpNothing(t *testing.T) {
 	}
 }
 
+// The host's clock may be set: QEMU's timestamps follow it, and -1 is one that QEMU could not read.
+func TestEventHasTheTimeAtWhichItWasRead(t *testing.T) {
+	c := dial(t, func(p *peer) {
+		cmd := p.next()
+		p.say(`{"event": "TICK", "timestamp": {"seconds": 1, "microseconds": 2}}`)
+		p.say(`{"event": "TICK", "timestamp": {"seconds": -1, "microseconds": -1}}`)
+		p.answer(cmd, "{}")
+		p.next()
+	})
+	ticks, before := c.Subscribe("TICK"), time.Now()
+	if err := c.Execute(limited(t), "tick", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if e := <-ticks.Events(); e.Time.Before(before) || e.Time.After(time.Now()) {
+			t.Errorf("time\nwant one after %v\ngot  %v", before, e.Time)
+		}
+	}
+}
+
 func TestSubscriptionEndsOnce(t *testing.T) {
 	c := dial(t, func(p *peer) { p.next() })
 	s := c.Subscribe("X")

@@ -131,7 +131,7 @@ func (c *connection) dispatch(m *message) error {
 	case m.Greeting != nil:
 		return errors.New("a second greeting")
 	case m.Event != "":
-		c.publish(Event{Name: m.Event, Data: m.Data, Time: m.time()})
+		c.publish(Event{Name: m.Event, Data: m.Data, Time: time.Now()})
 		return nil
 	case m.ID == nil && m.Error != nil:
 		return fmt.Errorf("%w: %w", errUnaddressed, m.Error)

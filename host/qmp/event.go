@@ -14,7 +14,8 @@ type Event struct {
 	Name string
 	// Data is the event's members as JSON, nil where it has none.
 	Data json.RawMessage
-	// Time is the host's clock when it happened.
+	// Time is when it was read. Events and answers of a connection are read in the order in which QEMU has sent them, and this
+	// time does not follow the host's clock when that is set, as QEMU's own timestamps do.
 	Time time.Time
 }
 

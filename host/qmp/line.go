@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"time"
 )
 
 // MaxLine is the longest line accepted from the wire, in bytes. QEMU's longest answers (every block node of a VM with some
@@ -56,16 +55,12 @@ type greeting struct {
 
 // message is one line of the wire: exactly one of Greeting, Return, Error and Event is set.
 type message struct {
-	Greeting  *greeting       `json:"QMP"`
-	Return    json.RawMessage `json:"return"`
-	Error     *Error          `json:"error"`
-	Event     string          `json:"event"`
-	ID        *uint64         `json:"id"`
-	Data      json.RawMessage `json:"data"`
-	Timestamp struct {
-		Seconds      int64 `json:"seconds"`
-		Microseconds int64 `json:"microseconds"`
-	} `json:"timestamp"`
+	Greeting *greeting       `json:"QMP"`
+	Return   json.RawMessage `json:"return"`
+	Error    *Error          `json:"error"`
+	Event    string          `json:"event"`
+	ID       *uint64         `json:"id"`
+	Data     json.RawMessage `json:"data"`
 }
 
 // parseLine reads one line of the wire.
@@ -84,14 +79,6 @@ func parseLine(line []byte) (message, error) {
 		return message{}, fmt.Errorf("not a QMP line: want one of QMP, return, error and event, got %d: %s", kinds, excerpt(line))
 	}
 	return m, nil
-}
-
-// time returns the host's clock at an event; it is the zero time where QEMU could not read it (it then sends -1).
-func (m *message) time() time.Time {
-	if m.Timestamp.Seconds < 0 {
-		return time.Time{}
-	}
-	return time.Unix(m.Timestamp.Seconds, m.Timestamp.Microseconds*1000)
 }
 
 // excerpt quotes the beginning of a line for an error.

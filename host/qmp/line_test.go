@@ -56,16 +56,6 @@ func TestSplitLinesTakesNoHalfLine(t *testing.T) {
 	}
 }
 
-func TestEventWithoutClockHasZeroTime(t *testing.T) {
-	m, err := parseLine([]byte(wireLines[7]))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !m.time().IsZero() {
-		t.Errorf("want the zero time, got %v", m.time())
-	}
-}
-
 func FuzzLine(f *testing.F) {
 	for _, line := range wireLines {
 		f.Add([]byte(line))
@@ -76,7 +66,6 @@ func FuzzLine(f *testing.F) {
 		if err != nil {
 			return
 		}
-		m.time()
 		// What was accepted goes through the client's hands without harm, and never to a caller who did not ask.
 		answer := make(chan message, 1)
 		c := &connection{lastID: new(atomic.Uint64), pending: map[uint64]chan message{7: answer}, publish: func(Event) {}}
