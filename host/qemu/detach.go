@@ -110,7 +110,21 @@ func (vm *VM) awaitLeaving(ctx context.Context, d *disk, refused <-chan struct{}
 // name may become another disk's.
 func (vm *VM) requestUnplug(ctx context.Context, d *disk) (gone bool, err error) {
 	vm.hotplug.asks(d)
-	asked := d.request()
+	return vm.sendUnplug(ctx, d, d.request())
+}
+
+// requestAgain asks the guest once more for a disk that another call has asked for, for who waits for it in the turn of hotplug. One
+// that the guest has refused to let go of may be mounted again.
+func (vm *VM) requestAgain(ctx context.Context, d *disk) (gone bool, err error) {
+	if !d.requestAgain() {
+		return d.isGone(), nil
+	}
+	vm.hotplug.asks(d)
+	return vm.sendUnplug(ctx, d, true)
+}
+
+// sendUnplug sends a request that was noted; asked says that it is not the first one.
+func (vm *VM) sendUnplug(ctx context.Context, d *disk, asked bool) (gone bool, err error) {
 	err = vm.execute(ctx, "device_del", map[string]string{"id": DeviceID(d.ID)}, nil)
 	answer := new(qmp.Error)
 	d.answer(err == nil || errors.As(err, &answer))

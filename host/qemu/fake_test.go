@@ -326,7 +326,7 @@ func vmOn(t *testing.T, path string) *VM {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	vm := &VM{disks: newDiskTable(2, testStores(t), "the test"), qemu: endedProcess(t), log: logrus.NewEntry(log)}
-	vm.hotplug = newHotplug(vm.requestUnplug)
+	vm.hotplug = newHotplug(vm.requestAgain)
 	client, err := qmp.Dial(limited(t), path, vm.settle)
 	if err != nil {
 		t.Fatal(err)

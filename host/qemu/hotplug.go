@@ -29,7 +29,7 @@ type hotplug struct {
 	last    time.Time // when it was asked last
 }
 
-// asker asks the guest to let go of a disk, and notes that (hotplug.asks).
+// asker asks the guest again to let go of a disk, where it may, and notes that (hotplug.asks).
 type asker func(ctx context.Context, d *disk) (gone bool, err error)
 
 func newHotplug(ask asker) *hotplug { return &hotplug{turn: make(chan struct{}, 1), ask: ask} }

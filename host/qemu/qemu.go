@@ -134,7 +134,7 @@ func Start(ctx context.Context, cfg Config) (*VM, error) {
 		return nil, fmt.Errorf("start VM: %w", err)
 	}
 	vm := &VM{cfg: cfg, log: cfg.Log, disks: newDiskTable(cfg.Bridges, cfg.Stores, "the VM in "+cfg.Dir), done: make(chan struct{})}
-	vm.hotplug = newHotplug(vm.requestUnplug)
+	vm.hotplug = newHotplug(vm.requestAgain)
 	if err := vm.start(ctx); err != nil {
 		vm.cleanUp()
 		return nil, fmt.Errorf("start VM: %w", err)

@@ -24,6 +24,18 @@ func (d *disk) request() (before bool) {
 	return before
 }
 
+// requestAgain notes another request, where the guest was asked before and has neither let go nor refused since; else none may be made.
+func (d *disk) requestAgain() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.asked || d.isOut {
+		return false
+	}
+	d.open++
+	d.sent = time.Now()
+	return true
+}
+
 // answer notes that QEMU has answered a request, or that its answer does not come.
 func (d *disk) answer(came bool) {
 	d.mu.Lock()

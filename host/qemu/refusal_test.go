@@ -130,6 +130,27 @@ func TestGuestIsAskedAgainByWhoWaitsForTheDisk(t *testing.T) {
 	}
 }
 
+// Who waits for a disk asks the guest again. It may have refused a moment before, and whoever asked first have mounted the disk again.
+func TestGuestThatHasRefusedIsNotAskedByWhoWaited(t *testing.T) {
+	vm, q := fakeVM(t)
+	_, err := vm.AttachDisk(limited(t), Disk{ID: "a", Path: image(t, mib)})
+	must(t, err)
+	givenUpDetach(t, vm, q, "a")
+	d := vm.disks.find("a")
+	refused := d.refusal()
+	q.with(func() { q.refuse("a") })
+	<-refused
+	q.with(func() { q.guestLetsGo = true })
+	if gone, err := vm.hotplug.ask(limited(t), d); gone || err != nil || d.leaving() {
+		t.Errorf("the next request\nwant none\ngot  gone %v, leaving %v, %v", gone, d.leaving(), err)
+	}
+	q.with(func() {
+		if !q.devices[DeviceID("a")] {
+			t.Error("the guest has let go of a disk that it had refused to let go of, and nobody detaches it")
+		}
+	})
+}
+
 // refuseOnce has the guest refuse the next request, for a disk.
 func refuseOnce(vm *VM, q *fakeQEMU, id string) func(string, json.RawMessage) (any, *qmp.Error, bool) {
 	refused := false
