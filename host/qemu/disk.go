@@ -121,9 +121,9 @@ func (vm *VM) Disk(id string) (Attached, bool) {
 }
 
 // AttachDisk gives the running VM a disk and returns where its guest will find it; the guest may need a moment, and is not waited
-// for. An id or a store that the VM has already is refused (ErrAttached); but an attach of the same disk that was cut off is taken
-// up. What fails is undone; where that fails too, or ctx is over, the disk keeps its slot, and AttachDisk goes on or DetachDisk
-// takes up the undoing.
+// for. The same disk again, with the same Disk, stays as it is, and an attach that was cut off is taken up; any other of an id or a
+// store that the VM has, and one that has left or is leaving, is refused until it was detached (ErrAttached). What fails is undone;
+// where that fails too, or ctx is over, the disk keeps its slot, and AttachDisk goes on or DetachDisk takes up the undoing.
 func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
 	d, err := vm.takeUp(ctx, want)
 	if err == nil && d == nil {
@@ -133,6 +133,9 @@ func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
 		return Attached{}, fmt.Errorf("attach %w", err)
 	}
 	defer d.unlock()
+	if d.plugged.Load() {
+		return d.attached(), nil
+	}
 	again := d.half
 	d.half = true
 	if err = vm.plug(ctx, d, again); err == nil {
@@ -151,8 +154,8 @@ func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
 	return Attached{}, err
 }
 
-// takeUp returns a disk, locked, whose attach was cut off; nil where there is no such disk. It is refused where its path leads to
-// another file by now.
+// takeUp returns a disk, locked, that is there, or whose attach was cut off; nil where it cannot be had so. It is refused where its
+// path leads to another file by now. A disk that was attached by halves and has left is undone: nobody was told of its place.
 func (vm *VM) takeUp(ctx context.Context, want Disk) (*disk, error) {
 	d, err := vm.disks.acquire(ctx, want.ID)
 	if errors.Is(err, ErrNoDisk) {
@@ -161,7 +164,15 @@ func (vm *VM) takeUp(ctx context.Context, want Disk) (*disk, error) {
 	if err != nil {
 		return nil, err
 	}
-	if d.half && d.Disk == want && !d.isGone() {
+	switch {
+	case d.Disk != want || d.leaving() || d.isGone() && !d.half:
+	case d.isGone():
+		if err = vm.removeNodes(ctx, d); err == nil {
+			vm.disks.release(d)
+		} else {
+			err = fmt.Errorf("disk %s: undo an attach that was cut off: %w", d.ID, err)
+		}
+	default:
 		if err = vm.disks.stillNamed(d); err == nil {
 			return d, nil
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/directvol/directvol/host/qmp"
+	"github.com/directvol/directvol/host/sandbox"
 )
 
 func leavingDisk(id string) *disk {
@@ -237,6 +238,66 @@ func TestAttachThatWasCutOffIsTakenUp(t *testing.T) {
 			})
 			must(t, vm.DetachDisk(limited(t), "data"))
 		})
+	}
+}
+
+// An attach was cut off, and then the guest let go of its disk: the next attach begins anew.
+func TestAttachThatWasCutOffAndLostItsDiskBeginsAnew(t *testing.T) {
+	vm, q := fakeVM(t)
+	d := Disk{ID: "data", Path: image(t, mib)}
+	cutAttach(t, vm, q, d)
+	_, err := vm.blockNodes(limited(t)) // QEMU has carried the device_add out
+	must(t, err)
+	gone := vm.disks.find("data").gone
+	q.with(func() { q.letGo(DeviceID("data")) })
+	<-gone
+	a, err := vm.AttachDisk(limited(t), d)
+	must(t, err)
+	select {
+	case <-a.Gone:
+		t.Error("it was attached, and is said to be gone")
+	default:
+	}
+	must(t, vm.DetachDisk(limited(t), "data"))
+}
+
+// As sandbox.Machine has it.
+func TestAttachThatIsRepeatedChangesNothing(t *testing.T) {
+	vm, q := fakeVM(t)
+	d := sandbox.Disk{ID: "data", Path: image(t, mib)}
+	attach := func() (sandbox.Place, error) { return (Machine{vm}).Attach(limited(t), d) }
+	first, err := attach()
+	must(t, err)
+	var before []string
+	q.with(func() { before = slices.Clone(q.commands) })
+	again, err := attach()
+	if err != nil || again != first {
+		t.Errorf("again\nwant %v\ngot  %v, %v", first, again, err)
+	}
+	q.with(func() {
+		if !slices.Equal(q.commands, before) {
+			t.Errorf("QEMU was told\nwant nothing behind %v\ngot  %v", before, q.commands)
+		}
+	})
+	d.ReadOnly = true
+	if _, err := attach(); !errors.Is(err, sandbox.ErrBusy) {
+		t.Errorf("as another disk\nwant %v\ngot  %v", sandbox.ErrBusy, err)
+	}
+	d.ReadOnly = false
+	givenUpDetach(t, vm, q, "data")
+	if _, err := attach(); !errors.Is(err, sandbox.ErrBusy) {
+		t.Errorf("while it leaves\nwant %v\ngot  %v", sandbox.ErrBusy, err)
+	}
+}
+
+// So it is where the attach was cut off before the guest was asked to let go.
+func TestAttachTakesUpNoDiskThatLeaves(t *testing.T) {
+	vm, q := fakeVM(t)
+	d := Disk{ID: "data", Path: image(t, mib)}
+	cutAttach(t, vm, q, d)
+	givenUpDetach(t, vm, q, "data")
+	if _, err := vm.AttachDisk(limited(t), d); !errors.Is(err, ErrAttached) {
+		t.Errorf("want %v\ngot  %v", ErrAttached, err)
 	}
 }
 
