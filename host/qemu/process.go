@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -71,14 +72,27 @@ func (p *process) kill(patience time.Duration) error {
 	}
 }
 
-// describe names a process that runs, and says what the kernel has it do: D waits for a disk (proc_pid_stat(5)).
+// describe names a process that runs, and says what the kernel has it do: D waits for a disk (proc_pid_stat(5)). It does where
+// one of its threads does: of a process that was killed the others have ended, and the first is told to be a zombie (Z).
 func (p *process) describe() string {
-	pid, state := p.cmd.Process.Pid, "?"
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if behind := bytes.LastIndexByte(text, ')'); behind >= 0 && len(text) > behind+2 {
-		state = string(text[behind+2])
+	pid := p.cmd.Process.Pid
+	state := stateOf(fmt.Sprintf("/proc/%d/stat", pid))
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, thread := range threads {
+		if stateOf(thread) == "D" {
+			state = "D"
+		}
 	}
 	return fmt.Sprintf("%s (process %d, state %s)", p.name, pid, state)
+}
+
+// stateOf reads the state of a process or a thread from its stat file; "?" where there is none.
+func stateOf(file string) string {
+	text, _ := os.ReadFile(file)
+	if behind := bytes.LastIndexByte(text, ')'); behind >= 0 && len(text) > behind+2 {
+		return string(text[behind+2])
+	}
+	return "?"
 }
 
 // running reports whether the process has not ended.

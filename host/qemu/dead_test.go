@@ -1,0 +1,95 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/host/holders"
+	"github.com/directvol/directvol/host/registry"
+)
+
+// The ioctls that stop all writing to a filesystem, and let it go on (include/uapi/linux/fs.h).
+const fiFreeze, fiThaw = 0xc0045877, 0xc0045878
+
+// frozen returns a file in a filesystem of its own, which freeze stops and thaw lets go on:
+// who writes to it meanwhile waits in the kernel, and takes no signal, as on a dead disk.
+func frozen(t *testing.T) (path string, freeze, thaw func()) {
+	t.Helper()
+	disk, dir := image(t, 32*mib), t.TempDir()
+	if out, err := exec.Command("mkfs.ext4", "-q", "-F", disk).CombinedOutput(); err != nil {
+		t.Skipf("no ext4 (install e2fsprogs): %v %s", err, out)
+	}
+	if err := unix.Mount(loopDevice(t, disk), dir, "ext4", 0, ""); err != nil {
+		t.Skipf("no mounts (run as root): %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	root, err := os.Open(dir)
+	must(t, err)
+	call := func(request uint) error { return unix.IoctlSetInt(int(root.Fd()), request, 0) }
+	t.Cleanup(func() { root.Close() })
+	path = filepath.Join(dir, "store")
+	must(t, os.WriteFile(path, make([]byte, mib), 0o600))
+	return path, func() { must(t, call(fiFreeze)) }, func() { _ = call(fiThaw) } // which may be thawed
+}
+
+// A QEMU with a thread that writes to a dead disk takes its SIGKILL when the disk answers.
+// Who kills it is answered in time, and learns what is left and why; the store is nobody
+// else's before it has ended.
+func TestRealQEMUThatWaitsForADeadDiskIsNamedAndEndsWithIt(t *testing.T) {
+	path, freeze, thaw := frozen(t)
+	vm := realVM(t)
+	t.Cleanup(thaw) // before the VM is killed
+	_, err := vm.AttachDisk(limited(t), Disk{ID: "dead", Path: path})
+	must(t, err)
+	freeze()
+	must(t, vm.execute(limited(t), "human-monitor-command", map[string]string{
+		"command-line": `qemu-io -d /machine/peripheral/` + DeviceID("dead") + `/virtio-backend "aio_write 0 4k"`,
+	}, nil))
+	awaitState(t, vm.qemu, "D")
+	for range 2 {
+		began := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		err = vm.Kill(ctx)
+		cancel()
+		if want := fmt.Sprintf("QEMU (process %d, state D)", vm.qemu.cmd.Process.Pid); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), want) {
+			t.Errorf("Kill, after %v\nwant %q\ngot  %v", time.Since(began), want, err)
+		}
+	}
+	store, err := registry.Default().Find(path)
+	must(t, err)
+	defer store.Close()
+	if err := store.Claim("the next VM", false); !errors.As(err, new(*holders.InUseError)) {
+		t.Errorf("another VM gets the store\nwant it in use\ngot  %v", err)
+	}
+	thaw()
+	must(t, vm.Kill(limited(t)))
+	must(t, store.Claim("the next VM", false))
+}
+
+// awaitState waits until a process is described as in a state.
+func awaitState(t *testing.T, p *process, state string) {
+	t.Helper()
+	ctx := limited(t)
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	for !strings.HasSuffix(p.describe(), "state "+state+")") {
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			t.Fatalf("%s does not come to state %s", p.describe(), state)
+		}
+	}
+}
