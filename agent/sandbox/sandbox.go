@@ -46,7 +46,7 @@ type Storages interface {
 	Update(ctx context.Context, storages []*agentpb.Storage) error
 	Ended() bool
 	End(ended bool) error
-	Mounting() []string
+	Waiting(holders ...string) []string
 }
 
 // Sandbox is one, with its containers.
@@ -149,7 +149,7 @@ func (s *Sandbox) create(ctx context.Context, what, id string, turn turn, do fun
 	defer giveUp(nil)
 	defer s.begin(&create{id, giveUp})()
 	var decided atomic.Bool // by do, that it succeeds, or by the caller, who has gone
-	return s.call(ctx, what, turn, &decided, func(ctx context.Context) error {
+	return s.call(ctx, thing{what, holdersOf(id)}, turn, &decided, func(ctx context.Context) error {
 		err := do(ctx, decides(ctx, &decided))
 		if cause := context.Cause(ctx); errors.Is(cause, errRemoved) || errors.Is(cause, errDestroyed) {
 			if err != nil {
@@ -172,7 +172,7 @@ func (s *Sandbox) RemoveContainer(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, releaseLimit)
 	defer cancel()
 	s.interrupt(errRemoved, func(c *create) bool { return c.id == id })
-	return s.call(ctx, "container "+id, s.inTurn(id), nil, func(ctx context.Context) error {
+	return s.call(ctx, containerOf(id), s.inTurn(id), nil, func(ctx context.Context) error {
 		return s.storages.Release(ctx, id)
 	})
 }
@@ -184,7 +184,7 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 	defer cancel()
 	s.interrupt(errDestroyed, func(*create) bool { return true })
 	var decided atomic.Bool
-	return s.call(ctx, "the sandbox", s.alone, &decided, func(ctx context.Context) error {
+	return s.call(ctx, thing{what: "the sandbox"}, s.alone, &decided, func(ctx context.Context) error {
 		if s.Sync != nil {
 			if err := s.Sync(ctx); err != nil {
 				return err
@@ -196,12 +196,12 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 
 // Behind runs look when the calls of a container that came before it have ended.
 func (s *Sandbox) Behind(ctx context.Context, id string, look func(context.Context) error) error {
-	return s.call(ctx, "container "+id, s.inTurn(id), nil, look)
+	return s.call(ctx, containerOf(id), s.inTurn(id), nil, look)
 }
 
 // UnmountEach unmounts what can be unmounted, for the guest's end.
 func (s *Sandbox) UnmountEach(ctx context.Context) error {
-	return s.call(ctx, "the guest's end", func(context.Context) (func(), error) { return func() {}, nil }, nil, s.storages.UnmountEach)
+	return s.call(ctx, thing{what: "the guest's end"}, func(context.Context) (func(), error) { return func() {}, nil }, nil, s.storages.UnmountEach)
 }
 
 // Update gives ephemeral storages new options.
@@ -211,7 +211,7 @@ func (s *Sandbox) Update(ctx context.Context, storages []*agentpb.Storage) error
 		arrival.Joined(ctx)
 		return leave, err
 	}
-	return s.call(ctx, "the update", enter, nil, func(ctx context.Context) error {
+	return s.call(ctx, thing{what: "the update"}, enter, nil, func(ctx context.Context) error {
 		return s.storages.Update(ctx, storages)
 	})
 }
@@ -231,7 +231,7 @@ func (s *Sandbox) inTurn(id string) turn {
 		if err := place.Await(ctx); err != nil {
 			place.Leave()
 			leave()
-			return nil, fmt.Errorf("another call of it goes on, a disk may not answer: %w", context.Cause(ctx))
+			return nil, fmt.Errorf("another call of it goes on, a disk may not answer%s: %w", s.waiting(holdersOf(id)), context.Cause(ctx))
 		}
 		return func() { place.Leave(); leave() }, nil
 	}
@@ -240,13 +240,27 @@ func (s *Sandbox) inTurn(id string) turn {
 // alone waits until no call is under way.
 func (s *Sandbox) alone(ctx context.Context) (func(), error) {
 	if err := s.gate.close(ctx); err != nil {
-		return nil, fmt.Errorf("calls of its containers go on, a disk may not answer%s: %w", inBrackets(s.storages.Mounting()), err)
+		return nil, fmt.Errorf("calls of its containers go on, a disk may not answer%s: %w", s.waiting(nil), err)
 	}
 	return s.gate.open, nil
 }
 
-// inBrackets lists what there is.
-func inBrackets(all []string) string {
+// thing is what a call is about, and whose disks it may wait for: everybody's where nobody
+// is named.
+type thing struct {
+	what    string
+	holders []string
+}
+
+func containerOf(id string) thing { return thing{"container " + id, holdersOf(id)} }
+
+// holdersOf are those whose storages a container's calls make or let go of: what is shared
+// is the sandbox's.
+func holdersOf(id string) []string { return []string{id, storage.Sandbox} }
+
+// waiting lists, in brackets, the disks that calls are at.
+func (s *Sandbox) waiting(holders []string) string {
+	all := s.storages.Waiting(holders...)
 	if len(all) == 0 {
 		return ""
 	}
@@ -256,12 +270,12 @@ func inBrackets(all []string) string {
 // call waits for its turn and runs do in it; the turn ends when do returns. The caller
 // is answered before its deadline, and do may go on behind that. Once do has decided
 // that it succeeds, the caller waits for its answer.
-func (s *Sandbox) call(ctx context.Context, what string, turn turn, decided *atomic.Bool, do func(context.Context) error) error {
+func (s *Sandbox) call(ctx context.Context, of thing, turn turn, decided *atomic.Bool, do func(context.Context) error) error {
 	ctx, cancel := deadline.Early(ctx)
 	defer cancel()
 	done, err := turn(ctx)
 	if err != nil {
-		return s.late(ctx, "%s: %w", what, err)
+		return s.late(ctx, "%s: %w", of.what, err)
 	}
 	answer := make(chan error, 1)
 	var givenUp atomic.Bool
@@ -272,7 +286,7 @@ func (s *Sandbox) call(ctx context.Context, what string, turn turn, decided *ato
 				s.gate.goesOn(-1)
 			}
 		}()
-		answer <- s.safely(what, func() error { return do(ctx) })
+		answer <- s.safely(of.what, func() error { return do(ctx) })
 	}()
 	select {
 	case err := <-answer:
@@ -290,7 +304,7 @@ func (s *Sandbox) call(ctx context.Context, what string, turn turn, decided *ato
 		if !givenUp.CompareAndSwap(false, true) { // it has just ended
 			s.gate.goesOn(-1)
 		}
-		return s.late(ctx, "%s: not done in time, a disk may not answer: %w", what, context.Cause(ctx))
+		return s.late(ctx, "%s: not done in time, a disk may not answer%s: %w", of.what, s.waiting(of.holders), context.Cause(ctx))
 	}
 }
 

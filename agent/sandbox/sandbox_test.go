@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -78,7 +79,8 @@ func TestCreateThatFailsUndoesItsSteps(t *testing.T) {
 
 // table is Storages whose Hold is a function, and which does nothing else.
 type table struct {
-	hold func(ctx context.Context, agreed func() bool) error
+	hold    func(ctx context.Context, agreed func() bool) error
+	release func() error // nil for at once
 }
 
 func (t table) Hold(ctx context.Context, _ string, _ []*agentpb.Storage, agreed func() bool) error {
@@ -91,12 +93,22 @@ func (table) ReleaseAll(_ context.Context, agreed func() bool) error {
 	}
 	return nil
 }
-func (table) Release(context.Context, string) error            { return nil }
+func (t table) Release(context.Context, string) error {
+	if t.release == nil {
+		return nil
+	}
+	return t.release()
+}
 func (table) UnmountEach(context.Context) error                { return nil }
 func (table) Update(context.Context, []*agentpb.Storage) error { return nil }
 func (table) Ended() bool                                      { return false }
-func (table) Mounting() []string                               { return []string{"/dev/hung at /hung"} }
-func (table) End(bool) error                                   { return nil }
+func (table) Waiting(holders ...string) []string {
+	if len(holders) > 0 && !slices.Contains(holders, "c") {
+		return nil
+	}
+	return []string{"/dev/hung at /hung"}
+}
+func (table) End(bool) error { return nil }
 
 func of(t table) *Sandbox {
 	log := logrus.New()
@@ -170,6 +182,28 @@ func TestPanicEndsItsCallAlone(t *testing.T) {
 			t.Errorf("want it told\ngot  %v", err)
 		}
 	}
+}
+
+// Who is not answered in time learns for which disk the call waits, whatever the call
+// itself comes to say: umount(2) on a disk that hangs says nothing.
+func TestCallThatIsLateNamesItsDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answers := make(chan struct{})
+		s := of(table{release: func() error { <-answers; return nil }})
+		for range 2 { // one that hangs, and one that waits for it
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			if err := s.RemoveContainer(ctx, "c"); refusal.KindOf(err) != refusal.DeadlineExceeded || ctx.Err() != nil || !strings.Contains(err.Error(), "(/dev/hung at /hung)") {
+				t.Errorf("want it to name the disk, in time\ngot  %v", err)
+			}
+			cancel()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := s.RemoveContainer(ctx, "other"); refusal.KindOf(err) != refusal.DeadlineExceeded || strings.Contains(err.Error(), "/dev/hung") {
+			t.Errorf("another container's call\nwant no disk that is not its own\ngot  %v", err)
+		}
+		close(answers)
+	})
 }
 
 // Who looks behind a container's calls sees what a call has made that its caller gave up.

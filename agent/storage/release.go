@@ -59,7 +59,10 @@ func (t *Table) couldGo(ctx context.Context, m *mounted, all []*mounted) error {
 	if m.driver.couldGo == nil {
 		return nil
 	}
-	return t.inTurn(ctx, "unmount", m.mountPoint, func() error { return m.driver.couldGo(ctx, t, m, m.hasNested(all)) })
+	return t.inTurn(ctx, "unmount", m.mountPoint, func() error {
+		defer t.atDisk(m)()
+		return m.driver.couldGo(ctx, t, m, m.hasNested(all))
+	})
 }
 
 // couldUnmount is couldGo of what is mounted.
@@ -107,6 +110,7 @@ func inUse(mountPoint string, err error) error {
 // unmount unmounts a storage, removes the mount point that was made for it, and
 // proves its device free. It goes on where it was cut off, or failed in between.
 func (t *Table) unmount(ctx context.Context, m *mounted) error {
+	defer t.atDisk(m)()
 	if err := t.flush(ctx, m); err != nil {
 		return err
 	}

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -50,6 +49,7 @@ type Table struct {
 	ended     bool                // the sandbox is destroyed
 	mounts    map[string]*mounted // by mount point
 	intents   map[string]*mounted // that are being mounted, for the state
+	atDisks   map[*mounted]bool   // that calls are at which may wait for the disk
 }
 
 // mounted is a storage that is mounted. It is changed in its mount point's turn
@@ -81,7 +81,7 @@ type call struct {
 // device is awaited that the guest does not see yet; state is nil where none is
 // kept.
 func NewTable(log *logrus.Entry, volumes *volume.Table, hotplug time.Duration, state *State) *Table {
-	return &Table{log: log, volumes: volumes, hotplug: hotplug, state: state, mounts: map[string]*mounted{}, intents: map[string]*mounted{}}
+	return &Table{log: log, volumes: volumes, hotplug: hotplug, state: state, mounts: map[string]*mounted{}, intents: map[string]*mounted{}, atDisks: map[*mounted]bool{}}
 }
 
 // Ended reports whether the sandbox is destroyed: nothing can be held then.
@@ -300,6 +300,7 @@ func (t *Table) drop(c *call, m *mounted) (err error) {
 
 // mountAgain mounts a storage that someone else has unmounted.
 func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
+	defer t.atDisk(m)()
 	if there, err := m.driver.there(m); err != nil {
 		return err
 	} else if there {
@@ -445,20 +446,6 @@ func (t *Table) Mounted() []Mount {
 	for mountPoint, m := range t.mounts {
 		all = append(all, Mount{mountPoint, m.driver.name})
 	}
-	return all
-}
-
-// Mounting names what is being mounted: each disk, and where.
-func (t *Table) Mounting() []string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	var all []string
-	for mountPoint, m := range t.intents {
-		if t.mounts[mountPoint] != m {
-			all = append(all, fmt.Sprintf("%s at %s", m.origin().path, mountPoint))
-		}
-	}
-	slices.Sort(all)
 	return all
 }
 

@@ -1,0 +1,41 @@
+package storage
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// atDisk notes that a call is at a storage's disk, for which it may have to wait, until
+// done. It is for who has the mount point's turn.
+func (t *Table) atDisk(m *mounted) (done func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.atDisks[m] = true
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.atDisks, m)
+	}
+}
+
+// Waiting names the disks that calls may wait for which mount or unmount storages of some
+// holders, or anybody's where none is named: each disk, and where.
+func (t *Table) Waiting(holders ...string) []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := maps.Clone(t.atDisks)
+	for mountPoint, m := range t.intents {
+		if t.mounts[mountPoint] != m {
+			all[m] = true
+		}
+	}
+	var names []string
+	for m := range all {
+		if of := m.heldOrNeeded(); len(holders) == 0 || slices.ContainsFunc(holders, func(holder string) bool { return slices.Contains(of, holder) }) {
+			names = append(names, fmt.Sprintf("%s at %s", m.origin().path, m.mountPoint))
+		}
+	}
+	slices.Sort(names)
+	return names
+}
