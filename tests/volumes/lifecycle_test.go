@@ -1,15 +1,12 @@
 package volumes
 
 import (
-	"context"
-	"fmt"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
 
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -88,18 +85,9 @@ func TestVolumeThatAnotherNamespaceHasIsNotReleased(t *testing.T) {
 // keepMounts has a process keep all mounts in another namespace, until end.
 func keepMounts(t *testing.T, g *vm.Guest) (end func()) {
 	t.Helper()
-	ready := fmt.Sprintf("/run/kept-%d", volumes.Add(1))
-	ctx, cancel := context.WithCancel(within(t, jobLimit))
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_, _ = g.Act.Exec(ctx, act.Command{Argv: []string{"/test-guest", act.OtherNamespace, ready}}) // it is killed
-	}()
-	until(t, func() bool {
-		_, err := g.Act.ReadFile(limited(t), ready)
-		return err == nil
-	})
-	return func() { cancel(); <-ended }
+	end, err := g.KeepMounts(within(t, jobLimit))
+	must(t, err)
+	return end
 }
 
 // until waits until it is so: for what nothing tells of.

@@ -70,6 +70,9 @@ func losesNoVolume(t *testing.T, s daemon) {
 	t.Run("SIGKILL at any moment", func(t *testing.T) { survivesAnyMoment(t, s) })
 	t.Run("SIGKILL while a volume grows", func(t *testing.T) { growsOn(t, s) })
 	t.Run("SIGKILL, and its state is lost", func(t *testing.T) { takesGrownVolumeOver(t, s) })
+	for _, fstype := range []string{"ext4", "xfs"} {
+		t.Run("SIGKILL between the unmount of "+fstype+" and the proof of its release", func(t *testing.T) { provesReleaseAnew(t, s, fstype) })
+	}
 	t.Run("what failed before is told after", func(t *testing.T) { remembersFailedReads(t, s) })
 	must(t, s.Agent().DestroySandbox(limited(t)))
 }
@@ -340,6 +343,43 @@ func takesGrownVolumeOver(t *testing.T, s daemon) {
 	if _, err := v.Verify(within(t, jobLimit), nil); err != nil {
 		t.Error(err)
 	}
+	detach(t, v)
+}
+
+// provesReleaseAnew kills the agent when it has unmounted a volume that another mount
+// namespace still has: no agent after it says that the volume is released, until it is.
+func provesReleaseAnew(t *testing.T, s daemon, fstype string) {
+	v := newVolume(t, s.Guest, "proven-"+fstype, fstype)
+	must(t, v.Mount(limited(t)))
+	must(t, v.Touch(limited(t)))
+	disk, _ := s.VM().Disk(v.DiskID())
+	isReleased := func() error {
+		return s.Agent().CheckReleased(limited(t), "blk", disk.PCIPath, v.Container())
+	}
+	end, err := s.KeepMounts(within(t, jobLimit))
+	must(t, err)
+	// The moment behind umount(2), for as long as it takes to kill the agent in it.
+	_, err = s.Act.Signal(limited(t), s.agent, syscall.SIGSTOP)
+	must(t, err)
+	must(t, s.Act.Unmount(limited(t), v.GuestPath, 0))
+	for _, state := range []string{"as it was written before the unmount", "as the next agent has written it", "lost"} {
+		if state == "lost" {
+			must(t, s.Act.WriteFile(limited(t), agentState, []byte("{")))
+		}
+		restart(t, s, syscall.SIGKILL)
+		for what, err := range map[string]error{"CheckReleased": isReleased(), "Detach": v.Detach(limited(t))} {
+			if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "in use") || !strings.Contains(err.Error(), "test-guest") {
+				t.Errorf("%s, with the state %s\nwant FAILED_PRECONDITION, and who has it\ngot  %v", what, state, err)
+			}
+		}
+	}
+	if _, there := s.VM().Disk(v.DiskID()); !there {
+		t.Fatal("the host has pulled the disk")
+	}
+	end()
+	must(t, vm.Again(limited(t), func() (bool, error) { return isReleased() == nil, nil })) // the namespace's end goes on in the kernel
+	must(t, v.Mount(limited(t)))
+	must(t, v.Touch(limited(t)))
 	detach(t, v)
 }
 
