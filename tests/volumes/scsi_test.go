@@ -3,14 +3,48 @@ package volumes
 import (
 	"context"
 	"fmt"
+	"path"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 
 	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/rootfs/kernel"
 	"github.com/directvol/directvol/tests/vm"
 )
+
+// scsiController is the virtio-scsi controller of the tests below, while plugController's
+// test lasts.
+const scsiController = "controller"
+
+// plugController plugs a virtio-scsi controller in, until the test ends. One that tells
+// the guest of its disks does so when they come and when they grow.
+func plugController(t *testing.T, g *vm.Guest, tells string) {
+	t.Helper()
+	execute(t, g, "device_add", map[string]any{
+		"driver": "virtio-scsi-pci", "id": scsiController, "bus": "b2", "addr": "0x1d", "vectors": 0, "num_queues": 1, "hotplug": tells, "param_change": tells,
+	}, func(ctx context.Context) error { return unplug(ctx, g, scsiController) })
+}
+
+// nodeOf is a SCSI disk's block node.
+func nodeOf(id string) string { return id + "node" }
+
+// plugSCSI puts an image behind the controller. Its block node goes with the test, the
+// disk itself by unplug.
+func plugSCSI(t *testing.T, g *vm.Guest, id, image, serial string, target, unit int) {
+	t.Helper()
+	execute(t, g, "blockdev-add", map[string]any{"driver": "raw", "node-name": nodeOf(id), "file": map[string]any{"driver": "file", "filename": image}},
+		func(ctx context.Context) error {
+			return g.VM().QMP().Execute(ctx, "blockdev-del", map[string]any{"node-name": nodeOf(id)}, nil)
+		})
+	device := map[string]any{"driver": "scsi-hd", "id": id, "bus": scsiController + ".0", "channel": 0, "scsi-id": target, "lun": unit, "drive": nodeOf(id)}
+	if serial != "" {
+		device["serial"] = serial
+	}
+	must(t, g.VM().QMP().Execute(limited(t), "device_add", device, nil))
+}
 
 // execute has QEMU do something, and undo it when the test ends.
 func execute(t *testing.T, g *vm.Guest, command string, arguments map[string]any, undo func(context.Context) error) {
@@ -53,29 +87,23 @@ func TestSCSIDiskIsAVolume(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := guest(t)
 			leavesNoMount(t, g)
-			const controller, disk, node = "controller", "scsidisk", "scsinode"
-			execute(t, g, "device_add", map[string]any{
-				"driver": "virtio-scsi-pci", "id": controller, "bus": "b2", "addr": "0x1d", "vectors": 0, "num_queues": 1, "hotplug": tells, "param_change": tells,
-			}, func(ctx context.Context) error { return unplug(ctx, g, controller) })
+			const disk = "scsidisk"
+			plugController(t, g, tells)
 			image, err := vm.Scratch(limited(t), t.TempDir(), "ext4", int64(disks["ext4"]))
 			must(t, err)
-			execute(t, g, "blockdev-add", map[string]any{"driver": "raw", "node-name": node, "file": map[string]any{"driver": "file", "filename": image}},
-				func(ctx context.Context) error {
-					return g.VM().QMP().Execute(ctx, "blockdev-del", map[string]any{"node-name": node}, nil)
-				})
 			storage := &agentpb.Storage{Driver: "scsi", Source: "3:7", Fstype: "ext4", MountPoint: "/run/test/scsi"}
 			absent := *storage
 			absent.Source = "3:8"
 			// After this the guest knows the controller, and has looked for disks.
 			refused(t, container(t, g, "scsi", &absent), codes.DeadlineExceeded, "3:8")
-			execute(t, g, "device_add", map[string]any{"driver": "scsi-hd", "id": disk, "bus": controller + ".0", "channel": 0, "scsi-id": 3, "lun": 7, "drive": node},
-				func(ctx context.Context) error { return unplug(ctx, g, disk) })
+			plugSCSI(t, g, disk, image, "", 3, 7)
+			t.Cleanup(func() { unplugAtEnd(t, g, disk) })
 			must(t, container(t, g, "scsi", storage))
 			if line := mountLine(t, g, storage.MountPoint); !strings.Contains(line, "- ext4 /dev/sd") {
 				t.Errorf("want ext4 of a SCSI disk\ngot  %s", line)
 			}
 			goal := 2 * disks["ext4"]
-			must(t, g.VM().QMP().Execute(limited(t), "block_resize", map[string]any{"node-name": node, "size": goal}, nil))
+			must(t, g.VM().QMP().Execute(limited(t), "block_resize", map[string]any{"node-name": nodeOf(disk), "size": goal}, nil))
 			must(t, g.Agent().ResizeVolume(limited(t), storage.MountPoint, goal))
 			answer, err := g.Agent().GetVolumeStats(limited(t), storage.MountPoint)
 			must(t, err)
@@ -84,5 +112,89 @@ func TestSCSIDiskIsAVolume(t *testing.T) {
 			}
 			must(t, g.Agent().RemoveContainer(limited(t), "scsi"))
 		})
+	}
+}
+
+// A SCSI address means the virtio-scsi controller: a disk with that address behind another
+// controller is not looked at. And there the disk must have the promised serial, all of it:
+// SCSI does not cut one as virtio does.
+//
+//	b2 ── 1d  virtio-scsi controller ── target 0, unit 0: a disk with serial "…another", then one with "…promised"
+//	scsi_debug, another controller   ── target 0, unit 0: a disk in the guest's memory
+func TestSCSIDiskIsThePromisedOneOfTheVirtioController(t *testing.T) {
+	const prefix = "pvc-4a0e7e42-5a14-4d0c-"
+	g := guest(t)
+	leavesNoMount(t, g)
+	other := plugOtherController(t, g)
+	plugController(t, g, "on")
+	image, clone := scratch(t, "ext4")
+	storage := &agentpb.Storage{Driver: "scsi", Source: "0:0", Fstype: "ext4", MountPoint: "/run/test/scsi", DriverOptions: []string{"serial=" + prefix + "promised"}}
+	unnamed := *storage
+	unnamed.DriverOptions = nil
+	refused(t, container(t, g, "scsi", &unnamed), codes.DeadlineExceeded, "0:0")
+	plugSCSI(t, g, "another", image, prefix+"another", 0, 0)
+	refused(t, container(t, g, "scsi", storage), codes.FailedPrecondition, `"`+prefix+`another"`, `"`+prefix+`promised"`)
+	if isMounted(t, g, storage.MountPoint) {
+		t.Error("it was mounted all the same")
+	}
+	must(t, container(t, g, "scsi", &unnamed)) // a host that promises no serial gets what is there
+	if line := mountLine(t, g, storage.MountPoint); !strings.Contains(line, "- ext4 /dev/sd") || strings.Contains(line, "/dev/"+other+" ") {
+		t.Errorf("want ext4 of a SCSI disk other than %s\ngot  %s", other, line)
+	}
+	remove(t, g, "scsi")
+	must(t, unplug(limited(t), g, "another"))
+	plugSCSI(t, g, "promised", clone, prefix+"promised", 0, 0)
+	t.Cleanup(func() { unplugAtEnd(t, g, "promised") })
+	until(t, func() bool { return container(t, g, "scsi", storage) == nil }) // the guest may have the disk before for longer than the agent waits
+	remove(t, g, "scsi")
+}
+
+// plugOtherController gives the guest a SCSI controller of another kind with a disk at
+// 0:0, until the test ends, and returns the disk's name.
+func plugOtherController(t *testing.T, g *vm.Guest) (disk string) {
+	t.Helper()
+	const module, control = "scsi_debug", "/sys/bus/pseudo/drivers/scsi_debug/add_host"
+	bringModule(t, g, module)
+	must(t, g.Agent().CreateSandbox(limited(t), &agentpb.CreateSandboxRequest{SandboxId: "scsi", KernelModules: []*agentpb.KernelModule{{Name: module, Parameters: []string{"add_host=0"}}}}))
+	must(t, g.Act.WriteFile(limited(t), control, []byte("1")))
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), vm.Limit(callLimit))
+		defer cancel()
+		if err := g.Act.WriteFile(ctx, control, []byte("-1")); err != nil {
+			t.Error(err)
+		}
+	})
+	until(t, func() bool {
+		table, err := g.Act.ReadFile(limited(t), "/proc/partitions")
+		must(t, err)
+		for name := range strings.FieldsSeq(string(table)) {
+			if strings.HasPrefix(name, "sd") {
+				disk = name
+			}
+		}
+		return disk != ""
+	})
+	return disk
+}
+
+// bringModule puts a module of the guest's kernel, which its image lacks, where the agent
+// looks for it.
+func bringModule(t *testing.T, g *vm.Guest, name string) {
+	t.Helper()
+	build, err := vm.FindBuild()
+	must(t, err)
+	from, err := kernel.Open(limited(t), kernel.Source{Cache: filepath.Join(build.Dir, "cache")})
+	must(t, err)
+	modules, err := from.Order(name)
+	must(t, err)
+	for _, m := range modules {
+		if m.Name != name { // the image has it
+			continue
+		}
+		data, err := m.Read()
+		must(t, err)
+		at := path.Join("/lib/modules", from.Version, m.Path)
+		must(t, g.Act.Mkdir(limited(t), path.Dir(at), 0o755))
+		must(t, g.Act.WriteFile(limited(t), at, data))
 	}
 }
