@@ -50,7 +50,7 @@ func (v *Volume) Heal(ctx context.Context) error {
 	if !v.faulty {
 		return nil
 	}
-	if v.server != nil {
+	if v.server != nil || v.stopped != nil {
 		if err := v.Answer(); err != nil {
 			return fmt.Errorf("heal volume %s: %w", v.ID, err)
 		}
@@ -71,5 +71,9 @@ func (v *Volume) Heal(ctx context.Context) error {
 		v.server = nil
 	}
 	v.faulty = false
-	return nil
+	if v.stopped != nil {
+		err = v.stopped.Close()
+		v.stopped = nil
+	}
+	return err
 }

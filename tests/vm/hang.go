@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/host/qemu"
+	"github.com/directvol/directvol/tests/vm/nbd"
 )
 
 // storeServer is a process that QEMU reads and writes a disk's store through, as it does
@@ -52,8 +53,39 @@ func (v *Volume) Hang(ctx context.Context) error {
 	return v.server.process.Process.Signal(unix.SIGSTOP)
 }
 
+// StopInFlush has the volume's disk come no further than into its next flush, which stays
+// without an answer until Answer: behind it nothing is answered where all is set, and else
+// everything but flushes. inside is closed when that flush is under way. Heal puts things
+// back.
+func (v *Volume) StopInFlush(ctx context.Context, all bool) (inside <-chan struct{}, err error) {
+	server, err := nbd.Serve(v.Path, all)
+	if err == nil {
+		if err = v.insertServer(ctx, server.Socket(), ""); err != nil {
+			server.Close()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("stop volume %s in a flush: %w", v.ID, err)
+	}
+	v.stopped = server
+	return server.Inside(), nil
+}
+
 // Answer lets a disk that hangs go on, from where it was.
-func (v *Volume) Answer() error { return v.server.process.Process.Signal(unix.SIGCONT) }
+func (v *Volume) Answer() error {
+	if v.stopped != nil {
+		v.stopped.Answer()
+		return nil
+	}
+	return v.server.process.Process.Signal(unix.SIGCONT)
+}
+
+// insertServer puts a server of the volume's store below its disk.
+func (v *Volume) insertServer(ctx context.Context, socket, export string) error {
+	return v.insert(ctx, map[string]any{
+		"driver": "nbd", "node-name": v.faultNode(), "export": export, "server": map[string]string{"type": "unix", "path": socket},
+	})
+}
 
 // Serve puts the server below the disk, where it is not there, for a Hang that takes no
 // time. Heal takes it away.
@@ -63,11 +95,7 @@ func (v *Volume) Serve(ctx context.Context) error {
 	}
 	server, err := serveStore(ctx, v.Path)
 	if err == nil {
-		err = v.insert(ctx, map[string]any{
-			"driver": "nbd", "node-name": v.faultNode(), "export": storeExport,
-			"server": map[string]string{"type": "unix", "path": server.socket()},
-		})
-		if err != nil {
+		if err = v.insertServer(ctx, server.socket(), storeExport); err != nil {
 			server.end()
 		}
 	}

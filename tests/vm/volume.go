@@ -14,6 +14,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/volumepb"
 	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm/nbd"
 )
 
 // Volume is a scratch volume of a guest, and what the host knows of it.
@@ -25,7 +26,8 @@ type Volume struct {
 
 	// Of the fault that is below the disk, until Heal:
 	faulty    bool
-	server    *storeServer // nil where its store is not served
+	server    *storeServer // nil where its store is not served by it
+	stopped   *nbd.Server  // nil where its disk does not stop in a flush
 	throttled bool
 }
 

@@ -1,0 +1,88 @@
+package volumes
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/directvol/directvol/protocols/volumepb"
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// stoppedInFlush is a volume whose disk has stopped inside the flush of a writer's fsync.
+type stoppedInFlush struct {
+	*vm.Volume
+	writer *act.Writer
+	device string
+	wanted func([]*volumepb.Condition) bool
+}
+
+// A disk that stops inside a flush has nothing in flight that the kernel counts: what is
+// written waits for the flush, and a read has to tell whether the rest answers. Here are
+// three at once, two that answer nothing behind the flush and one whose flushes alone hang.
+func TestDiskThatStopsInsideAFlushIsSaidAndHeals(t *testing.T) {
+	g := guest(t)
+	other := mounted(t, g, "xfs")
+	hungOrSlow := func(all []*volumepb.Condition) bool { return hung(all) || slow(all) } // it answers what is read
+	var all []*stoppedInFlush
+	for _, c := range []struct {
+		fstype  string
+		stopAll bool
+		wanted  func([]*volumepb.Condition) bool
+	}{{"ext4", true, hung}, {"xfs", true, hung}, {"ext4", false, hungOrSlow}} {
+		v := mounted(t, g, c.fstype)
+		s := &stoppedInFlush{v, written(t, v, 0), sizes(t, v).Device, c.wanted}
+		inside, err := v.StopInFlush(limited(t), c.stopAll)
+		must(t, err)
+		healsAtEnd(t, v)
+		select {
+		case <-inside:
+		case <-limited(t).Done():
+			t.Fatalf("%s: no flush comes", v.ID)
+		}
+		all = append(all, s)
+	}
+	for _, s := range all {
+		becomes(t, s.Volume, s.wanted)
+	}
+	writes := written(t, other, 4*miB)
+	isHealthy(t, other)
+	refusedRemoval(t, g, all)
+	_, storage := attached(t, g, "ext4")
+	must(t, container(t, g, "beside", storage))
+	remove(t, g, "beside")
+	for _, s := range all {
+		must(t, s.Answer())
+		must(t, s.writer.Await(within(t, jobLimit), s.writer.Ledger().Bytes()+4*kiB))
+		must(t, s.writer.Stop(limited(t))) // before its volume is full
+	}
+	for _, s := range all {
+		becomes(t, s.Volume, nothing)
+		must(t, s.Heal(limited(t)))
+		freshlyVerified(t, s.Volume, s.writer.Ledger().Bytes())
+	}
+	must(t, writes.Err())
+	freshlyVerified(t, other, 4*miB)
+}
+
+// refusedRemoval has all of them removed at once: none is, and each stays in sight.
+func refusedRemoval(t *testing.T, g *vm.Guest, all []*stoppedInFlush) {
+	t.Helper()
+	errs := make([]error, len(all))
+	var wait sync.WaitGroup
+	for i, s := range all {
+		wait.Go(func() {
+			errs[i] = answered(t, func(ctx context.Context) error { return g.Agent().RemoveContainer(ctx, s.Container()) })
+		})
+	}
+	wait.Wait()
+	for i, s := range all {
+		refused(t, errs[i], codes.DeadlineExceeded, s.device)
+		if !isMounted(t, g, s.GuestPath) || stats(t, s.Volume).Usage[0].Total == 0 {
+			t.Errorf("%s is out of sight", s.ID)
+		}
+	}
+}
