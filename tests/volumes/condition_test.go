@@ -17,6 +17,7 @@ var (
 	hung        = is(volumepb.Condition_INACCESSIBLE, "IOHung")
 	slow        = is(volumepb.Condition_DEGRADED, "IOSlow")
 	failedOnce  = is(volumepb.Condition_DEGRADED, "PastIOError")
+	readsFailed = is(volumepb.Condition_DEGRADED, "ReadError")
 	hasShutDown = is(volumepb.Condition_INACCESSIBLE, "Shutdown")
 	failsWrites = is(volumepb.Condition_INACCESSIBLE, "IOError")
 	isGone      = is(volumepb.Condition_INACCESSIBLE, "DeviceGone")
