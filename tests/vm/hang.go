@@ -181,9 +181,16 @@ func (s *storeServer) end() {
 
 // Slow has the disk end so many requests a second, and no more, until Heal.
 func (v *Volume) Slow(ctx context.Context, perSecond int) error {
-	err := v.guest.VM().QMP().Execute(ctx, "object-add", map[string]any{
-		"qom-type": "throttle-group", "id": v.throttle(), "limits": map[string]int{"iops-total": perSecond},
-	}, nil)
+	return v.slow(ctx, map[string]int{"iops-total": perSecond})
+}
+
+// SlowTo has the disk read and write so many bytes a second, and no more, until Heal.
+func (v *Volume) SlowTo(ctx context.Context, perSecond int) error {
+	return v.slow(ctx, map[string]int{"bps-total": perSecond})
+}
+
+func (v *Volume) slow(ctx context.Context, limits map[string]int) error {
+	err := v.guest.VM().QMP().Execute(ctx, "object-add", map[string]any{"qom-type": "throttle-group", "id": v.throttle(), "limits": limits}, nil)
 	if err != nil {
 		return fmt.Errorf("slow volume %s: %w", v.ID, err)
 	}

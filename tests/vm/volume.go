@@ -26,7 +26,7 @@ type Volume struct {
 
 	// Of the fault that is below the disk, until Heal:
 	faulty    bool
-	server    *storeServer // nil where its store is not served by it
+	server    *storeServer // nil where no process serves its store
 	stopped   *nbd.Server  // nil where its disk does not stop in a flush
 	throttled bool
 }
@@ -47,12 +47,19 @@ func (g *Guest) Volume(ctx context.Context, id, fstype string, bytes int64) (*Vo
 	return &Volume{Volume: sandbox.Volume{ID: id, Path: image, FSType: fstype}, guest: g}, nil
 }
 
-// Mount attaches the volume where it is not attached, and mounts it.
+// Take returns a volume that was another guest's, which has ended.
+func (g *Guest) Take(v sandbox.Volume) *Volume { return &Volume{Volume: v, guest: g} }
+
+// Mount attaches the volume where it is not attached, and mounts it. A disk that a busy
+// guest sees later than its agent waits is asked for again.
 func (v *Volume) Mount(ctx context.Context) error {
 	if err := v.guest.Attach(ctx, v.Volume); err != nil {
 		return err
 	}
 	path, err := v.guest.Mount(ctx, v.ID)
+	for status.Code(err) == codes.DeadlineExceeded && strings.Contains(err.Error(), "no device at") && ctx.Err() == nil {
+		path, err = v.guest.Mount(ctx, v.ID)
+	}
 	v.GuestPath = path
 	return err
 }

@@ -2,8 +2,10 @@ package ways
 
 import (
 	"bytes"
+	"fmt"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/host/sandbox"
@@ -11,48 +13,77 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
+const (
+	// slowRate is what a slow disk takes, in bytes a second, and unsyncedBytes a file's.
+	slowRate, unsyncedBytes = miB, 2 * miB
+	// slowEnd is how long slow disks need for what is dirty at a guest's end: longer than
+	// any call that unmounts may last.
+	slowEnd = 12 * time.Second
+)
+
 // PID 1 that is told to end unmounts all, also from under a process that writes, and
 // powers off: what nobody has synced is there afterwards.
 func TestPID1ThatIsSignalledLosesNothingUnsynced(t *testing.T) {
+	endsWithAllUnsynced(t, slowEnd)
+}
+
+// endsWithAllUnsynced tells a guest to end by SIGTERM, beside writers, and another one by
+// SIGPWR, whose disks need so long for what is dirty.
+func endsWithAllUnsynced(t *testing.T, slow time.Duration) {
 	var volumes []sandbox.Volume
 	for _, fstype := range []string{"ext4", "xfs"} {
 		image, err := vm.Scratch(limited(t), t.TempDir(), fstype, 304<<20)
 		must(t, err)
 		volumes = append(volumes, sandbox.Volume{ID: fstype, Path: image, FSType: fstype})
 	}
-	unsynced := func(name string) []byte { return bytes.Repeat([]byte(name), 1<<14) }
-	before := ""
+	before, files := "", 0
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGPWR, 0} {
 		g, err := vm.Boot(within(t, jobLimit), vm.Options{})
 		must(t, err)
 		explained(t, g)
-		for _, v := range volumes {
-			must(t, g.Attach(limited(t), v))
-			mounted, err := g.Mount(limited(t), v.ID)
-			must(t, err)
-			if before != "" {
-				if got, err := g.Act.ReadFile(limited(t), mounted+"/"+before); err != nil || !bytes.Equal(got, unsynced(before)) {
-					t.Errorf("%s: what was written before %s\nwant it there\ngot  %d bytes, error %v", v.FSType, before, len(got), err)
+		for _, known := range volumes {
+			v := g.Take(known)
+			must(t, v.Mount(limited(t)))
+			for n := range files {
+				want := unsynced(before, n)
+				if got, err := g.Act.ReadFile(limited(t), fmt.Sprintf("%s/%s-%d", v.GuestPath, before, n)); err != nil || !bytes.Equal(got, want) {
+					t.Errorf("%s: file %d, written before %s\nwant it there\ngot  %d bytes, error %v", v.FSType, n, before, len(got), err)
 				}
 			}
-			if signal == 0 {
-				continue
+			switch signal {
+			case syscall.SIGTERM:
+				must(t, g.Act.WriteFile(limited(t), v.GuestPath+"/"+signal.String()+"-0", unsynced(signal.String(), 0)))
+				_, err := g.Act.StartWriter(within(t, jobLimit), act.WriteBlocks{Path: v.GuestPath + "/writer", BlockBytes: 4096, Unsynced: true})
+				must(t, err)
+			case syscall.SIGPWR:
+				must(t, v.SlowTo(limited(t), slowRate))
+				for n := range int(slow.Seconds()) * slowRate / unsyncedBytes {
+					must(t, g.Act.WriteFile(limited(t), fmt.Sprintf("%s/%s-%d", v.GuestPath, signal, n), unsynced(signal.String(), n)))
+				}
 			}
-			must(t, g.Act.WriteFile(limited(t), mounted+"/"+signal.String(), unsynced(signal.String())))
-			_, err = g.Act.StartWriter(within(t, jobLimit), act.WriteBlocks{Path: mounted + "/writer", BlockBytes: 4096, Unsynced: true})
-			must(t, err)
 		}
 		if signal == 0 {
 			g.Kill()
 			return
 		}
 		_, _ = g.Act.Signal(limited(t), act.Agent, signal) // who answers may have ended
-		how, err := g.VM().AwaitShutdown(limited(t))
+		began := time.Now()
+		how, err := g.VM().AwaitShutdown(within(t, jobLimit))
 		if want := (qemu.Shutdown{Guest: true, Reason: "guest-shutdown"}); err != nil || how != want {
 			t.Fatalf("%v\nwant %+v\ngot  %+v, error %v", signal, want, how, err)
 		}
-		before = signal.String()
+		t.Logf("%v: ended after %v", signal, time.Since(began).Round(time.Second))
+		before, files = signal.String(), 1
+		if signal == syscall.SIGPWR {
+			files = int(slow.Seconds()) * slowRate / unsyncedBytes
+		}
 	}
+}
+
+// unsynced is the content of a file that nobody syncs.
+func unsynced(name string, n int) []byte {
+	text := fmt.Appendf(nil, "%s %d\n", name, n)
+	return bytes.Repeat(text, unsyncedBytes/len(text))
 }
 
 // explained tells of a guest where its test fails, and ends it.
