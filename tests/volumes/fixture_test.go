@@ -72,11 +72,14 @@ func mounted(t *testing.T, g *vm.Guest, fstype string, options ...string) *vm.Vo
 	return v
 }
 
-// attached returns a volume that is attached, and a Storage for it.
+// attached returns a volume whose disk the guest has, and a Storage for it: a busy guest
+// may see it later than an agent waits.
 func attached(t *testing.T, g *vm.Guest, fstype string) (*vm.Volume, *agentpb.Storage) {
 	t.Helper()
 	v := newVolume(t, g, fstype)
 	must(t, g.Attach(limited(t), v.Volume))
+	_, err := g.DeviceOf(limited(t), v.DiskID())
+	must(t, err)
 	disk, _ := g.VM().Disk(v.DiskID())
 	return v, &agentpb.Storage{Driver: "blk", Source: disk.PCIPath, Fstype: fstype, MountPoint: "/run/test/" + v.ID}
 }
@@ -114,9 +117,15 @@ func leavesNoMount(t *testing.T, g *vm.Guest) {
 	})
 }
 
+// stats asks for statistics, and again where the agent says so: right behind a mount it
+// waits for its first look at the disk no longer than Kata's clients do for an answer.
 func stats(t *testing.T, v *vm.Volume) *agentpb.VolumeStatsResponse {
 	t.Helper()
-	s, err := v.Stats(limited(t))
+	ctx := limited(t)
+	s, err := v.Stats(ctx)
+	for status.Code(err) == codes.DeadlineExceeded && ctx.Err() == nil {
+		s, err = v.Stats(ctx)
+	}
 	must(t, err)
 	return s
 }

@@ -105,12 +105,19 @@ func (w wire) hangUp() {
 func undisturbed(t *testing.T, g *vm.Guest) {
 	t.Helper()
 	v := mounted(t, g, "ext4")
+	stats(t, v) // from now on it is answered at once
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
 	first := make(chan struct{})
+	ask := func() error {
+		ctx, cancel := context.WithTimeout(ctx, vm.Limit(callLimit))
+		defer cancel()
+		_, err := g.Agent().GetVolumeStats(ctx, v.GuestPath)
+		return err
+	}
 	go func() {
 		for n := 0; ; n++ {
-			if _, err := g.Agent().GetVolumeStats(ctx, v.GuestPath); err != nil {
+			if err := ask(); err != nil {
 				ended <- err
 				return
 			}
@@ -124,8 +131,9 @@ func undisturbed(t *testing.T, g *vm.Guest) {
 		if err := <-ended; status.Code(err) != codes.Canceled {
 			t.Errorf("another client was disturbed: %v", err)
 		}
-		_, err := g.Agent().Version(context.Background())
-		if err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), vm.Limit(callLimit))
+		defer cancel()
+		if _, err := g.Agent().Version(ctx); err != nil {
 			t.Error(err)
 		}
 	})
