@@ -1,0 +1,38 @@
+// Package output is how programs write for people and for other programs: sizes in a unit that fits, tables, one JSON object a line, and progress
+// that moves. It knows nothing of command lines: package program does.
+package output
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+)
+
+// Size is a number of bytes. It prints in the largest binary unit (IEC 80000-13) of which there is at least one: 320.0 MiB.
+type Size uint64
+
+// String writes the size with one decimal, and whole bytes below 1 KiB.
+func (s Size) String() string {
+	if s < 1<<10 {
+		return fmt.Sprintf("%d bytes", uint64(s))
+	}
+	value, unit := float64(s)/(1<<10), 0
+	const units = "KMGTPE"
+	for value >= 1023.95 && unit < len(units)-1 { // which one decimal would round to 1024.0
+		value, unit = value/(1<<10), unit+1
+	}
+	return fmt.Sprintf("%.1f %ciB", value, units[unit])
+}
+
+// Answer writes what a program has found to its standard output: v as one line of JSON, or text, which ends with a newline.
+func Answer(w io.Writer, asJSON bool, v any, text string) error {
+	if asJSON {
+		return json.NewEncoder(w).Encode(v)
+	}
+	_, err := io.WriteString(w, text)
+	return err
+}
+
+// Table aligns cells, which a tab ends, in columns. The caller flushes it.
+func Table(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 2, ' ', 0) }
