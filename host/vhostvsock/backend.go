@@ -87,15 +87,23 @@ type Backend struct {
 	finished chan struct{} // closed when everything is released
 }
 
+// Check says what is wrong with a configuration, before anything is made.
+func (cfg Config) Check() error {
+	if cfg.GuestCID <= hostCID || cfg.GuestCID >= 1<<32-1 {
+		return fmt.Errorf("guest CID %d: want 3 to 4294967294, the others have meanings of their own", cfg.GuestCID)
+	}
+	if cfg.Socket == cfg.UDSPath {
+		return fmt.Errorf("socket %s: QEMU and the clients need one each", cfg.Socket)
+	}
+	return nil
+}
+
 // Listen makes both sockets, as address.ListenUnix does. They are at their paths
 // when it returns, UDSPath first.
 // The caller must call Serve or Close.
 func Listen(cfg Config) (*Backend, error) {
-	if cfg.GuestCID <= hostCID || cfg.GuestCID >= 1<<32-1 {
-		return nil, fmt.Errorf("guest CID %d: want 3 to 4294967294, the others have meanings of their own", cfg.GuestCID)
-	}
-	if cfg.Socket == cfg.UDSPath {
-		return nil, fmt.Errorf("socket %s: QEMU and the clients need one each", cfg.Socket)
+	if err := cfg.Check(); err != nil {
+		return nil, err
 	}
 	b := &Backend{cfg: cfg, log: cfg.Log, wake: -1, frontEnd: -1, finished: make(chan struct{})}
 	if b.log == nil {

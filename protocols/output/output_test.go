@@ -44,7 +44,7 @@ func TestStepInALogIsALineNowAndThen(t *testing.T) {
 			t.Errorf("took\nwant 25s\ngot  %v", took)
 		}
 		time.Sleep(time.Minute) // nothing comes any more
-		want := "  10.0 s  fetch …, 1.0 MiB\n  20.0 s  fetch …, 1.0 MiB\n  25.0 s  fetch: ok\n"
+		want := "fetch …\n  10.0 s  fetch …, 1.0 MiB\n  20.0 s  fetch …, 1.0 MiB\n  25.0 s  fetch: ok\n"
 		if got := log.String(); got != want {
 			t.Errorf("\nwant %q\ngot  %q", want, got)
 		}

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How often a step shows that it moves: on a terminal its line is rewritten, in a log each is a line of its own.
+// How often a step shows that it moves: on a terminal its line is rewritten, in a log each is a line of its own, after one when it begins.
 const (
 	terminalTick = 250 * time.Millisecond
 	logTick      = 10 * time.Second
@@ -58,9 +58,13 @@ type Step struct {
 // Begin begins a step, which the caller ends with End.
 func (p *Progress) Begin(name string) *Step {
 	s := &Step{progress: p, name: name, began: time.Now(), stop: func() {}}
-	if p != nil {
-		s.stop = s.tick()
+	if p == nil {
+		return s
 	}
+	if !p.terminal {
+		fmt.Fprintf(p.w, "%s …\n", name)
+	}
+	s.stop = s.tick()
 	return s
 }
 

@@ -84,7 +84,7 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 		fmt.Fprintf(stderr, "%s: %s; see %s --help\n", root.Name(), oneLine(err), command.CommandPath())
 		return WrongUsage
 	case ctx.Err() != nil:
-		fmt.Fprintf(stderr, "%s: interrupted%s\n", root.Name(), beside(err))
+		fmt.Fprintf(stderr, "%s: %s\n", root.Name(), interruption(err))
 		return Interrupted
 	case IsUnread(err):
 		return Unread
@@ -142,10 +142,14 @@ func oneLine(err error) string {
 	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\t' }), " ")
 }
 
-// beside is what an interrupted command's error adds to that it was interrupted.
-func beside(err error) string {
-	if errors.Is(err, ErrReported) || err.Error() == context.Canceled.Error() {
-		return ""
+// interruption says that a command was interrupted, and what its error adds to that.
+func interruption(err error) string {
+	text := err.Error()
+	switch {
+	case errors.Is(err, ErrReported), text == context.Canceled.Error():
+		return "interrupted"
+	case strings.HasPrefix(text, "interrupted"):
+		return text
 	}
-	return ": " + err.Error()
+	return "interrupted: " + text
 }

@@ -51,6 +51,7 @@ func TestExitStatusSaysHowItEnded(t *testing.T) {
 		"usage, in two lines": {t.Context(), Usage(errors.New("a\n\n\tb")), result{WrongUsage, "", "example: a b; see example verb --help\n"}},
 		"interrupted":         {over, context.Canceled, result{Interrupted, "", "example: interrupted\n"}},
 		"interrupted, and":    {over, errors.New("it is left"), result{Interrupted, "", "example: interrupted: it is left\n"}},
+		"it says so":          {over, errors.New("interrupted while it mounted"), result{Interrupted, "", "example: interrupted while it mounted\n"}},
 		"reported, and":       {over, ErrReported, result{Interrupted, "", "example: interrupted\n"}},
 	} {
 		if got := try(c.ctx, example(func(*cobra.Command) error { return c.err }), "verb"); got != c.want {

@@ -272,8 +272,8 @@ func interrupted(t *testing.T, c cut, step, words string) {
 		}
 	}
 	cmd.Wait() // with the exit status
-	if exit := cmd.ProcessState.ExitCode(); !pressed || exit != 1 || !strings.Contains(said, "directvol: interrupted ") || !strings.Contains(said, words) {
-		t.Errorf("Ctrl-C when it says %q\nwant exit 1, and that said\ngot  exit %d\n%s", step, exit, said)
+	if exit := cmd.ProcessState.ExitCode(); !pressed || exit != 130 || !strings.Contains(said, "directvol: interrupted ") || !strings.Contains(said, words) {
+		t.Errorf("Ctrl-C when it says %q\nwant exit 130, and that said\ngot  exit %d\n%s", step, exit, said)
 	}
 	leavesNothing(t, temporary)
 	if d, err := holders.Open(c.Path); err != nil {

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bytes"
@@ -6,18 +6,21 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/directvol/directvol/protocols/program"
 )
 
-// run executes the command line and returns what it printed.
-func run(t *testing.T, args ...string) (string, error) {
+// result is what a run of the command line left.
+type result struct {
+	exit        int
+	out, errors string
+}
+
+func run(t *testing.T, args ...string) result {
 	t.Helper()
-	cmd := newRootCommand()
-	var out bytes.Buffer
-	cmd.SetOut(&out)
-	cmd.SetErr(&out)
-	cmd.SetArgs(args)
-	err := cmd.ExecuteContext(t.Context())
-	return out.String(), err
+	var out, errs bytes.Buffer
+	exit := program.Run(t.Context(), New(), args, &out, &errs)
+	return result{exit, out.String(), errs.String()}
 }
 
 func TestErrorsAreOneLineThatTeaches(t *testing.T) {
@@ -37,13 +40,9 @@ func TestErrorsAreOneLineThatTeaches(t *testing.T) {
 		"taken by a running process": {"vhost-vsock", "--socket", live, "--uds-path", other, "--guest-cid", "3"},
 		"choose a shorter one":       {"vhost-vsock", "--socket", other, "--uds-path", strings.Repeat("x", 200), "--guest-cid", "3"},
 	} {
-		out, err := run(t, args...)
-		if err == nil {
-			t.Errorf("%q succeeded", args)
-			continue
-		}
-		if got := err.Error(); !strings.Contains(got, want) || strings.Contains(got, "\n") || out != "" {
-			t.Errorf("%q\n got %q, and printed %q\nwant one line with %q", args, got, out, want)
+		got := run(t, args...)
+		if got.exit == program.OK || !strings.Contains(got.errors, want) || strings.Count(got.errors, "\n") != 1 || got.out != "" {
+			t.Errorf("%q\nwant one line with %q\ngot  %+v", args, want, got)
 		}
 	}
 }
@@ -56,12 +55,8 @@ func TestHelpShowsHowToUseIt(t *testing.T) {
 		{nil, "vhost-vsock"}, {nil, "rescue"}, {[]string{"--help"}, "vhost-vsock"}, {[]string{"vhost-vsock", "--help"}, "vhost-vsock"},
 		{[]string{"rescue", "--help"}, "EUCLEAN"}, {[]string{"rescue", "--help"}, "directvol rescue /"},
 	} {
-		out, err := run(t, c.args...)
-		if err != nil {
-			t.Errorf("%q: %v", c.args, err)
-		}
-		if !strings.Contains(out, c.want) {
-			t.Errorf("%q does not show %s:\n%s", c.args, c.want, out)
+		if got := run(t, c.args...); got.exit != program.OK || !strings.Contains(got.out, c.want) {
+			t.Errorf("%q does not show %s:\n%+v", c.args, c.want, got)
 		}
 	}
 }

@@ -1,7 +1,6 @@
-package main
+package cli
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/directvol/directvol/host/rescue"
+	"github.com/directvol/directvol/protocols/output"
+	"github.com/directvol/directvol/protocols/program"
 )
 
 // rescueLimit is long enough for a large log on an emulated processor.
@@ -60,16 +61,17 @@ Ctrl-C ends it at any moment and leaves no VM behind. To a volume that was mount
 just then it is another power cut: run rescue again.
 
 Afterwards: exit 0, and the volume can be given to its sandbox as before. Exit 1,
-and the message says why and what is left to try. Exit 2 for a wrong command line.`,
+and the message says why and what is left to try. Exit 2 for a wrong command line,
+exit 130 after Ctrl-C.`,
 		Example: `  directvol rescue /var/lib/volumes/data.img
   directvol rescue --json /dev/vg0/data | jq .mounted`,
-		Args: usage(oneDisk),
+		Args: oneDisk,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cfg.Timeout <= 0 {
-				return usageError{fmt.Errorf("--timeout %v: want more than 0", cfg.Timeout)}
+				return program.Usagef("--timeout %v: want more than 0", cfg.Timeout)
 			}
 			if cfg.CheckTimeout < 0 {
-				return usageError{fmt.Errorf("--check-timeout %v: want 0 or more", cfg.CheckTimeout)}
+				return program.Usagef("--check-timeout %v: want 0 or more", cfg.CheckTimeout)
 			}
 			cfg.Disk = args[0]
 			return runRescue(cmd, cfg, asJSON)
@@ -93,9 +95,8 @@ func oneDisk(_ *cobra.Command, args []string) error {
 
 // runRescue prints the steps to standard error and the outcome to standard output.
 func runRescue(cmd *cobra.Command, cfg rescue.Config, asJSON bool) error {
-	logrus.SetLevel(logrus.FatalLevel) // ttrpc's log, which tells of each call that was given up: the steps tell enough
-	steps := &stepPrinter{to: cmd.ErrOrStderr()}
-	cfg.Progress = steps.tell
+	logrus.SetLevel(logrus.FatalLevel) // ttrpc logs each call that was given up: the steps say enough
+	cfg.Progress = showSteps(output.NewProgress(cmd.ErrOrStderr()))
 	report, err := rescue.NewReport(cfg.Disk), error(nil)
 	if cfg.Directvol, err = os.Executable(); err == nil {
 		err = findRescueFiles(&cfg)
@@ -105,16 +106,33 @@ func runRescue(cmd *cobra.Command, cfg rescue.Config, asJSON bool) error {
 	} else {
 		report = report.Failed(err)
 	}
-	if asJSON {
-		return errors.Join(err, json.NewEncoder(cmd.OutOrStdout()).Encode(report))
-	}
+	text := ""
 	if err == nil {
-		fmt.Fprintln(cmd.OutOrStdout(), outcome(report))
+		text = outcome(report) + "\n"
 	}
-	return err
+	return errors.Join(err, output.Answer(cmd.OutOrStdout(), asJSON, report, text))
 }
 
-// outcome is what a human wants to know of a rescue that succeeded.
+// showSteps shows a rescue's steps, which come one after the other.
+func showSteps(progress *output.Progress) func(rescue.Step) {
+	var running *output.Step
+	return func(s rescue.Step) {
+		if !s.Done {
+			running = progress.Begin(s.Name)
+			return
+		}
+		state := "ok"
+		if s.Err != nil {
+			state = "failed"
+		}
+		if s.Detail != "" {
+			state += ", " + s.Detail
+		}
+		running.End(state)
+	}
+}
+
+// outcome describes a rescue that succeeded, on one line.
 func outcome(r rescue.Report) string {
 	mounts := map[string]string{
 		rescue.RecoveredYes: "its log was recovered, nothing was thrown away, and it mounts again",
@@ -124,7 +142,7 @@ func outcome(r rescue.Report) string {
 		mounts = "it mounts"
 	}
 	if c := r.Superblock; c != nil {
-		mounts = fmt.Sprintf("it had grown from %d to %d bytes, and its superblock had to be told; ", c.FromBytes, c.ToBytes) + mounts
+		mounts = fmt.Sprintf("it had grown from %v to %v, and its superblock had to be corrected; ", output.Size(c.FromBytes), output.Size(c.ToBytes)) + mounts
 	}
 	if r.Replay != nil {
 		mounts = fmt.Sprintf("the kernel refused it until e2fsck -p had replayed its journal (exit %d; --json has its output), and it mounts again", r.Replay.Exit)
@@ -135,11 +153,11 @@ func outcome(r rescue.Report) string {
 // findRescueFiles fills in the files that were not named: they lie beside the
 // program, or where a package puts them.
 func findRescueFiles(cfg *rescue.Config) error {
-	program, err := filepath.EvalSymlinks(cfg.Directvol)
+	binary, err := filepath.EvalSymlinks(cfg.Directvol)
 	if err != nil {
 		return err
 	}
-	beside := filepath.Dir(program)
+	beside := filepath.Dir(binary)
 	for _, file := range []struct {
 		path       *string
 		name, flag string

@@ -1,10 +1,11 @@
-package main
+package cli
 
 import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
 	"github.com/directvol/directvol/host/vhostvsock"
+	"github.com/directvol/directvol/protocols/program"
 )
 
 func newVhostVsockCommand() *cobra.Command {
@@ -34,8 +35,11 @@ sockets may talk to the guest: they have mode 0600, and their folder should let
 only its owner in. A file at their paths that is no socket is left alone.`,
 		Example: `  directvol vhost-vsock --socket /run/vm1/vhost.sock --uds-path /run/vm1/vm.sock --guest-cid 3
   (echo CONNECT 1024; cat) | socat - UNIX-CONNECT:/run/vm1/vm.sock`,
-		Args: usage(cobra.NoArgs),
+		Args: program.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cfg.Check(); err != nil {
+				return program.Usage(err)
+			}
 			log := logrus.New()
 			log.SetOutput(cmd.ErrOrStderr())
 			if debug {

@@ -1,8 +1,7 @@
-package main
+package cli
 
 import (
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,33 +9,32 @@ import (
 
 	"github.com/directvol/directvol/host/fsck"
 	"github.com/directvol/directvol/host/rescue"
+	"github.com/directvol/directvol/protocols/program"
 )
 
 func TestWrongCommandLineEndsWithStatus2(t *testing.T) {
 	for _, args := range [][]string{
 		{"nonsense"}, {"rescue"}, {"rescue", "a", "b"}, {"rescue", "--nonsense", "a"}, {"rescue", "--timeout", "0s", "a"}, {"rescue", "--check-timeout", "-1s", "a"}, {"vhost-vsock", "--nonsense"},
+		{"vhost-vsock", "--socket", "s", "--uds-path", "u", "--guest-cid", "2"}, {"vhost-vsock", "--socket", "s", "--uds-path", "s", "--guest-cid", "3"},
 	} {
-		if _, err := run(t, args...); err == nil || exitStatus(err) != 2 || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%q\nwant an error of one line, exit 2\ngot  %v", args, err)
+		if got := run(t, args...); got.exit != program.WrongUsage || strings.Count(got.errors, "\n") != 1 {
+			t.Errorf("%q\nwant an error of one line, exit 2\ngot  %+v", args, got)
 		}
-	}
-	if got := exitStatus(errors.New("any other")); got != 1 {
-		t.Errorf("exit of what is no usage error\nwant 1\ngot  %d", got)
 	}
 }
 
 func TestRescueFilesLieBesideTheProgramOrInShare(t *testing.T) {
 	top := t.TempDir()
-	program := filepath.Join(top, "bin", "directvol")
+	binary := filepath.Join(top, "bin", "directvol")
 	share := filepath.Join(top, "share", "directvol")
-	for _, dir := range []string{filepath.Dir(program), share} {
+	for _, dir := range []string{filepath.Dir(binary), share} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	link := filepath.Join(top, "link")
-	write(t, program)
-	if err := os.Symlink(program, link); err != nil {
+	write(t, binary)
+	if err := os.Symlink(binary, link); err != nil {
 		t.Fatal(err)
 	}
 	cfg := rescue.Config{Directvol: link}
@@ -67,7 +65,7 @@ func write(t *testing.T, path string) {
 
 func TestOutcomeSaysThatTheSuperblockWasWritten(t *testing.T) {
 	r := rescue.Report{Disk: "d", Fsck: &fsck.Run{}, Superblock: &rescue.Correction{FromBytes: 304, WroteBytes: 456, ToBytes: 900}}
-	if got, want := outcome(r), "it had grown from 304 to 900 bytes, and its superblock had to be told; it mounts"; !strings.Contains(got, want) {
+	if got, want := outcome(r), "it had grown from 304 bytes to 900 bytes, and its superblock had to be corrected; it mounts"; !strings.Contains(got, want) {
 		t.Errorf("\nwant %q\ngot  %s", want, got)
 	}
 }
@@ -89,12 +87,11 @@ func TestFailedRescueIsOneJSONObject(t *testing.T) {
 		"it is empty":     {"rescue", "--json", "--kernel", disk, "--image", disk, disk},
 		"no-such-disk.im": {"rescue", "--json", "--kernel", disk, "--image", disk, "no-such-disk.img"},
 	} {
-		out, err := run(t, args...)
-		object := out[max(strings.Index(out, "{"), 0):] // behind the steps
+		got := run(t, args...)
 		var report rescue.Report
-		if jsonErr := json.Unmarshal([]byte(object), &report); err == nil || jsonErr != nil || exitStatus(err) != 1 ||
-			report.Error != err.Error() || !strings.Contains(report.Error, want) || report.Disk != args[len(args)-1] {
-			t.Errorf("%q\nwant an object with the error %q\ngot  %v, %v\n%s", args, want, err, jsonErr, out)
+		if err := json.Unmarshal([]byte(got.out), &report); err != nil || got.exit != program.Failed ||
+			!strings.HasSuffix(got.errors, "directvol: "+report.Error+"\n") || !strings.Contains(report.Error, want) || report.Disk != args[len(args)-1] {
+			t.Errorf("%q\nwant an object with the error %q\ngot  %+v, %v", args, want, got, err)
 		}
 	}
 }
