@@ -18,7 +18,8 @@ LONG_NEEDS := $(DEMO_NEEDS) mmdebstrap=mmdebstrap
 
 # The suite of Debian's archive with the kernel of the rescue image, newer than the host's.
 RESCUE_SUITE := trixie-backports
-RESCUE_ROOTFS = build/directvol-rootfs --suite $(RESCUE_SUITE) --kernel-out build/rescue-vmlinuz --program /init=build/directvol-agent
+ROOTFS = build/directvol-rootfs --cache build/cache
+RESCUE_ROOTFS = $(ROOTFS) --suite $(RESCUE_SUITE) --kernel-out build/rescue-vmlinuz --program /init=build/directvol-agent
 
 .PHONY: help demo bench test test-long build guest rescue lint generate clean deps-demo deps-bench deps-test deps-long
 
@@ -48,8 +49,8 @@ build: ## build the programs
 	$(GUEST_BUILD) -o build/test-guest ./tests/guest
 
 guest: build ## make the guest's kernel and image, and the image for tests
-	build/directvol-rootfs --program /init=build/directvol-agent --out build/guest.cpio --kernel-out build/vmlinuz
-	build/directvol-rootfs --program /init=build/directvol-agent --program /test-guest=build/test-guest --out build/guest-test.cpio --kernel-out build/vmlinuz
+	$(ROOTFS) --program /init=build/directvol-agent --out build/guest.cpio --kernel-out build/vmlinuz
+	$(ROOTFS) --program /init=build/directvol-agent --program /test-guest=build/test-guest --out build/guest-test.cpio --kernel-out build/vmlinuz
 
 rescue: build ## make the same, as rescue-*, with the newer kernel of suite RESCUE_SUITE (trixie-backports)
 	$(RESCUE_ROOTFS) --out build/rescue.cpio

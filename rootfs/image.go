@@ -44,8 +44,8 @@ type Image struct {
 	Modules []string
 	// Programs go into the image with mode 0755. One must be /init, which the kernel starts as PID 1.
 	Programs []Program
-	// Out and KernelOut are the host files for the image and its kernel. Each is replaced whole or not at all; folders
-	// that are missing are made.
+	// Out and KernelOut are the host files for the image and its kernel, in folders that are there. Each is replaced whole or
+	// not at all.
 	Out, KernelOut string
 }
 
@@ -71,6 +71,11 @@ func Build(ctx context.Context, img Image) (Result, error) {
 	}
 	if filepath.Clean(img.Out) == filepath.Clean(img.KernelOut) {
 		return Result{}, fmt.Errorf("build image: %s is to be both the image and the kernel", img.Out)
+	}
+	for _, file := range []string{img.Out, img.KernelOut} { // before something is downloaded
+		if err := hasFolder(file); err != nil {
+			return Result{}, fmt.Errorf("build image: %w", err)
+		}
 	}
 	k, err := kernel.Open(ctx, img.Kernel)
 	if err != nil {

@@ -44,7 +44,7 @@ func testImage(t *testing.T) Image {
 	return Image{
 		Kernel:   kernel.Source{Dir: defaultTree(t)},
 		Programs: []Program{{Guest: "/init", Host: host}},
-		Out:      filepath.Join(out, "made", "guest.cpio"), KernelOut: filepath.Join(out, "made", "vmlinuz"),
+		Out:      filepath.Join(out, "guest.cpio"), KernelOut: filepath.Join(out, "vmlinuz"),
 	}
 }
 

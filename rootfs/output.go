@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -16,11 +17,7 @@ func replaceFile(ctx context.Context, file string, write func(io.Writer) (int64,
 	if info, err := os.Lstat(file); err == nil && !info.Mode().IsRegular() {
 		return 0, errors.New("it exists and is no regular file")
 	}
-	dir := filepath.Dir(file)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return 0, err
-	}
-	temp, err := os.CreateTemp(dir, "."+filepath.Base(file)+"-*")
+	temp, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+"-*")
 	if err != nil {
 		return 0, err
 	}
@@ -41,6 +38,18 @@ func replaceFile(ctx context.Context, file string, write func(io.Writer) (int64,
 		return n, err
 	}
 	return n, os.Rename(temp.Name(), file)
+}
+
+// hasFolder refuses a file whose folder is not there: a path that is misspelt must not become one.
+func hasFolder(file string) error {
+	dir := filepath.Dir(file)
+	switch info, err := os.Stat(dir); {
+	case err != nil:
+		return fmt.Errorf("%s: its folder is missing: make it, or name another file (%w)", file, err)
+	case !info.IsDir():
+		return fmt.Errorf("%s: %s is no folder", file, dir)
+	}
+	return nil
 }
 
 // contextWriter refuses to write once its context has ended.

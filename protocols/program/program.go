@@ -84,7 +84,7 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 		fmt.Fprintf(stderr, "%s: %s; see %s --help\n", root.Name(), oneLine(err), command.CommandPath())
 		return WrongUsage
 	case ctx.Err() != nil:
-		fmt.Fprintf(stderr, "%s: %s\n", root.Name(), interruption(err))
+		fmt.Fprintf(stderr, "%s: %s\n", root.Name(), interruption(ctx, err))
 		return Interrupted
 	case IsUnread(err):
 		return Unread
@@ -143,10 +143,10 @@ func oneLine(err error) string {
 }
 
 // interruption says that a command was interrupted, and what its error adds to that.
-func interruption(err error) string {
+func interruption(ctx context.Context, err error) string {
 	text := err.Error()
 	switch {
-	case errors.Is(err, ErrReported), text == context.Canceled.Error():
+	case errors.Is(err, ErrReported), text == ctx.Err().Error(), text == context.Cause(ctx).Error():
 		return "interrupted"
 	case strings.HasPrefix(text, "interrupted"):
 		return text

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/directvol/directvol/protocols/output"
 )
 
 // metaPackage depends on the newest kernel for virtual machines of the release that apt knows.
@@ -118,11 +120,11 @@ type apt struct {
 	work     string
 	options  []string
 	lists    string // a folder for package lists; empty is the host's
-	progress io.Writer
+	progress *output.Progress
 	archive  archive // zero is all sources of the host
 }
 
-func newApt(work string, progress io.Writer) (*apt, error) {
+func newApt(work string, progress *output.Progress) (*apt, error) {
 	work, err := filepath.Abs(work)
 	if err != nil {
 		return nil, err
@@ -167,9 +169,10 @@ func (a *apt) run(ctx context.Context, program string, args ...string) ([]byte, 
 
 // update fetches the package lists.
 func (a *apt) update(ctx context.Context) error {
-	defer watch(a.progress, "fetching apt's package lists", a.lists)()
-	_, err := a.run(ctx, "apt-get", "update")
-	return err
+	return watch(ctx, a.progress, "fetch apt's package lists", a.lists, func(ctx context.Context) error {
+		_, err := a.run(ctx, "apt-get", "update")
+		return err
+	})
 }
 
 // resolve fetches the package lists and follows the meta package to the packages of one kernel.
@@ -241,9 +244,10 @@ func (a *apt) download(ctx context.Context, packages []aptPackage, cache string)
 // downloadOne fetches pkg, checks its bytes and moves it into cache.
 func (a *apt) downloadOne(ctx context.Context, pkg aptPackage, cache string) error {
 	dir := filepath.Join(a.work, "download")
-	stop := watch(a.progress, "downloading "+pkg.Name, dir)
-	_, err := a.run(ctx, "apt-get", "download", pkg.Name+"="+pkg.Version)
-	stop()
+	err := watch(ctx, a.progress, "download "+pkg.Name, dir, func(ctx context.Context) error {
+		_, err := a.run(ctx, "apt-get", "download", pkg.Name+"="+pkg.Version)
+		return err
+	})
 	if err != nil {
 		return err
 	}

@@ -1,12 +1,16 @@
 package kernel
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/protocols/output"
 	"github.com/directvol/directvol/rootfs/kernel/kerneltest"
 )
 
@@ -14,7 +18,8 @@ import (
 type fakePackage struct{ name, deb, sum, depends string }
 
 // fakeApt puts an apt-get and an apt-cache first on PATH that offer the packages, and targets as the host's sources. It
-// returns a folder: apt-get update puts its options there, and its source list; it fails with what a file refusal says.
+// returns a folder: apt-get update puts its options there, and its source list; it fails with what a file refusal says, and does not
+// end where there is a file hang.
 func fakeApt(t *testing.T, targets string, packages ...fakePackage) string {
 	t.Helper()
 	bin := t.TempDir()
@@ -35,7 +40,7 @@ lists=none
 for word; do case $word in Dir::State::Lists=*) lists=own ;; Dir::Etc::sourcelist=*) cp "${word#*=}" suite.sources ;; esac; done
 for word; do case $word in
 indextargets) cat targets-$lists; exit ;;
-update) printf '%s\n' "$@" >options; [ ! -f refusal ] || { cat refusal >&2; exit 100; }; exit ;;
+update) printf '%s\n' "$@" >options; [ ! -f hang ] || { cat hang; exec tail -f /dev/null; }; [ ! -f refusal ] || { cat refusal >&2; exit 100; }; exit ;;
 download) for name; do :; done; cp "pool/$name" "$given/package.deb"; exit ;;
 esac; done
 exit 3
@@ -151,6 +156,52 @@ func TestDownloadRefusesOtherBytes(t *testing.T) {
 	}
 	if left := filesBelow(t, cache); left != "" {
 		t.Errorf("left in the cache: %s", left)
+	}
+}
+
+// apt-get sits in poll(2) where it cannot write.
+func TestFullDiskEndsADownloadThatHangs(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("a small disk takes a mount: run as root: go test -run FullDisk ./rootfs/kernel")
+	}
+	cache := t.TempDir()
+	if err := unix.Mount("none", cache, "tmpfs", 0, "size=2m"); err != nil {
+		t.Skip(err, ": run where tmpfs can be mounted: go test -run FullDisk ./rootfs/kernel")
+	}
+	defer unix.Unmount(cache, unix.MNT_DETACH)
+	if err := os.WriteFile(filepath.Join(cache, "else"), make([]byte, 3<<19), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	bin := fakeApt(t, "", unsplit(buildDeb(t), strings.Repeat("0", 64))...)
+	kerneltest.WriteFile(t, filepath.Join(bin, "hang"), nil)
+	var log bytes.Buffer
+	_, err := Open(t.Context(), Source{Cache: cache, Progress: output.NewProgress(&log)})
+	if err == nil || !strings.Contains(err.Error(), "the disk of "+cache) || !strings.Contains(err.Error(), "is full") || !strings.Contains(err.Error(), "--cache") {
+		t.Errorf("\nwant an error that says that the disk is full, and the way out\ngot  %v", err)
+	}
+	if lines := strings.Count(log.String(), "\n"); lines > 3 {
+		t.Errorf("the log\nwant two lines or three\ngot  %d\n%s", lines, log.String())
+	}
+	if left, err := filepath.Glob(filepath.Join(cache, "apt-*")); err != nil || len(left) > 0 {
+		t.Errorf("left of apt's state: %v, %v", left, err)
+	}
+}
+
+func TestCacheIsTheUsersAndNotTheWorkingDirectorys(t *testing.T) {
+	deb := buildDeb(t)
+	fakeApt(t, "", unsplit(deb, sumOf(t, deb))...)
+	caches := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", caches)
+	here := t.TempDir()
+	t.Chdir(here)
+	if _, err := Open(t.Context(), Source{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(noteFile(filepath.Join(caches, "directvol"), "")); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(here); err != nil || len(left) > 0 {
+		t.Errorf("left in the working directory: %v, %v", left, err)
 	}
 }
 

@@ -18,6 +18,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/directvol/directvol/protocols/output"
 )
 
 const (
@@ -29,7 +31,7 @@ const (
 var wanted = regexp.MustCompile(`^(boot/vmlinuz-[^/]+|(usr/)?lib/modules/[^/]+/(vmlinuz|modules\.builtin(\.modinfo)?|kernel/.+\.ko(\.xz|\.zst)?))$`)
 
 // unpackOnce gives the folder with the files of all debs, unpacked below cache by the first call for the same bytes.
-func unpackOnce(ctx context.Context, debs []string, cache string, progress io.Writer) (string, error) {
+func unpackOnce(ctx context.Context, debs []string, cache string, progress *output.Progress) (string, error) {
 	sum, err := jointSum(debs)
 	if err != nil {
 		return "", err
@@ -47,11 +49,16 @@ func unpackOnce(ctx context.Context, debs []string, cache string, progress io.Wr
 		return "", err
 	}
 	defer os.RemoveAll(temp)
-	defer watch(progress, "unpacking the kernel package", temp)()
-	for _, deb := range debs {
-		if err := unpackDeb(ctx, deb, temp); err != nil {
-			return "", fmt.Errorf("unpack kernel package %s: %w", deb, err)
+	err = watch(ctx, progress, "unpack the kernel package", temp, func(ctx context.Context) error {
+		for _, deb := range debs {
+			if err := unpackDeb(ctx, deb, temp); err != nil {
+				return fmt.Errorf("unpack kernel package %s: %w", deb, err)
+			}
 		}
+		return nil
+	})
+	if err != nil {
+		return "", err
 	}
 	if err := os.Chmod(temp, 0o755); err != nil {
 		return "", err

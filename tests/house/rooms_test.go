@@ -13,7 +13,7 @@ var rooms = map[string][]string{
 	"protocols": nil,
 	"agent":     {"protocols"},
 	"host":      {"protocols"},
-	"rootfs":    nil,
+	"rootfs":    {"protocols"},
 	"tools":     {"protocols", "agent", "host", "rootfs", "tests"},
 	"tests":     {"protocols", "agent", "host", "rootfs"},
 }

@@ -20,7 +20,7 @@ var violations = map[string][]struct {
 		{files: one("host/x/x.go", imports("agent/rpc")), want: "host may not import"},
 		{files: one("host/x/x_test.go", imports("tests/vm")), want: "host may not import"},
 		{files: one("protocols/x/x.go", imports("agent/rpc")), want: "protocols may not import"},
-		{files: one("rootfs/x.go", imports("protocols/address")), want: "rootfs may not import"},
+		{files: one("rootfs/x.go", imports("host/qemu")), want: "rootfs may not import"},
 		{files: one("tests/x/x.go", imports("tools/demo")), want: "tests may not import"},
 		{files: one("agent/x/x.go", "//go:build plan9\n\n"+imports("host/qmp")), want: "agent may not import"},
 	},

@@ -18,6 +18,7 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/guestpath"
+	"github.com/directvol/directvol/protocols/output"
 	"github.com/directvol/directvol/rootfs"
 	"github.com/directvol/directvol/rootfs/kernel"
 	"github.com/directvol/directvol/tests/guest/act"
@@ -99,7 +100,7 @@ func (l *lab) bootImage(ctx context.Context, name, program string) (string, erro
 
 // kernelSource is where make guest has the kernel from.
 func (l *lab) kernelSource() kernel.Source {
-	return kernel.Source{Cache: filepath.Join(l.build.Dir, filepath.Base(kernel.DefaultCache)), Progress: l.log}
+	return kernel.Source{Cache: filepath.Join(l.build.Dir, "cache"), Progress: output.NewProgress(l.log)}
 }
 
 func (l *lab) bootKernel() string { return filepath.Join(l.dir, "vmlinuz") }

@@ -4,43 +4,51 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/directvol/directvol/protocols/program"
 	"github.com/directvol/directvol/rootfs"
 	"github.com/directvol/directvol/rootfs/kernel/kerneltest"
 )
 
+// result is what a run left.
+type result struct {
+	exit        int
+	out, errors string
+}
+
+func run(t *testing.T, args ...string) result {
+	t.Helper()
+	var out, errs bytes.Buffer
+	exit := program.Run(t.Context(), newCommand(), args, &out, &errs)
+	return result{exit, out.String(), errs.String()}
+}
+
 func TestHelpShowsAnExampleAndEveryFlag(t *testing.T) {
-	var out bytes.Buffer
-	if err := run(t.Context(), []string{"--help"}, &out, io.Discard); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"--program /init=", "-program", "-module", "-suite", "-kernel-deb", "-kernel-dir", "-cache", "-out", "-kernel-out", "-json"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("help does not say %s:\n%s", want, out.String())
+	got := run(t, "--help")
+	for _, want := range []string{"--program /init=", "--program ", "--module ", "--suite ", "--kernel-deb ", "--kernel-dir ", "--cache ", "--out ", "--kernel-out ", "--json ", "--version"} {
+		if got.exit != program.OK || !strings.Contains(got.out, want) {
+			t.Errorf("help does not say %s:\n%+v", want, got)
 		}
 	}
 }
 
-func TestErrorsAreOneLine(t *testing.T) {
+func TestWrongCommandLineIsOneLineAndExit2(t *testing.T) {
 	for _, args := range [][]string{
 		{"--no-such-flag"},
 		{"--program", "/init"},
 		{"--program", "=x"},
 		{"stray"},
-		{"--kernel-dir", t.TempDir()},
 		{"--kernel-dir", "a", "--kernel-deb", "b"},
 		{"--kernel-deb", ""},
 		{"--kernel-deb", "a", "--kernel-deb", "b", "--suite", "trixie"},
 		{"--suite", "trixie\nTrusted: yes"},
 	} {
-		var out bytes.Buffer
-		err := run(t.Context(), args, &out, io.Discard)
-		if err == nil || strings.Contains(err.Error(), "\n") || out.Len() > 0 {
-			t.Errorf("%q:\n got error %v and output %q\nwant an error of one line alone", args, err, out.String())
+		if got := run(t, args...); got.exit != program.WrongUsage || strings.Count(got.errors, "\n") != 1 || got.out != "" {
+			t.Errorf("%q\nwant exit 2, and an error of one line alone\ngot  %+v", args, got)
 		}
 	}
 }
@@ -55,21 +63,32 @@ func TestAnswerIsForPeopleOrPrograms(t *testing.T) {
 	dir := t.TempDir()
 	args := []string{"--kernel-dir", kerneltest.Tree(t, modules), "--program", "/init=" + init,
 		"--out", filepath.Join(dir, "guest.cpio"), "--kernel-out", filepath.Join(dir, "vmlinuz")}
-	var line, object bytes.Buffer
-	if err := run(t.Context(), args, &line, io.Discard); err != nil {
-		t.Fatal(err)
+	line := run(t, args...)
+	if want := "kernel " + kerneltest.Version + fmt.Sprintf(", %d modules, ", len(modules)); line.exit != program.OK || !strings.HasPrefix(line.out, want) {
+		t.Errorf("line\nwant it to begin with %q\ngot  %+v", want, line)
 	}
-	if want := "kernel " + kerneltest.Version + fmt.Sprintf(", %d modules, ", len(modules)); !strings.HasPrefix(line.String(), want) {
-		t.Errorf("line:\n got %q\nwant it to begin with %q", line.String(), want)
-	}
-	if err := run(t.Context(), append(args, "--json"), &object, io.Discard); err != nil {
-		t.Fatal(err)
-	}
+	object := run(t, append(args, "--json")...)
 	var got rootfs.Result
-	if err := json.Unmarshal(object.Bytes(), &got); err != nil {
+	if err := json.Unmarshal([]byte(object.out), &got); err != nil {
 		t.Fatal(err)
 	}
 	if got.Kernel != kerneltest.Version || len(got.Modules) != len(modules) || got.ImageBytes == 0 || got.KernelBytes == 0 {
 		t.Errorf("result:\n got %+v\nwant all fields set", got)
+	}
+}
+
+// A path that is misspelt becomes no folder, and nothing is downloaded for it.
+func TestMissingFolderIsRefusedAndNotMade(t *testing.T) {
+	t.Setenv("PATH", "")
+	dir := t.TempDir()
+	for _, flag := range []string{"--out", "--kernel-out"} {
+		missing := filepath.Join(dir, "nope")
+		got := run(t, "--cache", filepath.Join(dir, "cache"), "--out", filepath.Join(dir, "i"), "--kernel-out", filepath.Join(dir, "k"), flag, filepath.Join(missing, "x"))
+		if got.exit != program.Failed || !strings.Contains(got.errors, missing+"/x: its folder is missing") {
+			t.Errorf("%s\nwant exit 1, and the file whose folder is missing\ngot  %+v", flag, got)
+		}
+		if made, err := os.ReadDir(dir); err != nil || len(made) > 0 {
+			t.Errorf("%s made %v, %v", flag, made, err)
+		}
 	}
 }
