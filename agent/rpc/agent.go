@@ -7,8 +7,10 @@ package rpc
 
 import (
 	"context"
+	"maps"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -61,6 +63,15 @@ func (a *Agent) Register(server *ttrpc.Server) {
 	for name, methods := range a.services() {
 		server.RegisterService(name, &ttrpc.ServiceDesc{Methods: methods})
 	}
+}
+
+// Methods names the methods that the agent has, by service.
+func Methods() map[string][]string {
+	names := map[string][]string{}
+	for service, methods := range new(Agent).services() {
+		names[service] = slices.Sorted(maps.Keys(methods))
+	}
+	return names
 }
 
 // services are the methods that are built, by service and name.

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strconv"
+	"strings"
 	"text/tabwriter"
 )
 
@@ -25,12 +27,29 @@ func (s Size) String() string {
 	return fmt.Sprintf("%.1f %ciB", value, units[unit])
 }
 
+// Usage is a volume's use of one unit, such as BYTES or INODES.
+type Usage struct {
+	Unit      string `json:"unit"`
+	Total     uint64 `json:"total"`
+	Used      uint64 `json:"used"`
+	Available uint64 `json:"available"` // to a user without privileges
+}
+
+// String writes all three figures, bytes in the unit that fits.
+func (u Usage) String() string {
+	show := func(n uint64) string { return strconv.FormatUint(n, 10) }
+	if u.Unit == "BYTES" {
+		show = func(n uint64) string { return Size(n).String() }
+	}
+	return fmt.Sprintf("%s: total %s, used %s, available %s", strings.ToLower(u.Unit), show(u.Total), show(u.Used), show(u.Available))
+}
+
 // Answer writes what a program has found to its standard output: v as one line of JSON, or text, which ends with a newline.
 func Answer(w io.Writer, asJSON bool, v any, text string) error {
 	if asJSON {
 		return json.NewEncoder(w).Encode(v)
 	}
-	_, err := io.WriteString(w, text)
+	_, err := fmt.Fprint(w, text)
 	return err
 }
 

@@ -21,6 +21,17 @@ func TestSizePrintsInTheUnitThatFits(t *testing.T) {
 	}
 }
 
+func TestUsageIsReadable(t *testing.T) {
+	for want, u := range map[string]Usage{
+		"bytes: total 2.0 GiB, used 512.0 MiB, available 1.5 GiB": {"BYTES", 2 << 30, 1 << 29, 3 << 29},
+		"inodes: total 65536, used 11, available 65525":           {"INODES", 65536, 11, 65525},
+	} {
+		if got := u.String(); got != want {
+			t.Errorf("\nwant %s\ngot  %s", want, got)
+		}
+	}
+}
+
 func TestAnswerIsJSONOrText(t *testing.T) {
 	var out bytes.Buffer
 	if err := Answer(&out, true, Size(5), "x\n"); err != nil || out.String() != "5\n" {

@@ -3,7 +3,6 @@ package output
 import (
 	"fmt"
 	"io"
-	"os"
 	"sync"
 	"time"
 
@@ -26,7 +25,7 @@ type Progress struct {
 // NewProgress writes to w. Where w is a terminal, the step that runs is one line that is rewritten.
 func NewProgress(w io.Writer) *Progress {
 	p := &Progress{w: w, columns: 80}
-	file, ok := w.(*os.File)
+	file, ok := w.(interface{ Fd() uintptr }) // an *os.File, or what wraps one
 	if !ok {
 		return p
 	}
@@ -136,7 +135,7 @@ func (p *Progress) overwrite(line string) {
 	if p.terminal {
 		line = "\r\x1b[K" + line
 	}
-	io.WriteString(p.w, line)
+	fmt.Fprint(p.w, line)
 }
 
 // cut shortens a line that is rewritten in place to a terminal's width: one that wraps would leave rows behind.

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/output"
 	"github.com/directvol/directvol/tools/agent-ctl/message"
 )
 
@@ -66,9 +67,6 @@ func textAnswer(c call, response proto.Message) string {
 	default:
 		text = message.Text(response, indent)
 	}
-	if request, ok := c.request.(*agentpb.ResizeVolumeRequest); ok {
-		text += fmt.Sprintf("%ssize: %s\n", indent, bytesAndGiB(request.Size_))
-	}
 	if text == "" {
 		return c.Method + ": OK\n"
 	}
@@ -78,11 +76,7 @@ func textAnswer(c call, response proto.Message) string {
 func volumeStats(r *agentpb.VolumeStatsResponse) string {
 	var text strings.Builder
 	for _, u := range r.Usage {
-		show := func(n uint64) string { return fmt.Sprint(n) }
-		if u.Unit == agentpb.VolumeUsage_BYTES {
-			show = bytesAndGiB
-		}
-		fmt.Fprintf(&text, "%s%s: total %s, used %s, available %s\n", indent, strings.ToLower(u.Unit.String()), show(u.Total), show(u.Used), show(u.Available))
+		fmt.Fprintf(&text, "%s%v\n", indent, output.Usage{Unit: u.Unit.String(), Total: u.Total, Used: u.Used, Available: u.Available})
 	}
 	if c := r.VolumeCondition; c != nil {
 		state := "normal"
@@ -92,10 +86,6 @@ func volumeStats(r *agentpb.VolumeStatsResponse) string {
 		fmt.Fprintf(&text, "%scondition: %s: %s\n", indent, state, message.Printable(c.Message))
 	}
 	return text.String()
-}
-
-func bytesAndGiB(n uint64) string {
-	return fmt.Sprintf("%d bytes (%.3f GiB)", n, float64(n)/(1<<30))
 }
 
 // codeNames are gRPC's codes (google/rpc/code.proto) by their names on paper; package codes prints Go's.

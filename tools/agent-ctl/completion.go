@@ -6,12 +6,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// completeMethods completes the name of a method, and tells the shell what it does.
+// completeMethods completes the name of a method, with what it does.
 func completeMethods(_ *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
 	var names []string
 	for _, m := range allMethods() {
 		if len(m.Method) >= len(begun) && strings.EqualFold(m.Method[:len(begun)], begun) {
-			names = append(names, cobra.CompletionWithDesc(m.Method, examples[m.Method].does))
+			names = append(names, cobra.CompletionWithDesc(m.Method, about(m.Method)))
 		}
 	}
 	return names, cobra.ShellCompDirectiveNoFileComp

@@ -7,9 +7,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/program"
 )
 
 // defaultTimeout is what a runtime gives the longest of its calls.
@@ -17,6 +20,9 @@ const defaultTimeout = 60 * time.Second
 
 // forEver is the repeat count that has no end.
 const forEver = -1
+
+// hybridFlag is a switch, and takes true or false after it too.
+const hybridFlag = "hybrid-vsock"
 
 // connection is what the command connect is told.
 type connection struct {
@@ -53,7 +59,7 @@ The address is one of
   unix:///path             a unix socket; with --hybrid-vsock a hybrid vsock socket
   unix://@/name            a unix socket in the abstract namespace
 
-Answers go to the standard output. An error is told with its gRPC code, on the standard error or,
+Answers go to the standard output. An error has its gRPC code, on the standard error or,
 with --json, in the answer's place. The first one ends the run, unless --ignore-errors is given.
 
 The exit status is 0 when every call succeeded, 1 when something failed, 2 when the command line is
@@ -64,14 +70,20 @@ wrong, and 130 after Ctrl-C.`,
   agent-ctl connect --server-address unix:///run/vc/vm/ID/clh.sock --hybrid-vsock --hybrid-vsock-port 1024 -c Check
   agent-ctl connect --server-address hvsock:///run/sb1/vsock.sock:1024 --json --repeat 10 --interval 1s -c GetMetrics
   agent-ctl connect --server-address vsock://3:1024 --timeout 0 --repeat -1 -c GetOOMEvent`,
-		Args: cobra.NoArgs,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 && cmd.Flags().Changed(hybridFlag) && (args[0] == "true" || args[0] == "false") {
+				c.hybrid = args[0] == "true" // the flag's value, as kata-agent-ctl has it
+				return nil
+			}
+			return program.NoArgs(cmd, args)
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd.Context(), printer{cmd.OutOrStdout(), cmd.ErrOrStderr(), c.json})
 		},
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&c.server, "server-address", "", "`URI` of the agent, see above")
-	flags.BoolVar(&c.hybrid, "hybrid-vsock", false, "take the unix:// address for that of a hybrid vsock socket")
+	flags.BoolVar(&c.hybrid, hybridFlag, false, "take the unix:// address for that of a hybrid vsock socket")
 	flags.Uint32Var(&c.hybridPort, "hybrid-vsock-port", agentpb.Port, "`PORT` in the guest, with --hybrid-vsock")
 	flags.StringArrayVarP(&c.commands, "cmd", "c", nil, "`CALL` to make, see above; may be given several times")
 	flags.IntVar(&c.repeat, "repeat", 1, "make all the calls `N` times; -1 goes on until Ctrl-C")
@@ -85,19 +97,19 @@ wrong, and 130 after Ctrl-C.`,
 
 func (c *connection) run(ctx context.Context, out printer) error {
 	to, err := c.address()
-	if err != nil {
-		return err
+	if err == nil {
+		err = c.check()
 	}
-	if err := c.check(); err != nil {
-		return err
+	var calls []call
+	if err == nil {
+		calls, err = parseCalls(c.commands)
 	}
-	calls, err := parseCalls(c.commands)
 	if err != nil {
-		return err
+		return program.Usage(err)
 	}
 	s, err := dial(ctx, to, c.timeout)
 	if err != nil {
-		return failure{err}
+		return err
 	}
 	defer s.close()
 	return c.rounds(ctx, s, calls, out)
@@ -139,24 +151,41 @@ func (c *connection) rounds(ctx context.Context, s *session, calls []call, out p
 	for round := 0; c.repeat == forEver || round < c.repeat; round++ {
 		if round > 0 {
 			if err := pause(ctx, c.interval); err != nil {
-				return failure{err}
+				return err
 			}
 		}
 		for _, call := range calls {
 			response, st := s.call(ctx, call)
-			if err := out.answer(call, response, st); err != nil {
-				return failure{err}
+			if err := out.answer(call, c.grown(ctx, s, call, response, st), st); err != nil {
+				return err
 			}
 			if st == nil {
 				continue
 			}
-			failed = errCallFailed
+			failed = program.ErrReported
 			if !c.ignoreErrors || s.ended() {
 				return failed
 			}
 		}
 	}
 	return failed
+}
+
+// grown is the answer to a call as people are to see it. That to ResizeVolume is empty: the volume's stats, if the agent has them, say what
+// has become of it. JSON is the answer itself.
+func (c *connection) grown(ctx context.Context, s *session, of call, response proto.Message, st *status.Status) proto.Message {
+	resize, ok := of.request.(*agentpb.ResizeVolumeRequest)
+	if !ok || st != nil || c.json {
+		return response
+	}
+	stats, err := findMethod("GetVolumeStats")
+	if err != nil {
+		panic(err) // it is on the wire
+	}
+	if found, st := s.call(ctx, call{stats, &agentpb.VolumeStatsRequest{VolumeGuestPath: resize.VolumeGuestPath}}); st == nil {
+		return found
+	}
+	return response
 }
 
 func pause(ctx context.Context, d time.Duration) error {

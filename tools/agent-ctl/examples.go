@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/directvol/directvol/protocols/program"
 )
 
 func newExamplesCommand() *cobra.Command {
@@ -12,19 +14,20 @@ func newExamplesCommand() *cobra.Command {
 		Use:   "examples [METHOD …]",
 		Short: "Show a call of each method, to copy",
 		Long: `examples writes what to give to agent-ctl connect --server-address URI for each method, or for those
-that are named. Paths, names and ids in it are to be replaced.`,
+that are named. Replace the paths, names and ids in it. A method marked as not in directvol's agent is
+one that Kata's agent has.`,
 		Example: `  agent-ctl examples
   agent-ctl examples GetVolumeStats ResizeVolume`,
 		ValidArgsFunction: completeMethods,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			methods, err := methodsNamed(names)
 			if err != nil {
-				return err
+				return program.Usage(err)
 			}
 			for _, m := range methods {
 				e := examples[m.Method]
-				if _, err := fmt.Fprintf(cmd.OutOrStdout(), "# %s\n-c '%s'\n", e.does, e.command(m.Method)); err != nil {
-					return failure{err}
+				if _, err := fmt.Fprintf(cmd.OutOrStdout(), "# %s\n-c '%s'\n", about(m.Method), e.command(m.Method)); err != nil {
+					return err
 				}
 			}
 			return nil
@@ -41,6 +44,22 @@ func (e example) command(method string) string {
 	return strings.TrimSpace(method + " " + e.request)
 }
 
+// ours are the methods that directvol's agent has. The others are Kata's alone.
+var ours = map[string]bool{
+	"Check": true, "Version": true,
+	"CreateSandbox": true, "DestroySandbox": true, "CreateContainer": true, "RemoveContainer": true, "UpdateEphemeralMounts": true,
+	"GetVolumeStats": true, "ResizeVolume": true, "GetGuestDetails": true, "GetMetrics": true,
+	"CheckResizeVolume": true, "GetVolumeHealth": true, "CheckReleased": true,
+}
+
+// about says what a method does, and where it is not.
+func about(method string) string {
+	if ours[method] {
+		return examples[method].does
+	}
+	return examples[method].does + " [not in directvol's agent]"
+}
+
 // examples are one for each method of the wire.
 var examples = map[string]example{
 	"Check":   {"whether the agent is ready", ``},
@@ -51,7 +70,7 @@ var examples = map[string]example{
 	"GetGuestDetails": {"what guest and agent can do", `json://{"mem_block_size":true,"mem_hotplug_probe":true}`},
 	"GetMetrics":      {"what the agent measures, in Prometheus' text", ``},
 	"GetDiagnosticData": {"a container's diagnostic log",
-		`json://{"log_type":"termination-log","container_id":"c1"}`},
+		`json://{"log_type":"termination_log","container_id":"c1"}`},
 	"GetOOMEvent": {"wait for a container that ran out of memory (--timeout 0)", ``},
 	"SetPolicy":   {"replace the policy on calls, in Rego", `json://{"policy":"package agent_policy\n\ndefault AllowRequestsFailingPolicy := true\n"}`},
 
@@ -72,7 +91,7 @@ var examples = map[string]example{
 	"CreateContainer": {"mount a container's storages and make it",
 		`json://{"container_id":"c1","storages":[{"driver":"blk","source":"02/01","fstype":"ext4","options":["noatime"],` +
 			`"mount_point":"/run/kata-containers/sandbox/storage/MDIvMDE=","fs_group":{"group_id":1000,"group_change_policy":"OnRootMismatch"}}],` +
-			`"OCI":{"Version":"1.2.0","Root":{"Path":"/run/kata-containers/c1/rootfs"},"Process":{"Args":["/bin/sleep","60"],"Cwd":"/"},` +
+			`"OCI":{"Version":"1.2.0","Root":{"Path":"/run/kata-containers/c1/rootfs"},"Process":{"Args":["/bin/sleep","60"],"Cwd":"/","Capabilities":{"Bounding":["CAP_KILL"],"Effective":["CAP_KILL"],"Permitted":["CAP_KILL"]}},` +
 			`"Mounts":[{"destination":"/data","source":"/run/kata-containers/sandbox/storage/MDIvMDE=","type":"bind","options":["rbind"]}],` +
 			`"Annotations":{"io.kubernetes.cri.container-name":"c1"},"Linux":{"CgroupsPath":"/c1","Namespaces":[{"Type":"mount"},{"Type":"pid"}]}}}`},
 	"StartContainer":  {"start a container's first process", `json://{"container_id":"c1"}`},

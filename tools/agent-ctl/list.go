@@ -3,10 +3,11 @@ package main
 import (
 	"fmt"
 	"io"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
+	"github.com/directvol/directvol/protocols/output"
+	"github.com/directvol/directvol/protocols/program"
 	"github.com/directvol/directvol/protocols/service"
 	"github.com/directvol/directvol/tools/agent-ctl/message"
 )
@@ -23,12 +24,9 @@ named it shows the messages inside these too.`,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			methods, err := methodsNamed(names)
 			if err != nil {
-				return err
+				return program.Usage(err)
 			}
-			if err := list(cmd.OutOrStdout(), methods, len(names) > 0); err != nil {
-				return failure{err}
-			}
-			return nil
+			return list(cmd.OutOrStdout(), methods, len(names) > 0)
 		},
 	}
 }
@@ -50,12 +48,12 @@ func methodsNamed(names []string) ([]service.MethodDesc, error) {
 }
 
 func list(out io.Writer, methods []service.MethodDesc, deep bool) error {
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	table := output.Table(out)
 	for i, m := range methods {
 		if i > 0 {
 			fmt.Fprintln(table)
 		}
-		fmt.Fprintf(table, "%s (%s): %s\n", m.Method, m.Service, examples[m.Method].does)
+		fmt.Fprintf(table, "%s (%s): %s\n", m.Method, m.Service, about(m.Method))
 		types := message.Describe(m.NewRequest(), m.NewResponse())
 		describe(table, "takes ", types[0])
 		describe(table, "answers ", types[1])

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/program"
 )
 
 // result is what a run left.
@@ -26,7 +27,7 @@ type result struct {
 
 func ctl(ctx context.Context, args ...string) result {
 	var stdout, stderr bytes.Buffer
-	exit := run(ctx, args, &stdout, &stderr)
+	exit := program.Run(ctx, newRootCommand(), args, &stdout, &stderr)
 	return result{exit, stdout.String(), stderr.String()}
 }
 
@@ -47,7 +48,7 @@ func TestEveryMethodIsCalledByItsName(t *testing.T) {
 	for _, m := range allMethods() {
 		before, _ := a.seen()
 		got := connect(t, a, "--json", "-c", examples[m.Method].command(strings.ToLower(m.Method)))
-		same(t, m.Method+"\nexit", exitOK, got.exit)
+		same(t, m.Method+"\nexit", program.OK, got.exit)
 		var answer struct {
 			Method   string
 			Response map[string]any
@@ -69,11 +70,12 @@ func TestCallsGoInOrderOverOneConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := connect(t, a, "-c", "Check", "-c", `GetVolumeStats json://{"volume_guest_path":"/a, b"}`, "-c", "ResizeVolume  file://"+file, "-c", "Version")
-	same(t, "exit", exitOK, got.exit)
+	same(t, "exit", program.OK, got.exit)
 	requests, connections := a.seen()
 	same(t, "requests", `Check {"service":""}
 GetVolumeStats {"volume_guest_path":"/a, b"}
 ResizeVolume {"volume_guest_path":"/b","size":1}
+GetVolumeStats {"volume_guest_path":"/b"}
 Version {"service":""}`, requests)
 	same(t, "connections", 1, connections)
 }
@@ -91,14 +93,38 @@ func TestEveryWayInReachesTheAgent(t *testing.T) {
 		{"--server-address", "hvsock://" + hybridPath + ":1024"},
 		{"--server-address", "unix://" + hybridPath, "--hybrid-vsock"},
 		{"--server-address", "unix://" + hybridPath, "--hybrid-vsock", "--hybrid-vsock-port", "1024"},
+		{"--server-address", "unix://" + hybridPath, "--hybrid-vsock", "true"}, // as kata-agent-ctl takes it
+		{"--server-address", "unix://" + hybridPath, "--hybrid-vsock=true"},
+		{"--server-address", "unix://" + path, "--hybrid-vsock", "false"},
 	} {
 		got := ctl(t.Context(), append([]string{"connect", "-c", "Check"}, args...)...)
-		same(t, fmt.Sprint(args), result{exitOK, "Check\n  status: UNKNOWN\n", ""}, got)
+		same(t, fmt.Sprint(args), result{program.OK, "Check\n  status: UNKNOWN\n", ""}, got)
 	}
 	got := ctl(t.Context(), "connect", "-c", "Check", "--server-address", "unix://"+hybridPath, "--hybrid-vsock", "--hybrid-vsock-port", "1025")
-	if got.exit != exitFailed || !strings.Contains(got.errors, "1025") {
+	if got.exit != program.Failed || !strings.Contains(got.errors, "1025") {
 		t.Errorf("another port\nwant exit 1 and the port named\ngot  %+v", got)
 	}
+}
+
+func TestHybridSocketWithoutItsFlagIsNamed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "h")
+	serve(t, hybrid{listen(t, path), 1024}, "", empty)
+	got := ctl(t.Context(), "connect", "-c", "Check", "--server-address", "unix://"+path)
+	if got.exit != program.Failed || !strings.Contains(got.errors, "CONNECT") || !strings.Contains(got.errors, "--hybrid-vsock") {
+		t.Errorf("want exit 1, and the flag that is missing\ngot  %+v", got)
+	}
+}
+
+// A grow of which nobody knows the outcome is not taken for one to so many bytes.
+func TestResizeWithoutStatsIsOK(t *testing.T) {
+	a := newAgent(t, func(_ context.Context, method string, _ proto.Message) (proto.Message, error) {
+		if method == "GetVolumeStats" {
+			return nil, status.Error(codes.NotFound, "no volume")
+		}
+		return nil, nil
+	})
+	same(t, "text", result{program.OK, "ResizeVolume: OK\n", ""}, connect(t, a, "-c", `ResizeVolume json://{"size":3}`))
+	same(t, "JSON", result{program.OK, `{"method":"ResizeVolume","response":{}}` + "\n", ""}, connect(t, a, "--json", "-c", `ResizeVolume json://{"size":3}`))
 }
 
 func TestAnswersAreReadable(t *testing.T) {
@@ -118,12 +144,14 @@ func TestAnswersAreReadable(t *testing.T) {
 		return nil, nil
 	})
 	got := connect(t, a, "-c", "GetVolumeStats", "-c", `ResizeVolume json://{"size": 3221225472}`, "-c", "GetMetrics", "-c", "CreateSandbox")
-	same(t, "answers", result{exitOK, `GetVolumeStats
-  bytes: total 2147483648 bytes (2.000 GiB), used 536870912 bytes (0.500 GiB), available 1610612736 bytes (1.500 GiB)
+	same(t, "answers", result{program.OK, `GetVolumeStats
+  bytes: total 2.0 GiB, used 512.0 MiB, available 1.5 GiB
   inodes: total 65536, used 11, available 65525
   condition: abnormal: broken [2J indeed
 ResizeVolume
-  size: 3221225472 bytes (3.000 GiB)
+  bytes: total 2.0 GiB, used 512.0 MiB, available 1.5 GiB
+  inodes: total 65536, used 11, available 65525
+  condition: abnormal: broken [2J indeed
 GetMetrics
   metrics:
     # HELP a b
@@ -148,11 +176,11 @@ func refusing(code codes.Code, text string) func(context.Context, string, proto.
 func TestErrorHasItsCodesNameAndEndsTheRun(t *testing.T) {
 	a := newAgent(t, refusing(codes.NotFound, "no volume \x1b[31m"))
 	got := connect(t, a, "-c", "GetVolumeStats", "-c", "Check")
-	same(t, "text", result{exitFailed, "", "GetVolumeStats: NOT_FOUND: no volume  [31m\n"}, got)
+	same(t, "text", result{program.Failed, "", "GetVolumeStats: NOT_FOUND: no volume  [31m\n"}, got)
 	got = connect(t, a, "--json", "-c", "GetVolumeStats", "-c", "Check")
-	same(t, "JSON", result{exitFailed, `{"method":"GetVolumeStats","error":{"code":"NOT_FOUND","message":"no volume \u001b[31m"}}` + "\n", ""}, got)
+	same(t, "JSON", result{program.Failed, `{"method":"GetVolumeStats","error":{"code":"NOT_FOUND","message":"no volume \u001b[31m"}}` + "\n", ""}, got)
 	got = connect(t, a, "--ignore-errors", "-c", "GetVolumeStats", "-c", "Check")
-	same(t, "ignored", result{exitFailed, "Check\n  status: UNKNOWN\n", "GetVolumeStats: NOT_FOUND: no volume  [31m\n"}, got)
+	same(t, "ignored", result{program.Failed, "Check\n  status: UNKNOWN\n", "GetVolumeStats: NOT_FOUND: no volume  [31m\n"}, got)
 }
 
 // Package codes reads these names, though it does not print them.
@@ -187,13 +215,14 @@ func TestWrongCommandLineIsUsageAndCallsNobody(t *testing.T) {
 		"interval":            {append(to, "-c", "Check", "--interval", "-1s"), "--interval"},
 		"timeout":             {append(to, "-c", "Check", "--timeout", "-1s"), "--timeout"},
 		"unknown flag":        {append(to, "--fast"), "--fast"},
+		"flag's argument":     {append(to, "-c", "Check", "true"), "true"},
 		"argument":            {append(to, "-c", "Check", "Version"), "Version"},
 		"unknown command":     {[]string{"conect"}, "conect"},
 		"list what is not":    {[]string{"list", "Chekc"}, "Chekc"},
 		"example of what not": {[]string{"examples", "Chekc"}, "Chekc"},
 	} {
 		got := ctl(t.Context(), c.args...)
-		if got.exit != exitUsage || got.out != "" || !strings.Contains(got.errors, c.says) || !strings.Contains(got.errors, "--help") {
+		if got.exit != program.WrongUsage || got.out != "" || !strings.Contains(got.errors, c.says) || !strings.Contains(got.errors, "--help") {
 			t.Errorf("%s\nwant exit 2, and %q on the standard error\ngot  %+v", name, c.says, got)
 		}
 	}
@@ -205,7 +234,7 @@ func TestWrongCommandLineIsUsageAndCallsNobody(t *testing.T) {
 func TestAgentThatIsNotThereIsAFailure(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "none")
 	got := ctl(t.Context(), "connect", "--server-address", "unix://"+path, "-c", "Check")
-	if got.exit != exitFailed || !strings.Contains(got.errors, path) {
+	if got.exit != program.Failed || !strings.Contains(got.errors, path) {
 		t.Errorf("want exit 1 and the address\ngot  %+v", got)
 	}
 }
@@ -223,7 +252,7 @@ func hanging(t *testing.T) (a *agent, asked chan struct{}) {
 func TestTimeoutLimitsACall(t *testing.T) {
 	a, _ := hanging(t)
 	got := connect(t, a, "--timeout", "50ms", "-c", "GetOOMEvent")
-	if got.exit != exitFailed || !strings.Contains(got.errors, "DEADLINE_EXCEEDED: no answer within 50ms") {
+	if got.exit != program.Failed || !strings.Contains(got.errors, "DEADLINE_EXCEEDED: no answer within 50ms") {
 		t.Errorf("want exit 1 and DEADLINE_EXCEEDED\ngot  %+v", got)
 	}
 }
@@ -237,7 +266,7 @@ func TestAgentThatDoesNotReadIsGivenUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := ctl(t.Context(), "connect", "--server-address", "unix://"+l.Addr().String(), "--timeout", "100ms", "-c", "SetPolicy file://"+file)
-	if got.exit != exitFailed || !strings.Contains(got.errors, "DEADLINE_EXCEEDED") {
+	if got.exit != program.Failed || !strings.Contains(got.errors, "DEADLINE_EXCEEDED") {
 		t.Errorf("want exit 1 and DEADLINE_EXCEEDED\ngot  %+v", got)
 	}
 }
@@ -250,7 +279,7 @@ func TestInterruptEndsACallThatHangs(t *testing.T) {
 		cancel()
 	}()
 	got := ctl(ctx, "connect", "--server-address", a.address, "--timeout", "0", "--json", "-c", "WaitProcess", "-c", "Check")
-	same(t, "interrupted", result{exitInterrupted, `{"method":"WaitProcess","error":{"code":"CANCELLED","message":"interrupted"}}` + "\n", "agent-ctl: interrupted\n"}, got)
+	same(t, "interrupted", result{program.Interrupted, `{"method":"WaitProcess","error":{"code":"CANCELLED","message":"interrupted"}}` + "\n", "agent-ctl: interrupted\n"}, got)
 }
 
 func TestConnectionThatEndsEndsTheRun(t *testing.T) {
@@ -264,7 +293,7 @@ func TestConnectionThatEndsEndsTheRun(t *testing.T) {
 		}
 	}()
 	got := ctl(t.Context(), "connect", "--server-address", "unix://"+l.Addr().String(), "--ignore-errors", "--repeat", "-1", "-c", "Check")
-	if got.exit != exitFailed || strings.Count(got.errors, "UNAVAILABLE") != 1 {
+	if got.exit != program.Failed || strings.Count(got.errors, "UNAVAILABLE") != 1 {
 		t.Errorf("want exit 1 and UNAVAILABLE once\ngot  %+v", got)
 	}
 }
@@ -272,7 +301,7 @@ func TestConnectionThatEndsEndsTheRun(t *testing.T) {
 func TestRepeatMakesAllCallsAgain(t *testing.T) {
 	a := newAgent(t, empty)
 	got := connect(t, a, "--repeat", "3", "--interval", "1ms", "-c", "Check", "-c", "DestroySandbox")
-	same(t, "exit", exitOK, got.exit)
+	same(t, "exit", program.OK, got.exit)
 	requests, connections := a.seen()
 	same(t, "requests", strings.TrimSpace(strings.Repeat("Check {\"service\":\"\"}\nDestroySandbox {}\n", 3)), requests)
 	same(t, "connections", 1, connections)
@@ -289,7 +318,7 @@ func TestRepetitionWithoutEndEndsWithAnInterrupt(t *testing.T) {
 		return nil, nil
 	})
 	got := ctl(ctx, "connect", "--server-address", a.address, "--repeat", "-1", "-c", "Check")
-	same(t, "exit", exitInterrupted, got.exit)
+	same(t, "exit", program.Interrupted, got.exit)
 	if requests, _ := a.seen(); strings.Count(requests, "Check") < 20 {
 		t.Errorf("want 20 calls or more\ngot  %s", requests)
 	}
@@ -300,7 +329,7 @@ func TestMalformedAnswerIsInternal(t *testing.T) {
 		return &agentpb.Metrics{Metrics: "text"}, nil
 	})
 	got := connect(t, a, "-c", "Check")
-	if got.exit != exitFailed || !strings.Contains(got.errors, "INTERNAL") {
+	if got.exit != program.Failed || !strings.Contains(got.errors, "INTERNAL") {
 		t.Errorf("want exit 1 and INTERNAL\ngot  %+v", got)
 	}
 }

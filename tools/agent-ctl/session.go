@@ -21,7 +21,8 @@ type session struct {
 	client  *ttrpc.Client
 	timeout time.Duration // of a call; 0 is none
 	over    chan struct{} // closed when the client has seen the connection end
-	lost    bool          // a call failed by it, which may be told before over is closed
+	lost    bool          // a call failed by it, which may be known before over is closed
+	hint    string        // for a connection that ends before its first answer
 	forget  func() bool   // detaches the connection from dial's context
 }
 
@@ -35,6 +36,9 @@ func dial(ctx context.Context, to address.Address, timeout time.Duration) (*sess
 	}
 	s := &session{timeout: timeout, over: make(chan struct{})}
 	s.client = ttrpc.NewClient(limitedConn{conn, timeout}, ttrpc.WithOnClose(func() { close(s.over) }))
+	if to.Scheme == address.Unix {
+		s.hint = " before it answered: if " + to.Path + " is a hybrid vsock socket, which wants CONNECT first, give --hybrid-vsock too"
+	}
 	s.forget = context.AfterFunc(ctx, func() { conn.Close() })
 	return s, nil
 }
@@ -61,12 +65,14 @@ func (s *session) call(ctx context.Context, c call) (proto.Message, *status.Stat
 	response := c.NewResponse()
 	err := s.client.Call(limited, c.Service, c.Method, c.request, response)
 	if err == nil {
+		s.hint = ""
 		return response, nil
 	}
 	var network *net.OpError
 	st, answered := status.FromError(err)
 	switch {
 	case answered:
+		s.hint = ""
 		return nil, st
 	case ctx.Err() != nil:
 		return nil, status.New(codes.Canceled, "interrupted")
@@ -74,7 +80,7 @@ func (s *session) call(ctx context.Context, c call) (proto.Message, *status.Stat
 		return nil, status.Newf(codes.DeadlineExceeded, "no answer within %v: --timeout gives it longer", s.timeout)
 	case errors.Is(err, ttrpc.ErrClosed), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &network):
 		s.lost = true
-		return nil, status.New(codes.Unavailable, "the connection ended: "+err.Error())
+		return nil, status.New(codes.Unavailable, "the connection ended"+s.hint+": "+err.Error())
 	default:
 		return nil, status.New(codes.Internal, "malformed answer: "+err.Error())
 	}

@@ -1,11 +1,14 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/directvol/directvol/agent/rpc"
+	"github.com/directvol/directvol/protocols/program"
 	"github.com/directvol/directvol/tools/agent-ctl/message"
 )
 
@@ -28,9 +31,23 @@ func TestEveryMethodHasAnExampleThatParses(t *testing.T) {
 	same(t, "examples", len(allMethods()), len(examples))
 }
 
+func TestMethodsThatTheAgentLacksAreMarked(t *testing.T) {
+	has := rpc.Methods()
+	for _, m := range allMethods() {
+		if want := slices.Contains(has[m.Service], m.Method); ours[m.Method] != want {
+			t.Errorf("%s is in directvol's agent\nwant %v\ngot  %v", m.Method, want, ours[m.Method])
+		}
+	}
+	const mark = "[not in directvol's agent]"
+	for _, verb := range []string{"list", "examples"} {
+		same(t, verb+" StartContainer", true, strings.Contains(ctl(t.Context(), verb, "StartContainer").out, mark))
+		same(t, verb+" GetVolumeStats", false, strings.Contains(ctl(t.Context(), verb, "GetVolumeStats").out, mark))
+	}
+}
+
 func TestExamplesAreWrittenToBeCopied(t *testing.T) {
 	got := ctl(t.Context(), "examples")
-	same(t, "exit", exitOK, got.exit)
+	same(t, "exit", program.OK, got.exit)
 	a := newAgent(t, empty)
 	args := []string{}
 	for line := range strings.Lines(got.out) {
@@ -39,12 +56,12 @@ func TestExamplesAreWrittenToBeCopied(t *testing.T) {
 		}
 	}
 	same(t, "examples", 2*len(allMethods()), len(args))
-	same(t, "exit of all of them", exitOK, connect(t, a, args...).exit)
+	same(t, "exit of all of them", program.OK, connect(t, a, args...).exit)
 }
 
 func TestListShowsEveryMethodAndField(t *testing.T) {
 	got := ctl(t.Context(), "list")
-	same(t, "exit", exitOK, got.exit)
+	same(t, "exit", program.OK, got.exit)
 	for _, m := range allMethods() {
 		_, own, found := strings.Cut("\n"+got.out, "\n"+m.Method+" ("+m.Service+"): ")
 		if !found {
@@ -67,7 +84,7 @@ func TestListShowsEveryMethodAndField(t *testing.T) {
 
 func TestListOfNamedMethodsShowsWhatIsInside(t *testing.T) {
 	got := ctl(t.Context(), "list", "getvolumestats")
-	same(t, "list", result{exitOK, `GetVolumeStats (grpc.AgentService): usage and condition of a volume
+	same(t, "list", result{program.OK, `GetVolumeStats (grpc.AgentService): usage and condition of a volume
   takes VolumeStatsRequest
     volume_guest_path  string
   answers VolumeStatsResponse
@@ -92,7 +109,7 @@ func TestShellCompletesMethodNames(t *testing.T) {
 	}
 	got := ctl(t.Context(), "__complete", "connect", "--server-address", "")
 	same(t, "addresses", "vsock://\nhvsock:///\nunix:///\nunix://@/\n:6\n", got.out)
-	if got := ctl(t.Context(), "completion", "bash"); got.exit != exitOK || !strings.Contains(got.out, "agent-ctl") {
+	if got := ctl(t.Context(), "completion", "bash"); got.exit != program.OK || !strings.Contains(got.out, "agent-ctl") {
 		t.Errorf("bash's completion: %+v", got)
 	}
 }
@@ -100,7 +117,7 @@ func TestShellCompletesMethodNames(t *testing.T) {
 func TestHelpTeachesByExample(t *testing.T) {
 	for _, args := range [][]string{{"--help"}, {"connect", "--help"}, {"list", "--help"}, {"examples", "--help"}} {
 		got := ctl(t.Context(), args...)
-		if got.exit != exitOK || !strings.Contains(got.out, "Examples:\n  agent-ctl ") {
+		if got.exit != program.OK || !strings.Contains(got.out, "Examples:\n  agent-ctl ") {
 			t.Errorf("%v: want exit 0 and examples\ngot  %+v", args, got)
 		}
 	}
