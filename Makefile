@@ -10,6 +10,9 @@ export CGO_ENABLED := 0
 # Without huge pages in their heap (disablethp in Go's package runtime): each would take 2 MB where a few pages do.
 GUEST_BUILD := go build -v -trimpath -ldflags='-s -w -X runtime.godebugDefault=disablethp=1'
 
+# go build -v prints a line a package: a hundred that matter only where it fails.
+QUIET := .ci/quiet
+
 # What each needs beside Go, as COMMAND-OR-FILE=PACKAGE.
 DEMO_NEEDS := qemu-system-x86_64=qemu-system-x86 mkfs.ext4=e2fsprogs mkfs.xfs=xfsprogs
 BENCH_NEEDS := $(DEMO_NEEDS) qemu-storage-daemon=qemu-system-common fio=fio strace=strace
@@ -28,11 +31,11 @@ help: ## list the targets
 
 demo: deps-demo guest ## boot a VM and run the main job in it, told on the terminal and in build/demo.json
 	@rm -f build/demo.json
-	go build -v -o build/demo ./tools/demo
+	@$(QUIET) 'build the demo' go build -v -o build/demo ./tools/demo
 	build/demo
 
 bench: deps-bench guest ## measure it beside its floors and, with KATA_AGENT=PATH, beside kata-agent: build/bench.md; with CHECK=1, fail with exit 3 of build/bench where a target is missed
-	go build -v -o build/bench ./tools/bench
+	@$(QUIET) 'build the bench' go build -v -o build/bench ./tools/bench
 	build/bench $(if $(CHECK),--check)
 
 test: deps-test guest rescue ## run every test but the long ones; those below tests/ may boot VMs, two at a time
@@ -44,9 +47,9 @@ test-long: deps-long guest rescue ## run each fuzz target for FUZZTIME (5m), and
 	go test -tags long -p 1 -timeout 6h -count=1 -v ./tests/...
 
 build: ## build the programs
-	go build -v -o build/ ./host/cmd/directvol ./rootfs/cmd/directvol-rootfs ./tools/agent-ctl
-	$(GUEST_BUILD) -o build/ ./agent/cmd/directvol-agent
-	$(GUEST_BUILD) -o build/test-guest ./tests/guest
+	@$(QUIET) "build the host's programs" go build -v -o build/ ./host/cmd/directvol ./rootfs/cmd/directvol-rootfs ./tools/agent-ctl
+	@$(QUIET) "build the guest's agent" $(GUEST_BUILD) -o build/ ./agent/cmd/directvol-agent
+	@$(QUIET) "build the tests' guest" $(GUEST_BUILD) -o build/test-guest ./tests/guest
 
 guest: build ## make the guest's kernel and image, and the image for tests
 	$(ROOTFS) --program /init=build/directvol-agent --out build/guest.cpio --kernel-out build/vmlinuz

@@ -62,7 +62,8 @@ type Guest struct {
 
 	console *console
 	vm      *qemu.VM
-	keeps   bool // Dir, which is the caller's
+	keeps   bool     // Dir, which is the caller's
+	lock    *os.File // Dir's, where it is the guest's own
 }
 
 // Limit is how long something may take that takes base with KVM: longer where
@@ -92,7 +93,7 @@ func Boot(ctx context.Context, o Options) (*Guest, error) {
 	}
 	g := &Guest{Dir: o.Dir, console: &console{}, keeps: o.Dir != ""}
 	if !g.keeps {
-		if g.Dir, err = os.MkdirTemp("", "directvol-"); err != nil {
+		if g.Dir, g.lock, err = makeFolder(); err != nil {
 			return nil, err
 		}
 	}
@@ -177,6 +178,7 @@ func (g *Guest) Close() error {
 	if g.keeps {
 		return nil
 	}
+	defer g.lock.Close()
 	return os.RemoveAll(g.Dir)
 }
 

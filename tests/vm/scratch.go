@@ -10,6 +10,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/protocols/output"
 )
 
 // makers format an image with the programs that users have, and their defaults.
@@ -28,7 +30,7 @@ func Scratch(ctx context.Context, dir, fstype string, bytes int64, options ...st
 	if !ok {
 		return "", fmt.Errorf("no mkfs is known for %s", fstype)
 	}
-	if err := hasRoom(dir, uint64(bytes)); err != nil {
+	if err := HasRoom(dir, uint64(bytes)); err != nil {
 		return "", err
 	}
 	file, err := os.CreateTemp(dir, fstype+"-*.img")
@@ -53,15 +55,15 @@ func Scratch(ctx context.Context, dir, fstype string, bytes int64, options ...st
 	return path, nil
 }
 
-// hasRoom refuses a folder on a full disk: an image that cannot be written in is
+// HasRoom refuses a folder on a full disk: an image that cannot be written in is
 // a fault to the guest, and would be taken for one that was made on purpose.
-func hasRoom(dir string, bytes uint64) error {
+func HasRoom(dir string, bytes uint64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
 		return &os.PathError{Op: "statfs", Path: dir, Err: err}
 	}
 	if free := st.Bavail * uint64(st.Bsize); free < bytes {
-		return fmt.Errorf("%s has %d MiB free, and a disk may need %d: make room there, or name another folder in TMPDIR", dir, free>>20, bytes>>20)
+		return fmt.Errorf("%s has %v free, and the disks may need %v: make room there, or name another folder in TMPDIR", dir, output.Size(free), output.Size(bytes))
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/directvol/directvol/protocols/output"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
 )
@@ -18,6 +19,14 @@ var plans = []struct {
 }{
 	{"ext4", 96 * miB, 320 * miB},
 	{"xfs", 304 * miB, 640 * miB},
+}
+
+// roomBytes is how much the volumes may take on the host's disk.
+func roomBytes() (bytes uint64) {
+	for _, plan := range plans {
+		bytes += plan.after
+	}
+	return bytes
 }
 
 // growAfter is what a writer has acknowledged when its volume is grown: long
@@ -35,7 +44,7 @@ type volume struct {
 func grow(ctx context.Context, s *story, report *Report, guest *vm.Guest) ([]volume, error) {
 	var volumes []volume
 	for _, plan := range plans {
-		s.chapter("A volume with %s, from %s to %s", plan.fstype, mib(plan.before), mib(plan.after))
+		s.chapter("A volume with %s, from %v to %v", plan.fstype, output.Size(plan.before), output.Size(plan.after))
 		image, err := guest.Volume(ctx, plan.fstype, plan.fstype, int64(plan.before))
 		if err != nil {
 			return nil, err
@@ -87,7 +96,7 @@ func firstBlocks(writer *act.Writer) part {
 		if len(v.report.ConditionsBefore) > 0 {
 			return fmt.Errorf("its condition is not healthy: %s", stats.VolumeCondition.Message)
 		}
-		say(fmt.Sprintf("%s acknowledged, stats say %s used of %s", mib(writer.Ledger().Bytes()), mib(stats.Usage[0].Used), mib(stats.Usage[0].Total)))
+		say(fmt.Sprintf("%v acknowledged, stats say %v used of %v", output.Size(writer.Ledger().Bytes()), output.Size(stats.Usage[0].Used), output.Size(stats.Usage[0].Total)))
 		return nil
 	}
 }
@@ -100,7 +109,7 @@ func pastOldSize(writer *act.Writer) part {
 			if err := writer.Await(ctx, bytes); err != nil {
 				return err
 			}
-			say(mib(writer.Ledger().Bytes()) + " acknowledged")
+			say(output.Size(writer.Ledger().Bytes()).String() + " acknowledged")
 			if writer.Ledger().Bytes() > v.report.DeviceBytesBefore {
 				return writer.Stop(ctx)
 			}
@@ -118,7 +127,7 @@ func (v volume) mount(ctx context.Context, s *story) error {
 		if err != nil {
 			return err
 		}
-		say(fmt.Sprintf("%s, %s", sizes.Device, mib(sizes.DeviceBytes)))
+		say(fmt.Sprintf("%s, %v", sizes.Device, output.Size(sizes.DeviceBytes)))
 		v.report.Device = sizes.Device
 		if v.report.DeviceBytesBefore == 0 {
 			v.report.DeviceBytesBefore, v.report.FSBytesBefore = sizes.DeviceBytes, sizes.FSBytes
@@ -141,7 +150,7 @@ func growTo(goal uint64) part {
 			return err
 		}
 		v.report.DeviceBytesAfter, v.report.FSBytesAfter = sizes.DeviceBytes, sizes.FSBytes
-		say(fmt.Sprintf("stats say %s", mib(stats.Usage[0].Total)))
+		say(fmt.Sprintf("stats say %v", output.Size(stats.Usage[0].Total)))
 		switch {
 		case sizes.DeviceBytes != goal:
 			return fmt.Errorf("the guest's kernel has %d bytes of device, not %d", sizes.DeviceBytes, goal)
@@ -169,12 +178,12 @@ func (v volume) readBack(ctx context.Context, s *story) error {
 }
 
 func (v volume) compare(ctx context.Context, say func(string)) error {
-	bytes, err := v.Verify(ctx, func(bytes uint64) { say(mib(bytes) + " compared") })
+	bytes, err := v.Verify(ctx, func(bytes uint64) { say(output.Size(bytes).String() + " compared") })
 	v.report.VerifiedBytes = bytes
 	if err != nil {
 		return err
 	}
-	say(mib(bytes) + " acknowledged, all there and equal")
+	say(output.Size(bytes).String() + " acknowledged, all there and equal")
 	stats, err := v.Stats(ctx)
 	if err != nil {
 		return err

@@ -1,68 +1,87 @@
 // Command demo boots a VM and runs the main job in it, once with ext4 and once
 // with xfs: a disk is attached to the running VM, mounted by the agent, written
-// to, grown under its writer, read back, broken, found sick, healed and checked.
-// It tells the story on the terminal and writes it down as JSON.
+// to, grown under its writer, read back, broken, found abnormal, repaired and
+// checked. It shows each step on the terminal and writes the facts as JSON.
 package main
 
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
+	"io"
 	"os"
-	"os/signal"
-	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/spf13/cobra"
 
+	"github.com/directvol/directvol/protocols/program"
 	"github.com/directvol/directvol/tests/vm"
 )
 
-func main() {
-	out := flag.String("json", "build/demo.json", "where to write the facts, for programs")
-	verbose := flag.Bool("v", false, "show what the host's side logs")
-	flag.Usage = func() {
-		fmt.Fprint(flag.CommandLine.Output(), "demo boots a VM and runs the main job in it: attach, mount, write, grow, break, heal, check.\nmake demo builds what it needs and runs it.\n\n")
-		flag.PrintDefaults()
+func main() { program.Main(newCommand()) }
+
+func newCommand() *cobra.Command {
+	var out string
+	var verbose bool
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Boot a VM and run the main job in it",
+		Long: `demo boots a VM and runs the main job in it: attach, mount, write, grow, break, repair, check.
+make demo builds what it needs and runs it.`,
+		Example: `  make demo
+  build/demo --json /tmp/facts.json`,
+		Args: program.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return run(cmd.Context(), cmd.OutOrStdout(), out, verbose)
+		},
 	}
-	flag.Parse()
-	if flag.NArg() > 0 {
-		fmt.Fprintf(os.Stderr, "demo: unexpected argument %q; see -help\n", flag.Arg(0))
-		os.Exit(2)
-	}
-	// A closed terminal and a closed pipe end the story too, and not the program
-	// before it has cleaned up.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM, unix.SIGHUP, unix.SIGPIPE)
-	defer stop()
-	context.AfterFunc(ctx, func() { signal.Reset(os.Interrupt) }) // a second Ctrl-C ends it at once
-	err := run(ctx, *out, *verbose)
-	switch {
-	case errors.Is(err, errInterrupted):
-		fmt.Fprintln(os.Stderr, "demo: interrupted; the VM has ended and its disks are removed")
-		os.Exit(130) // as a shell reports a program that Ctrl-C ended
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "demo:", err)
-		os.Exit(1)
-	}
+	cmd.Flags().StringVar(&out, "json", "build/demo.json", "`FILE` for the facts, for programs")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "show what the host's side logs")
+	return cmd
 }
 
-// errInterrupted is the demo's error when it was told to end.
-var errInterrupted = errors.New("interrupted")
+// audience is the standard output. A reader that goes away ends the demo, and no
+// other broken pipe does: a socket's is a failure.
+type audience struct {
+	io.Writer
+	gone context.CancelCauseFunc
+}
 
-func run(ctx context.Context, out string, verbose bool) error {
-	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
-		return err
+func (a audience) Write(p []byte) (int, error) {
+	n, err := a.Writer.Write(p)
+	if err != nil {
+		a.gone(err)
 	}
-	s := newStory(os.Stdout)
+	return n, err
+}
+
+// Fd lets package output know a terminal.
+func (a audience) Fd() uintptr {
+	if file, ok := a.Writer.(*os.File); ok {
+		return file.Fd()
+	}
+	return ^uintptr(0)
+}
+
+// errInterrupted is the demo's error when a signal has ended it.
+var errInterrupted = errors.New("interrupted: the VM has ended and its disks are removed")
+
+func run(ctx context.Context, stdout io.Writer, out string, verbose bool) error {
+	watched, gone := context.WithCancelCause(ctx)
+	defer gone(nil)
+	to := audience{stdout, gone}
+	s := newStory(to)
 	began := time.Now()
 	report := &Report{Error: "it did not finish", Steps: []Step{}, Volumes: []*VolumeReport{}}
-	if err := report.write(out); err != nil { // nobody shall take an earlier run's for this one's
+	if err := report.write(out); err != nil { // an earlier run's must not be taken for this one's
 		return err
 	}
-	err := job(ctx, s, report, verbose)
-	if ctx.Err() != nil {
+	err := job(watched, s, report, verbose)
+	switch {
+	case ctx.Err() != nil:
 		err = errInterrupted
+	case watched.Err() != nil:
+		err = context.Cause(watched)
 	}
 	report.Seconds = time.Since(began).Seconds()
 	report.Steps = s.steps
@@ -74,14 +93,17 @@ func run(ctx context.Context, out string, verbose bool) error {
 		err = errors.Join(err, writeErr)
 	}
 	if err == nil {
-		report.summary(os.Stdout)
-		fmt.Printf("\nThe same for programs: %s\n", out)
+		report.summary(to)
+		fmt.Fprintf(to, "\nThe same for programs: %s\n", out)
 	}
 	return err
 }
 
 // job is the whole of it, from the VM's start to its end.
 func job(ctx context.Context, s *story, report *Report, verbose bool) (err error) {
+	if err := vm.HasRoom(os.TempDir(), roomBytes()); err != nil { // before it boots
+		return err
+	}
 	options := vm.Options{}
 	if verbose {
 		options.Log = os.Stderr
@@ -109,7 +131,7 @@ func job(ctx context.Context, s *story, report *Report, verbose bool) (err error
 		return err
 	}
 	accelerator := guest.VM().Accelerator()
-	s.note("accelerator %s (%s)", accelerator.Name, accelerator.Reason)
+	s.Note("accelerator %s (%s)", accelerator.Name, accelerator.Reason)
 
 	volumes, err := grow(ctx, s, report, guest)
 	if err != nil {

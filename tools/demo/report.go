@@ -6,9 +6,9 @@ import (
 	"io"
 	"os"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/output"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -38,32 +38,24 @@ type Step struct {
 
 // VolumeReport is the story of one volume.
 type VolumeReport struct {
-	FSType            string      `json:"fstype"`
-	Device            string      `json:"device"`
-	DeviceBytesBefore uint64      `json:"device_bytes_before"`
-	DeviceBytesAfter  uint64      `json:"device_bytes_after"`
-	FSBytesBefore     uint64      `json:"fs_bytes_before"`
-	FSBytesAfter      uint64      `json:"fs_bytes_after"`
-	VerifiedBytes     uint64      `json:"verified_bytes"` // acknowledged, read back and equal
-	Stats             []Usage     `json:"stats"`          // the last answer's
-	ConditionsBefore  []Condition `json:"conditions_before"`
-	ConditionsFault   []Condition `json:"conditions_fault"`
-	ConditionsAfter   []Condition `json:"conditions_after"`
-	SecondsToAbnormal float64     `json:"seconds_to_abnormal"` // from the fault to the first abnormal answer
-	Fsck              *vm.Fsck    `json:"fsck"`                // null until it was run
+	FSType            string         `json:"fstype"`
+	Device            string         `json:"device"`
+	DeviceBytesBefore uint64         `json:"device_bytes_before"`
+	DeviceBytesAfter  uint64         `json:"device_bytes_after"`
+	FSBytesBefore     uint64         `json:"fs_bytes_before"`
+	FSBytesAfter      uint64         `json:"fs_bytes_after"`
+	VerifiedBytes     uint64         `json:"verified_bytes"` // acknowledged, read back and equal
+	Stats             []output.Usage `json:"stats"`          // the last answer's
+	ConditionsBefore  []Condition    `json:"conditions_before"`
+	ConditionsFault   []Condition    `json:"conditions_fault"`
+	ConditionsAfter   []Condition    `json:"conditions_after"`
+	SecondsToAbnormal float64        `json:"seconds_to_abnormal"` // from the fault to the first abnormal answer
+	Fsck              *vm.Fsck       `json:"fsck"`                // null until it was run
 }
 
 // newVolumeReport is of a volume of which nothing is known yet.
 func newVolumeReport(fstype string) *VolumeReport {
-	return &VolumeReport{FSType: fstype, Stats: []Usage{}, ConditionsBefore: []Condition{}, ConditionsFault: []Condition{}, ConditionsAfter: []Condition{}}
-}
-
-// Usage is how much of one unit there is.
-type Usage struct {
-	Unit      string `json:"unit"`
-	Total     uint64 `json:"total"`
-	Used      uint64 `json:"used"`
-	Available uint64 `json:"available"`
+	return &VolumeReport{FSType: fstype, Stats: []output.Usage{}, ConditionsBefore: []Condition{}, ConditionsFault: []Condition{}, ConditionsAfter: []Condition{}}
 }
 
 // Condition is one thing that is wrong.
@@ -72,10 +64,10 @@ type Condition struct {
 	Message  string `json:"message"`
 }
 
-func usages(stats *agentpb.VolumeStatsResponse) []Usage {
-	all := []Usage{}
+func usages(stats *agentpb.VolumeStatsResponse) []output.Usage {
+	all := []output.Usage{}
 	for _, u := range stats.Usage {
-		all = append(all, Usage{u.Unit.String(), u.Total, u.Used, u.Available})
+		all = append(all, output.Usage{Unit: u.Unit.String(), Total: u.Total, Used: u.Used, Available: u.Available})
 	}
 	return all
 }
@@ -98,7 +90,7 @@ func (r *Report) write(path string) error {
 // summary is the table at the end.
 func (r *Report) summary(w io.Writer) {
 	fmt.Fprintf(w, "\nAll of it held, in %.0f s.\n\n", r.Seconds)
-	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	table := output.Table(w)
 	row := func(name string, cell func(*VolumeReport) string) {
 		cells := []string{name}
 		for _, v := range r.Volumes {
@@ -108,9 +100,9 @@ func (r *Report) summary(w io.Writer) {
 	}
 	row("filesystem", func(v *VolumeReport) string { return v.FSType })
 	row("device in the guest", func(v *VolumeReport) string { return v.Device })
-	row("device, before → after", func(v *VolumeReport) string { return mib(v.DeviceBytesBefore) + " → " + mib(v.DeviceBytesAfter) })
-	row("filesystem, before → after", func(v *VolumeReport) string { return mib(v.FSBytesBefore) + " → " + mib(v.FSBytesAfter) })
-	row("acknowledged, read back, equal", func(v *VolumeReport) string { return mib(v.VerifiedBytes) })
+	row("device, before → after", func(v *VolumeReport) string { return change(v.DeviceBytesBefore, v.DeviceBytesAfter) })
+	row("filesystem, before → after", func(v *VolumeReport) string { return change(v.FSBytesBefore, v.FSBytesAfter) })
+	row("acknowledged, read back, equal", func(v *VolumeReport) string { return output.Size(v.VerifiedBytes).String() })
 	row("fault → abnormal", func(v *VolumeReport) string { return fmt.Sprintf("%.1f s", v.SecondsToAbnormal) })
 	row("healthy before, after", func(v *VolumeReport) string {
 		return fmt.Sprintf("%v, %v", len(v.ConditionsBefore) == 0, len(v.ConditionsAfter) == 0)
@@ -122,6 +114,9 @@ func (r *Report) summary(w io.Writer) {
 	table.Flush()
 }
 
-func mib(bytes uint64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }
+// change is how a size has changed.
+func change(before, after uint64) string {
+	return fmt.Sprintf("%v → %v", output.Size(before), output.Size(after))
+}
 
 func trim(text []byte) string { return strings.TrimSpace(string(text)) }
