@@ -35,9 +35,9 @@ const measureLimit = time.Second
 // measurement is a statfs that is under way, for all who ask meanwhile: of a
 // filesystem that hangs, one thread waits and not one a call.
 type measurement struct {
-	began time.Time
-	done  chan struct{}
-	stats *Stats
+	began time.Time     // when somebody first waited for it
+	done  chan struct{} // nil until somebody waits for it; closed at its end
+	stats Stats
 	err   error
 }
 
@@ -81,7 +81,7 @@ func (v *Volume) stats(ctx context.Context) (Stats, error) {
 	if m.err != nil {
 		return Stats{}, m.err
 	}
-	stats := *m.stats
+	stats := m.stats
 	if v.watch != nil {
 		var err error
 		if stats.Conditions, err = v.watch.Conditions(ctx); err != nil {
@@ -92,8 +92,9 @@ func (v *Volume) stats(ctx context.Context) (Stats, error) {
 }
 
 // StatsAtOnce is Stats where nothing has to be waited for, and otherwise false.
-// It is for the goroutine that reads a connection, and makes two system calls, or three
-// on a kernel before 6.8.
+// It is for the goroutine that reads a connection. While FollowMounts runs and no mount
+// changes it makes one system call: then somebody else's mount in the volume's place is
+// found as soon as the kernel has woken who follows, and what it holds at once.
 func (t *Table) StatsAtOnce(path string) (Stats, bool) {
 	v := t.at(path)
 	if v == nil {
@@ -103,15 +104,15 @@ func (t *Table) StatsAtOnce(path string) (Stats, bool) {
 	if !ok {
 		return Stats{}, false
 	}
-	m, mine := v.beginAgain()
-	if !mine {
+	m := v.beginAgain()
+	if m == nil {
 		return Stats{}, false
 	}
 	v.measure(m)
 	if m.err != nil {
 		return Stats{}, false
 	}
-	stats := *m.stats
+	stats := m.stats
 	stats.Conditions = conditions
 	return stats, true
 }
@@ -130,56 +131,85 @@ func (v *Volume) conditionsAtOnce() ([]health.Condition, bool) {
 	return v.watch.Latest()
 }
 
-// beginAgain is begin for a volume that was measured before, when the mount was
-// looked at: only against that can its filesystem be told from another one.
-func (v *Volume) beginAgain() (m *measurement, mine bool) {
+// beginAgain makes the measurement of a volume that was measured before, when the mount was
+// looked at: only against that can its filesystem be told from another one. It returns nil
+// where there is none to make.
+func (v *Volume) beginAgain() *measurement {
 	v.mu.Lock()
-	known := v.last != nil
-	v.mu.Unlock()
-	if !known {
-		return nil, false
+	defer v.mu.Unlock()
+	if v.last == nil || v.measuring != nil {
+		return nil
 	}
-	return v.begin()
+	v.measuring = &measurement{}
+	return v.measuring
 }
 
 // begin joins the measurement that is under way, or makes one, which the caller
-// is to measure.
+// is to measure. Either is waited for by its done.
 func (v *Volume) begin() (m *measurement, mine bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.measuring != nil {
-		return v.measuring, false
+	if mine = v.measuring == nil; mine {
+		v.measuring = &measurement{}
 	}
-	v.measuring = &measurement{began: time.Now(), done: make(chan struct{})}
-	return v.measuring, true
+	m = v.measuring
+	if m.done == nil {
+		m.began, m.done = time.Now(), make(chan struct{})
+	}
+	return m, mine
 }
 
 func (v *Volume) measure(m *measurement) {
 	m.stats, m.err = statfs(v.Mountpoint)
-	mark, err := mount.Look(v.Mountpoint) // behind it: a mount in between is found
-	other := err == nil && !v.identity.Bears(mark) || errors.Is(err, mount.ErrNoMount) || errors.Is(err, mount.ErrNotExist)
+	other := v.replaced() // behind it: a mount in between is found
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if m.err == nil && (other || v.last != nil && m.stats.fsid != v.last.fsid) {
 		m.err = fmt.Errorf("volume %s: %w", v.Mountpoint, errOtherMount)
 	}
 	if m.err == nil {
-		v.last = m.stats
+		v.last = &m.stats
 	}
 	v.measuring = nil
-	close(m.done)
+	if m.done != nil {
+		close(m.done)
+	}
+}
+
+// replaced reports whether the volume is not what its path leads to any more. Where no mount
+// has changed since it was seen there, it does not look. Of what cannot be looked at it says
+// nothing.
+func (v *Volume) replaced() bool {
+	now := v.changes.Now()
+	v.mu.Lock()
+	seen := v.seen
+	v.mu.Unlock()
+	if now != 0 && now == seen {
+		return false
+	}
+	mark, err := mount.Look(v.Mountpoint)
+	if err != nil {
+		return errors.Is(err, mount.ErrNoMount) || errors.Is(err, mount.ErrNotExist)
+	}
+	if !v.identity.Bears(mark) {
+		return true
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.seen = now
+	return false
 }
 
 // errOtherMount means that the path leads to another filesystem by now.
 var errOtherMount = refusal.New(refusal.NotFound, "it was unmounted")
 
-func statfs(path string) (*Stats, error) {
+func statfs(path string) (Stats, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
-		return nil, &fs.PathError{Op: "statfs", Path: path, Err: err}
+		return Stats{}, &fs.PathError{Op: "statfs", Path: path, Err: err}
 	}
 	block := uint64(st.Bsize)
-	return &Stats{
+	return Stats{
 		Bytes:  Usage{Total: st.Blocks * block, Used: (st.Blocks - st.Bfree) * block, Available: st.Bavail * block},
 		Inodes: Usage{Total: st.Files, Used: st.Files - st.Ffree, Available: st.Ffree},
 		at:     time.Now(),

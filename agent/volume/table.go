@@ -29,7 +29,8 @@ type Table struct {
 	monitor *health.Monitor
 	syncing syncing
 
-	walks turns.Turns // into mounts, by mount point
+	walks   turns.Turns // into mounts, by mount point
+	changes mount.Changes
 
 	mu      sync.Mutex
 	volumes map[string]*Volume // by mount point
@@ -44,6 +45,10 @@ func NewTable(monitor *health.Monitor) *Table {
 // Monitor returns what watches the volumes.
 func (t *Table) Monitor() *health.Monitor { return t.monitor }
 
+// FollowMounts has statistics look at a volume's mount only when mounts have changed, until
+// ctx ends. It returns ctx's error, or why it cannot.
+func (t *Table) FollowMounts(ctx context.Context) error { return t.changes.Follow(ctx) }
+
 // Volume is one mount, for as long as it is mounted.
 type Volume struct {
 	Mountpoint string
@@ -54,10 +59,12 @@ type Volume struct {
 	watch      *health.Watch // nil where no block device is below
 	past       health.Past   // for the watch to begin with
 	growing    chan struct{} // the lock: a call that waits for it can be given up
+	changes    *mount.Changes
 
 	mu        sync.Mutex
 	measuring *measurement // nil where none is under way
 	last      *Stats       // nil until one has succeeded
+	seen      uint64       // the count of changes at which the mount was seen in its place; 0 for none
 	flushes   uint64       // that have begun
 	flushed   uint64       // the last of them that has ended
 }
@@ -111,6 +118,7 @@ func (t *Table) lookup(path string, of mount.Identity, past health.Past) (*Volum
 		if found.Device.Path != "" && found.identity.Same(of) && of.IsMount() {
 			found.past = past
 		}
+		found.changes = &t.changes
 		if found = t.replace(path, known, found); found != nil {
 			return found, nil
 		} // or another call has found a newer mount meanwhile

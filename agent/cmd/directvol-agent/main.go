@@ -179,7 +179,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	if err := storages.Recover(); err != nil {
 		log.Error(err)
 	}
-	followHealth(life, monitor, log)
+	follow(life, log, monitor.Run, monitor.Beat, volumes.FollowMounts)
 	go storages.Follow(life, monitor.Remembers())
 	agent.Sandbox.Sync = volumes.Sync
 	agent.Destroyed = func() {
@@ -249,9 +249,9 @@ func endGuest(guest *sandbox.Sandbox, volumes *volume.Table, log *logrus.Entry) 
 	}
 }
 
-// followHealth returns at once, and goes on until ctx ends.
-func followHealth(ctx context.Context, monitor *health.Monitor, log *logrus.Entry) {
-	for _, follow := range []func(context.Context) error{monitor.Run, monitor.Beat} {
+// follow returns at once. What it starts goes on until ctx ends.
+func follow(ctx context.Context, log *logrus.Entry, all ...func(context.Context) error) {
+	for _, follow := range all {
 		go func() {
 			if err := follow(ctx); err != nil && ctx.Err() == nil {
 				log.Warn(err)

@@ -1,0 +1,57 @@
+package mount
+
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/directvol/directvol/agent/mount/mounttest"
+)
+
+// await returns when true is.
+func await(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
+	for !is() {
+		select {
+		case <-again.C:
+		case <-t.Context().Done():
+			t.Fatal("it never came to be: " + what)
+		}
+	}
+}
+
+func TestEachChangeOfTheMountsIsCounted(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("it mounts: run it as root")
+	}
+	dir := mounttest.Dir(t)
+	var changes Changes
+	if n := changes.Now(); n != 0 {
+		t.Errorf("while nobody counts\nwant 0\ngot  %d", n)
+	}
+	ctx, end := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- changes.Follow(ctx) }()
+	await(t, "somebody counts", func() bool { return changes.Now() != 0 })
+	for range 20 {
+		for _, change := range []func(){
+			func() { mounttest.Mount(t, "changes", dir, "tmpfs", 0, "") },
+			func() { mounttest.Unmount(t, dir) },
+		} {
+			before := changes.Now()
+			change()
+			await(t, "a change is counted", func() bool { return changes.Now() > before })
+		}
+	}
+	end()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("\nwant the context's error\ngot  %v", err)
+	}
+	if n := changes.Now(); n != 0 {
+		t.Errorf("when nobody counts any more\nwant 0\ngot  %d", n)
+	}
+}
