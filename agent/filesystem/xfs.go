@@ -33,7 +33,7 @@ import (
 // A superblock that has later groups makes what the log has of a short last group
 // invalid, since Linux 6.5. So a short last group is first grown to its full length
 // alone, and groups are added only when its headers on the disk have that length
-// (xfsAwaitWhole).
+// (awaitWhole).
 //
 // All of this needs the log sequence numbers of version 5: what is newer on the disk,
 // recovery leaves alone. An xfs of version 4 is refused.
@@ -138,10 +138,30 @@ func xfsGoal(g Geometry, blocks, device uint64) uint64 {
 // xfsGrow looks again after each step: at the geometry, which another grower may
 // have changed, and at the device, which may have grown while its end was asked
 // for.
+//
+// The disk is asked once, at the end, to keep what is in its cache, a superblock of
+// somebody else's growth and headers that were read there among it. A growth before that
+// is in the log no earlier than they are on the disk: the kernel has the disk flush its
+// cache before it writes to the log (xlog_cil_push_work in fs/xfs/xfs_log_cil.c).
 func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
-	if err := xfsSettle(ctx, m); err != nil { // somebody else's growth, or one that was cut off
+	d, err := openXFSDisk(m)
+	if err != nil {
 		return err
 	}
+	defer d.close()
+	err = d.settleNow(ctx) // somebody else's growth, or one that was cut off
+	if err == nil {
+		err = d.grow(ctx, blocks)
+	}
+	if syncErr := m.Disk.Sync(); err == nil {
+		err = syncErr
+	}
+	return err
+}
+
+// grow is xfsGrow of what is settled. It leaves it settled, where it can.
+func (d *xfsDisk) grow(ctx context.Context, blocks uint64) error {
+	m := d.Mounted
 	for idle := 0; idle < xfsIdleSteps; {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -159,11 +179,11 @@ func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
 			return nil
 		}
 		if g.endsWithGroup() {
-			if err := xfsAwaitWhole(ctx, m, g, g.groups()-1, g.groups()); err != nil {
+			if err := d.awaitWhole(ctx, g, g.groups()); err != nil {
 				return err
 			}
 		}
-		after, err := xfsGrowTo(ctx, m, g, next)
+		after, err := d.growTo(ctx, g, next)
 		if err != nil {
 			return fmt.Errorf("grow xfs on %s to %d blocks: %w", m.Disk.Name(), next, err)
 		}
@@ -202,9 +222,10 @@ func (g *xfsGeom) step(blocks, device uint64) uint64 {
 	return g.usable(min(next, device))
 }
 
-// xfsGrowTo makes one call, and returns what came of it, settled: a call can fail
+// growTo makes one call, and returns what came of it, settled: a call can fail
 // behind its growth.
-func xfsGrowTo(ctx context.Context, m Mounted, g *xfsGeom, blocks uint64) (*xfsGeom, error) {
+func (d *xfsDisk) growTo(ctx context.Context, g *xfsGeom, blocks uint64) (*xfsGeom, error) {
+	m := d.Mounted
 	grow := struct { // struct xfs_growfs_data
 		newBlocks uint64
 		imaxpct   uint32
@@ -219,5 +240,5 @@ func xfsGrowTo(ctx context.Context, m Mounted, g *xfsGeom, blocks uint64) (*xfsG
 	if errors.Is(growErr, unix.EINVAL) && after.dataBlocks() >= blocks {
 		growErr = nil
 	}
-	return after, errors.Join(growErr, xfsSettle(ctx, m))
+	return after, errors.Join(growErr, d.settle(ctx, after))
 }

@@ -19,7 +19,34 @@ const (
 var errNotWritten = errors.New("the superblock on the disk is not written")
 
 // xfsSettle has the kernel write the superblock, if the one on the disk is older than
-// the growth, and the disk keep it.
+// the growth, and the disk keep it. One of somebody else's may have to be waited for
+// (awaitWhole).
+func xfsSettle(ctx context.Context, m Mounted) error {
+	d, err := openXFSDisk(m)
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	if err := d.settleNow(ctx); err != nil {
+		return err
+	}
+	return m.Disk.Sync() // out of the disk's own cache
+}
+
+// settleNow settles what the filesystem has grown by so far.
+func (d *xfsDisk) settleNow(ctx context.Context) error {
+	g, err := readXFSGeom(d.Mounted)
+	if err == nil {
+		err = d.readSuper()
+	}
+	if err != nil {
+		return err
+	}
+	return d.settle(ctx, g)
+}
+
+// settle returns when the superblock on the disk has all blocks of a geometry, and the
+// disk may have it in its own cache still.
 //
 // Setting the current label again forces the log, then writes the primary superblock,
 // then the other groups', and no other metadata (xfs_sync_sb_buf in xfs_ioc_setlabel,
@@ -30,31 +57,24 @@ var errNotWritten = errors.New("the superblock on the disk is not written")
 // disk. FIFREEZE stops every writer too, for as long as anybody's write call takes.
 //
 // A growth of the agent's own is settled also when ctx has ended: the kernel has made
-// it by then. One of somebody else's may have to be waited for (xfsAwaitWhole).
-func xfsSettle(ctx context.Context, m Mounted) error {
-	g, err := readXFSGeom(m)
-	if err != nil {
+// it by then.
+func (d *xfsDisk) settle(ctx context.Context, g *xfsGeom) error {
+	if d.super.blocks >= g.dataBlocks() {
+		return nil
+	}
+	if err := d.awaitWhole(ctx, g, g.groups()-1); err != nil {
 		return err
 	}
-	super, err := xfsSuperOnDisk(m)
-	if err != nil {
+	if err := xfsWriteSuper(d.Mounted); err != nil {
 		return err
 	}
-	if super.blocks < g.dataBlocks() {
-		if err := xfsAwaitWhole(ctx, m, g, super.groups-1, g.groups()-1); err != nil {
-			return err
-		}
-		if err := xfsWriteSuper(m); err != nil {
-			return err
-		}
-		if super, err = xfsSuperOnDisk(m); err != nil {
-			return err
-		}
-		if super.blocks < g.dataBlocks() {
-			return fmt.Errorf("xfs on %s: %w", m.Disk.Name(), errNotWritten)
-		}
+	if err := d.readSuper(); err != nil {
+		return err
 	}
-	return m.Disk.Sync() // out of the disk's own cache
+	if d.super.blocks < g.dataBlocks() {
+		return fmt.Errorf("xfs on %s: %w", d.Disk.Name(), errNotWritten)
+	}
+	return nil
 }
 
 // xfsWriteSuper writes the superblock. Who sets another label in the moment between
@@ -65,16 +85,4 @@ func xfsWriteSuper(m Mounted) error {
 		return err
 	}
 	return ioctl(m, "FS_IOC_SETFSLABEL", fsIocSetLabel, unsafe.Pointer(&label))
-}
-
-func xfsSuperOnDisk(m Mounted) (xfsSuper, error) {
-	b := make([]byte, xfsSuperSize)
-	if err := readPastCache(m, b, 0); err != nil {
-		return xfsSuper{}, err
-	}
-	super, err := parseXFSSuper(b)
-	if err != nil {
-		return xfsSuper{}, fmt.Errorf("%s: %w", m.Disk.Name(), err)
-	}
-	return super, nil
 }

@@ -37,8 +37,8 @@ const (
 // loaded yet, it only takes longer.
 func xfsHurry() { _ = os.WriteFile(xfsSyncInterval, []byte(xfsSyncLeast), 0) }
 
-// xfsAwaitWhole waits until the headers of the groups from one to before another, which
-// have their full length, say so on the disk. They may have been logged while a group
+// awaitWhole waits until the headers of all groups before one, which have their full
+// length, say so on the disk. They may have been logged while a group
 // was the last one and shorter, and with groups behind it recovery takes them for
 // damaged then, since Linux 6.5 ("xfs: AGF length has never been bounds checked"). What
 // is newer on the disk it does not touch. (A group that somebody has shrunk and grown
@@ -47,32 +47,44 @@ func xfsHurry() { _ = os.WriteFile(xfsSyncInterval, []byte(xfsSyncLeast), 0) }
 // Nothing is at risk while it waits. Under writers that allocate in such a group all
 // the time its header may be locked whenever the kernel comes to write it: then it
 // takes some turns of that.
-func xfsAwaitWhole(ctx context.Context, m Mounted, g *xfsGeom, group, before uint64) error {
+func (d *xfsDisk) awaitWhole(ctx context.Context, g *xfsGeom, before uint64) error {
+	for ; d.whole < before; d.whole++ {
+		if whole, err := d.isWhole(g, d.whole); err != nil {
+			return err
+		} else if !whole {
+			return d.awaitWritten(ctx, g, before)
+		}
+	}
+	return nil
+}
+
+// awaitWritten is awaitWhole where a header is still to be written.
+func (d *xfsDisk) awaitWritten(ctx context.Context, g *xfsGeom, before uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, wholeLimit)
 	defer cancel()
 	looks := time.NewTicker(wholeLook)
 	defer looks.Stop()
-	for look := 0; group < before; look++ {
-		whole, err := xfsIsWhole(m, g, group)
+	for look := 0; d.whole < before; look++ {
+		whole, err := d.isWhole(g, d.whole)
 		if err != nil {
 			return err
 		}
 		if whole {
-			group++
+			d.whole++
 			continue
 		}
 		var st unix.Stat_t
-		if err := unix.Fstat(int(m.Dir.Fd()), &st); err != nil {
-			return &fs.PathError{Op: "fstat", Path: m.Dir.Name(), Err: err} // it has shut down
+		if err := unix.Fstat(int(d.Dir.Fd()), &st); err != nil {
+			return &fs.PathError{Op: "fstat", Path: d.Dir.Name(), Err: err} // it has shut down
 		}
 		if look%wholeKick == 0 {
 			xfsHurry()
-			laptop.syncfs(m.Dir)
+			laptop.syncfs(d.Dir)
 		}
 		select {
 		case <-looks.C:
 		case <-ctx.Done():
-			return refusal.New(refusal.DeadlineExceeded, "xfs on %s, %d blocks: the header of its group %d is still to be written, and groups behind it have to wait for that: try again: %w", m.Disk.Name(), g.dataBlocks(), group, ctx.Err())
+			return refusal.New(refusal.DeadlineExceeded, "xfs on %s, %d blocks: the header of its group %d is still to be written, and groups behind it have to wait for that: try again: %w", d.Disk.Name(), g.dataBlocks(), d.whole, ctx.Err())
 		}
 	}
 	return nil
@@ -81,18 +93,17 @@ func xfsAwaitWhole(ctx context.Context, m Mounted, g *xfsGeom, group, before uin
 // xfsHeaders are what a group begins with, a sector each: its superblock, and these.
 var xfsHeaders = []string{"XFSB", "XAGF", "XAGI"}
 
-// xfsIsWhole reports whether the headers of a group have its full length on the disk.
-func xfsIsWhole(m Mounted, g *xfsGeom, group uint64) (bool, error) {
+// isWhole reports whether the headers of a group have its full length on the disk.
+func (d *xfsDisk) isWhole(g *xfsGeom, group uint64) (bool, error) {
 	sector := int(g.sectorSize())
-	headers := make([]byte, len(xfsHeaders)*sector)
-	at := group * uint64(g.groupBlocks()) * uint64(g.blockSize())
-	if err := readPastCache(m, headers, at); err != nil {
+	headers, err := d.read(len(xfsHeaders)*sector, group*uint64(g.groupBlocks())*uint64(g.blockSize()))
+	if err != nil {
 		return false, err
 	}
 	for i, magic := range xfsHeaders[1:] {
 		length, err := xfsHeaderLength(headers[(i+1)*sector:], magic, group)
 		if err != nil {
-			return false, fmt.Errorf("xfs on %s, group %d: %w", m.Disk.Name(), group, err)
+			return false, fmt.Errorf("xfs on %s, group %d: %w", d.Disk.Name(), group, err)
 		}
 		if length < g.groupBlocks() {
 			return false, nil
@@ -108,27 +119,6 @@ func xfsHeaderLength(header []byte, magic string, group uint64) (blocks uint32, 
 		return 0, fmt.Errorf("no %s of it", magic)
 	}
 	return binary.BigEndian.Uint32(header[12:]), nil
-}
-
-// readPastCache reads from the disk and not from its page cache, which xfs
-// writes past.
-func readPastCache(m Mounted, b []byte, at uint64) error {
-	size := (len(b) + os.Getpagesize() - 1) / os.Getpagesize() * os.Getpagesize()
-	pages, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
-	if err != nil {
-		return os.NewSyscallError("mmap", err)
-	}
-	defer unix.Munmap(pages)
-	disk, err := os.OpenFile(m.Disk.Name(), os.O_RDONLY|unix.O_DIRECT, 0)
-	if err != nil {
-		return err
-	}
-	defer disk.Close()
-	if _, err := disk.ReadAt(pages[:size], int64(at)); err != nil {
-		return err
-	}
-	copy(b, pages)
-	return nil
 }
 
 // laptop is the guest's laptop mode, which is on while somebody is in syncfs.

@@ -32,7 +32,15 @@ func TestHeadersOfRealMkfsHaveTheirGroupsLength(t *testing.T) {
 
 func TestNothingPastTheDisksEndIsRead(t *testing.T) {
 	image := open(t, makeXFS(t, 304<<20))
-	err := readPastCache(Mounted{Disk: image}, make([]byte, 512), 304<<20)
+	d, err := openXFSDisk(Mounted{Disk: image})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.close()
+	if err := d.readSuper(); err != nil || d.super.blocks != 304<<20/4096 {
+		t.Errorf("its superblock\nwant %d blocks\ngot  %d, error %v", 304<<20/4096, d.super.blocks, err)
+	}
+	_, err = d.read(512, 304<<20)
 	if err == nil || errors.Is(err, unix.EINVAL) {
 		t.Errorf("want it said\ngot  %v", err)
 	}
