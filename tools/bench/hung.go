@@ -15,6 +15,8 @@ const (
 	// hungCalls are made of each kind on the volume that hangs, so many at once, with a deadline each.
 	hungCalls, hungAtOnce = 1000, 25
 	hungDeadline          = 100 * time.Millisecond
+	// hungRounds are what a run measures before and beside: of fewer the 99th percentile is the longest few, which say nothing.
+	hungRounds = 2000
 	// hungSettles is how long those calls have to end in the guest whose callers have given up.
 	hungSettles = 10 * time.Second
 )
@@ -75,7 +77,7 @@ type hanging struct {
 func (h hanging) run(ctx context.Context, client *agentclient.Client, say func(string)) (_ trial, err error) {
 	stats := func() error { _, err := client.GetVolumeStats(ctx, h.other.GuestPath); return err }
 	say("statistics before")
-	before, err := inTurn([]func() error{stats}, rounds, func(int) {})
+	before, err := inTurn([]func() error{stats}, hungRounds, func(int) {})
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +106,7 @@ func (h hanging) run(ctx context.Context, client *agentclient.Client, say func(s
 		return nil, err
 	}
 	say("statistics beside it")
-	beside, err := inTurn([]func() error{stats}, rounds, func(int) {})
+	beside, err := inTurn([]func() error{stats}, hungRounds, func(int) {})
 	if err != nil {
 		return nil, err
 	}
