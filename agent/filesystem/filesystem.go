@@ -16,8 +16,20 @@ import (
 )
 
 // Mounted is a filesystem that is mounted: its root and the block device below
-// it, both open for reading. They stay the caller's to close.
-type Mounted struct{ Dir, Disk *os.File }
+// it, both open for reading. They stay the caller's to close. Proven is what the
+// caller's earlier calls have seen of it, nil where it keeps nothing.
+type Mounted struct {
+	Dir, Disk *os.File
+	Proven    *Proven
+}
+
+// Proven is what Settle and Grow have seen on a disk, for callers that call again while the
+// filesystem stays mounted: what was seen is not looked at again. It is empty at first.
+type Proven struct {
+	blocks uint64 // that the superblock on the disk has, at least
+	kept   uint64 // that it has where the disk's own cache is lost, too
+	whole  uint64 // the first group whose header's length is still to be looked at
+}
 
 // Geometry is a filesystem's extent on its device. (statfs does not tell it:
 // it leaves the filesystem's own metadata out.)

@@ -149,12 +149,15 @@ func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
 		return err
 	}
 	defer d.close()
-	err = d.settleNow(ctx) // somebody else's growth, or one that was cut off
+	g, err := readXFSGeom(m)
+	if err == nil {
+		err = d.settleFound(ctx, g) // somebody else's growth, or one that was cut off
+	}
 	if err == nil {
 		err = d.grow(ctx, blocks)
 	}
-	if syncErr := m.Disk.Sync(); err == nil {
-		err = syncErr
+	if keepErr := d.keep(); err == nil {
+		err = keepErr
 	}
 	return err
 }

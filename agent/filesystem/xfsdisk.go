@@ -13,11 +13,6 @@ type xfsDisk struct {
 	Mounted
 	direct *os.File
 	page   []byte // aligned, as long as any sectors that are read
-
-	super xfsSuper // as it was read last
-	// whole is the first group whose header's length is still to be looked at. The superblock
-	// on the disk has groups behind each of those before it, or their headers were read.
-	whole uint64
 }
 
 // xfsDiskBytes are enough for a group's headers with the largest sectors.
@@ -34,7 +29,10 @@ func openXFSDisk(m Mounted) (*xfsDisk, error) {
 		unix.Munmap(page)
 		return nil, err
 	}
-	return &xfsDisk{Mounted: m, direct: direct, page: page}, nil
+	if m.Proven == nil {
+		m.Proven = &Proven{}
+	}
+	return &xfsDisk{m, direct, page}, nil
 }
 
 func (d *xfsDisk) close() {
@@ -51,7 +49,8 @@ func (d *xfsDisk) read(bytes int, at uint64) ([]byte, error) {
 	return d.page[:bytes], nil
 }
 
-// readSuper reads the superblock.
+// readSuper reads the superblock. The headers of groups that have one behind them in it are
+// whole.
 func (d *xfsDisk) readSuper() error {
 	b, err := d.read(xfsSuperSize, 0)
 	if err != nil {
@@ -61,6 +60,15 @@ func (d *xfsDisk) readSuper() error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", d.Disk.Name(), err)
 	}
-	d.super, d.whole = super, max(d.whole, super.groups-1)
+	d.Proven.blocks, d.Proven.whole = super.blocks, max(d.Proven.whole, super.groups-1)
 	return nil
+}
+
+// keep has the disk keep what is in its own cache.
+func (d *xfsDisk) keep() error {
+	err := d.Disk.Sync()
+	if err == nil {
+		d.Proven.kept = d.Proven.blocks
+	}
+	return err
 }

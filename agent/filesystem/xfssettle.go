@@ -22,25 +22,30 @@ var errNotWritten = errors.New("the superblock on the disk is not written")
 // the growth, and the disk keep it. One of somebody else's may have to be waited for
 // (awaitWhole).
 func xfsSettle(ctx context.Context, m Mounted) error {
+	g, err := readXFSGeom(m)
+	if err != nil {
+		return err
+	}
+	if m.Proven != nil && m.Proven.kept >= g.dataBlocks() {
+		return nil
+	}
 	d, err := openXFSDisk(m)
 	if err != nil {
 		return err
 	}
 	defer d.close()
-	if err := d.settleNow(ctx); err != nil {
+	if err := d.settleFound(ctx, g); err != nil {
 		return err
 	}
-	return m.Disk.Sync() // out of the disk's own cache
+	return d.keep()
 }
 
-// settleNow settles what the filesystem has grown by so far.
-func (d *xfsDisk) settleNow(ctx context.Context) error {
-	g, err := readXFSGeom(d.Mounted)
-	if err == nil {
-		err = d.readSuper()
-	}
-	if err != nil {
-		return err
+// settleFound is settle of what the filesystem may have grown by before, by anybody.
+func (d *xfsDisk) settleFound(ctx context.Context, g *xfsGeom) error {
+	if d.Proven.blocks < g.dataBlocks() {
+		if err := d.readSuper(); err != nil {
+			return err
+		}
 	}
 	return d.settle(ctx, g)
 }
@@ -59,7 +64,7 @@ func (d *xfsDisk) settleNow(ctx context.Context) error {
 // A growth of the agent's own is settled also when ctx has ended: the kernel has made
 // it by then.
 func (d *xfsDisk) settle(ctx context.Context, g *xfsGeom) error {
-	if d.super.blocks >= g.dataBlocks() {
+	if d.Proven.blocks >= g.dataBlocks() {
 		return nil
 	}
 	if err := d.awaitWhole(ctx, g, g.groups()-1); err != nil {
@@ -71,7 +76,7 @@ func (d *xfsDisk) settle(ctx context.Context, g *xfsGeom) error {
 	if err := d.readSuper(); err != nil {
 		return err
 	}
-	if d.super.blocks < g.dataBlocks() {
+	if d.Proven.blocks < g.dataBlocks() {
 		return fmt.Errorf("xfs on %s: %w", d.Disk.Name(), errNotWritten)
 	}
 	return nil

@@ -48,8 +48,8 @@ func xfsHurry() { _ = os.WriteFile(xfsSyncInterval, []byte(xfsSyncLeast), 0) }
 // the time its header may be locked whenever the kernel comes to write it: then it
 // takes some turns of that.
 func (d *xfsDisk) awaitWhole(ctx context.Context, g *xfsGeom, before uint64) error {
-	for ; d.whole < before; d.whole++ {
-		if whole, err := d.isWhole(g, d.whole); err != nil {
+	for ; d.Proven.whole < before; d.Proven.whole++ {
+		if whole, err := d.isWhole(g, d.Proven.whole); err != nil {
 			return err
 		} else if !whole {
 			return d.awaitWritten(ctx, g, before)
@@ -64,13 +64,13 @@ func (d *xfsDisk) awaitWritten(ctx context.Context, g *xfsGeom, before uint64) e
 	defer cancel()
 	looks := time.NewTicker(wholeLook)
 	defer looks.Stop()
-	for look := 0; d.whole < before; look++ {
-		whole, err := d.isWhole(g, d.whole)
+	for look := 0; d.Proven.whole < before; look++ {
+		whole, err := d.isWhole(g, d.Proven.whole)
 		if err != nil {
 			return err
 		}
 		if whole {
-			d.whole++
+			d.Proven.whole++
 			continue
 		}
 		var st unix.Stat_t
@@ -84,7 +84,7 @@ func (d *xfsDisk) awaitWritten(ctx context.Context, g *xfsGeom, before uint64) e
 		select {
 		case <-looks.C:
 		case <-ctx.Done():
-			return refusal.New(refusal.DeadlineExceeded, "xfs on %s, %d blocks: the header of its group %d is still to be written, and groups behind it have to wait for that: try again: %w", d.Disk.Name(), g.dataBlocks(), d.whole, ctx.Err())
+			return refusal.New(refusal.DeadlineExceeded, "xfs on %s, %d blocks: the header of its group %d is still to be written, and groups behind it have to wait for that: try again: %w", d.Disk.Name(), g.dataBlocks(), d.Proven.whole, ctx.Err())
 		}
 	}
 	return nil

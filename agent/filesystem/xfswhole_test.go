@@ -37,8 +37,8 @@ func TestNothingPastTheDisksEndIsRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.close()
-	if err := d.readSuper(); err != nil || d.super.blocks != 304<<20/4096 {
-		t.Errorf("its superblock\nwant %d blocks\ngot  %d, error %v", 304<<20/4096, d.super.blocks, err)
+	if err := d.readSuper(); err != nil || d.Proven.blocks != 304<<20/4096 {
+		t.Errorf("its superblock\nwant %d blocks\ngot  %d, error %v", 304<<20/4096, d.Proven.blocks, err)
 	}
 	_, err = d.read(512, 304<<20)
 	if err == nil || errors.Is(err, unix.EINVAL) {

@@ -108,7 +108,7 @@ func (v *Volume) resize(ctx context.Context, g *growth, size uint64, wait time.D
 	if size == 0 {
 		size, err = blockdev.SizeOf(g.Disk)
 	} else if size >= g.before.Bytes()+g.before.BlockSize {
-		err = v.awaitSize(ctx, g.Disk, size, wait)
+		err = v.awaitSize(ctx, g, size, wait)
 	}
 	if err != nil {
 		return err
@@ -223,7 +223,7 @@ func (v *Volume) openBoth(fstype filesystem.Type) (*growth, error) {
 		disk.Close()
 		return nil, err
 	}
-	return &growth{Mounted: filesystem.Mounted{Dir: dir, Disk: disk}, fstype: fstype}, nil
+	return &growth{Mounted: filesystem.Mounted{Dir: dir, Disk: disk, Proven: &filesystem.Proven{}}, fstype: fstype}, nil
 }
 
 func (g *growth) close() {
@@ -268,10 +268,14 @@ func (v *Volume) growError(err error) error {
 	return err
 }
 
-// awaitSize waits until the device has at least size bytes.
-func (v *Volume) awaitSize(ctx context.Context, disk *os.File, size uint64, wait time.Duration) error {
-	if has, err := blockdev.SizeOf(disk); err != nil || has >= size {
+// awaitSize waits until the device has at least size bytes. What has to be done before a
+// growth, or before an answer where there is none to make, it does before it waits.
+func (v *Volume) awaitSize(ctx context.Context, g *growth, size uint64, wait time.Duration) error {
+	if has, err := blockdev.SizeOf(g.Disk); err != nil || has >= size {
 		return err
+	}
+	if err := g.fstype.Settle(ctx, g.Mounted); err != nil {
+		return v.growError(err)
 	}
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
