@@ -37,12 +37,14 @@ type Watch struct {
 	ended atomic.Bool
 
 	mu      sync.Mutex
-	found   []Condition // by the last examination, and what is remembered
-	slow    bool        // the last examination took long, or the one that is under way does
-	stall   stall       // of the device
-	there   bool        // the device was, when it was last counted
-	now     []Condition // all of that
-	stopped bool        // the log says that the filesystem has made itself read-only
+	waits   bool          // the goroutine waits between two looks: nothing is in flight
+	held    chan struct{} // closed when a pause ends that has found it so, nil where there is none
+	found   []Condition   // by the last examination, and what is remembered
+	slow    bool          // the last examination took long, or the one that is under way does
+	stall   stall         // of the device
+	there   bool          // the device was, when it was last counted
+	now     []Condition   // all of that
+	stopped bool          // the log says that the filesystem has made itself read-only
 	past    Past
 }
 
@@ -135,6 +137,10 @@ func (w *Watch) Latest() ([]Condition, bool) {
 func (w *Watch) Pause(ctx context.Context) error {
 	w.control.Lock()
 	defer w.control.Unlock()
+	if w.hold() {
+		w.paused = true
+		return nil
+	}
 	w.cancel()
 	<-w.done
 	w.paused = true
@@ -166,7 +172,35 @@ func (w *Watch) Resume() {
 	if now, _ := w.Latest(); len(now) > 0 { // which may be over by what has paused it
 		w.poke()
 	}
+	if w.release() {
+		return
+	}
+	<-w.done // End may have ended it since
 	w.start()
+}
+
+// hold keeps a goroutine that waits from its next look, until release, and reports whether
+// it waits: to end one, and begin another one behind a growth, takes a growth's caller longer
+// than all else that the agent does for it. control is held.
+func (w *Watch) hold() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.waits {
+		w.held = make(chan struct{})
+	}
+	return w.waits
+}
+
+// release lets a goroutine go on that is held, and reports whether one was. control is held.
+func (w *Watch) release() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.held == nil {
+		return false
+	}
+	close(w.held)
+	w.held = nil
+	return true
 }
 
 // End ends the watch, and waits for nobody. A probe in flight goes on alone.
@@ -190,6 +224,7 @@ func (w *Watch) settle() {
 	w.control.Lock()
 	defer w.control.Unlock()
 	w.cancel()
+	w.release()
 	if w.ended.Load() || w.paused {
 		return
 	}
@@ -324,15 +359,40 @@ func (w *Watch) wait(ctx context.Context, interval time.Duration, early <-chan s
 		doubts = nil
 	}
 	for {
+		w.mu.Lock()
+		w.waits = true
+		w.mu.Unlock()
+		why := due
+		doubted := false
 		select {
 		case <-ctx.Done():
-			return over
+			why = over
 		case <-early:
-			return poked
+			why = poked
 		case <-end.C:
-			return due
 		case <-doubts:
-			w.look(ctx, true)
+			doubted = true
+		}
+		if w.goOn(ctx); ctx.Err() != nil {
+			return over
+		}
+		if !doubted {
+			return why
+		}
+		w.look(ctx, true)
+	}
+}
+
+// goOn ends a wait, and returns when nobody holds the goroutine, or ctx has ended.
+func (w *Watch) goOn(ctx context.Context) {
+	w.mu.Lock()
+	w.waits = false
+	held := w.held
+	w.mu.Unlock()
+	if held != nil {
+		select {
+		case <-held:
+		case <-ctx.Done():
 		}
 	}
 }

@@ -104,3 +104,53 @@ func TestVolumeThatIsWrittenToInBurstsIsExamined(t *testing.T) {
 		})
 	}
 }
+
+// A pause that meets a watch between two looks keeps it from the next one, and does not
+// begin another watch behind it, but where that one was ended meanwhile.
+func TestWatchLooksOnlyBehindItsPause(t *testing.T) {
+	target := small(t)
+	file := filepath.Join(target.Mountpoint, "full")
+	synctest.Test(t, func(t *testing.T) {
+		log := logrus.New()
+		log.SetOutput(io.Discard)
+		w := NewMonitor(logrus.NewEntry(log)).Watch(target, Past{})
+		defer w.End()
+		w.Own()
+		says := func(when string, want int) {
+			t.Helper()
+			time.Sleep(2 * idleInterval)
+			if got, _ := w.Latest(); len(got) != want {
+				t.Errorf("%s\nwant %d conditions\ngot  %v", when, want, got)
+			}
+		}
+		pause := func() {
+			t.Helper()
+			if err := w.Pause(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		says("at first", 0)
+		began := w.done
+		pause()
+		if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+			t.Fatalf("want it full\ngot  %v", err)
+		}
+		w.poke()
+		says("full, in a pause", 0)
+		w.Resume()
+		says("behind the pause", 1)
+		if w.done != began {
+			t.Error("another goroutine looks")
+		}
+		pause()
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+		w.End()
+		synctest.Wait()
+		w.Again()
+		says("ended and begun again in a pause", 1)
+		w.Resume()
+		says("behind that", 0)
+	})
+}
