@@ -208,11 +208,7 @@ func (a *Agent) getVolumeHealth(ctx context.Context, r *volumepb.GetVolumeHealth
 }
 
 func (a *Agent) resizeVolume(ctx context.Context, r *agentpb.ResizeVolumeRequest) (*emptypb.Empty, error) {
-	v, err := a.Volumes.Lookup(r.VolumeGuestPath)
-	if err != nil {
-		return nil, err
-	}
-	return nothing, v.Resize(ctx, r.Size_, a.ResizeWait)
+	return nothing, a.Volumes.Resize(ctx, r.VolumeGuestPath, r.Size_, a.ResizeWait)
 }
 
 func (a *Agent) checkResizeVolume(ctx context.Context, r *volumepb.CheckResizeVolumeRequest) (*emptypb.Empty, error) {

@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -77,10 +78,16 @@ func TestSlowDiskIsNotSaidToHang(t *testing.T) {
 	defer open()
 	server.GateWrites(gate)
 	ctx, cancel := context.WithCancel(t.Context())
-	was := health.Ended(table.at(dir).Device.Number)
 	go func() {
 		defer cancel()
-		for health.Ended(table.at(dir).Device.Number) == was {
+		slowly := time.NewTicker(lookAfter / 2)
+		defer slowly.Stop()
+		was := uint64(math.MaxUint64) // when the call has looked for the first time
+		for i := 0; was >= health.Ended(table.at(dir).Device.Number); i++ {
+			<-slowly.C
+			if i == 15 {
+				was = health.Ended(table.at(dir).Device.Number)
+			}
 			gate <- struct{}{}
 		}
 	}()

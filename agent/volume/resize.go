@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"time"
 
@@ -26,6 +27,21 @@ import (
 // DeadlineExceeded. Nothing ever shrinks.
 func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) error {
 	return v.reach(ctx, size, func(ctx context.Context, g *growth) error { return v.resize(ctx, g, size, wait) })
+}
+
+// Resize is Resize of the volume at path.
+func (t *Table) Resize(ctx context.Context, path string, size uint64, wait time.Duration) error {
+	if v := t.at(path); v != nil && v.stands() {
+		// It looks itself at what it has opened, and finds what was mounted in this moment.
+		if err := v.Resize(ctx, size, wait); refusal.KindOf(err) != refusal.NotFound {
+			return err
+		}
+	}
+	v, err := t.Lookup(path)
+	if err != nil {
+		return err
+	}
+	return v.Resize(ctx, size, wait)
 }
 
 // CheckResize refuses what Resize to size would refuse once the disk has grown
@@ -52,6 +68,10 @@ func (v *Volume) reach(ctx context.Context, size uint64, do func(context.Context
 // lastWords is how long a call that was told to end has to say why.
 const lastWords = 100 * time.Millisecond
 
+// lookAfter is from when on it is looked what comes from the disk: most calls have ended by
+// then. Of one that had less time nothing is said of its disk.
+const lookAfter = 100 * time.Millisecond
+
 // inTime runs do alone in the volume, which it is until do has ended: on a disk that
 // hangs one thread does, however often it is asked. A panic in it is the caller's, who
 // is there in all but the last moment.
@@ -60,7 +80,6 @@ func (v *Volume) inTime(ctx context.Context, do func(context.Context) error) err
 	if err != nil {
 		return err
 	}
-	was := health.Ended(v.Device.Number)
 	early, cancel := deadline.Early(ctx)
 	answer, panicked := make(chan error, 1), make(chan string, 1)
 	go func() {
@@ -72,6 +91,7 @@ func (v *Volume) inTime(ctx context.Context, do func(context.Context) error) err
 			}
 		}()
 		answer <- do(early)
+		runtime.Gosched() // the caller first, then the watch
 	}()
 	late := make(chan struct{})
 	defer context.AfterFunc(early, func() {
@@ -81,13 +101,23 @@ func (v *Volume) inTime(ctx context.Context, do func(context.Context) error) err
 		}
 		time.AfterFunc(wait, func() { close(late) })
 	})()
-	select {
-	case err := <-answer:
-		return err
-	case p := <-panicked:
-		panic(p)
-	case <-late:
-		return refusal.New(refusal.DeadlineExceeded, "volume %s: not done in time, %s; try again, it goes on from there: %w", v.Mountpoint, v.since(was), context.Cause(early))
+	look := time.NewTimer(lookAfter)
+	defer look.Stop()
+	looked, was := false, uint64(0)
+	for {
+		select {
+		case err := <-answer:
+			return err
+		case p := <-panicked:
+			panic(p)
+		case <-look.C:
+			looked, was = true, health.Ended(v.Device.Number)
+		case <-late:
+			if !looked {
+				return refusal.New(refusal.DeadlineExceeded, "volume %s: not done in time; try again, it goes on from there: %w", v.Mountpoint, context.Cause(early))
+			}
+			return refusal.New(refusal.DeadlineExceeded, "volume %s: not done in time, %s; try again, it goes on from there: %w", v.Mountpoint, v.since(was), context.Cause(early))
+		}
 	}
 }
 

@@ -176,17 +176,21 @@ func (v *Volume) measure(m *measurement) {
 	}
 }
 
-// replaced reports whether the volume is not what its path leads to any more. Where no mount
-// has changed since it was seen there, it does not look. Of what cannot be looked at it says
-// nothing.
-func (v *Volume) replaced() bool {
+// stands reports whether no mount has changed since the volume was seen in its place.
+func (v *Volume) stands() bool {
 	now := v.changes.Now()
 	v.mu.Lock()
-	seen := v.seen
-	v.mu.Unlock()
-	if now != 0 && now == seen {
+	defer v.mu.Unlock()
+	return now != 0 && now == v.seen
+}
+
+// replaced reports whether the volume is not what its path leads to any more. It looks where a
+// mount has changed. Of what cannot be looked at it says nothing.
+func (v *Volume) replaced() bool {
+	if v.stands() {
 		return false
 	}
+	now := v.changes.Now()
 	mark, err := mount.Look(v.Mountpoint)
 	if err != nil {
 		return errors.Is(err, mount.ErrNoMount) || errors.Is(err, mount.ErrNotExist)
