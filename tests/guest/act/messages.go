@@ -137,7 +137,8 @@ type Grow struct {
 	FSType string `json:"fstype"` // ext4 or xfs
 	Bytes  uint64 `json:"bytes"`
 	// Settle, if it is set, is the block device that the filesystem lies on. The kernel calls that keep an xfs from being lost to a power cut after its growth
-	// follow the ioctl then, and are timed with it: the label that it has is set again, and the device is synced. ext4's ioctl settles by itself.
+	// are made then, and timed with the ioctl: the superblock and the last group's header are read from the device before it, the label that it has is set
+	// again behind it, the superblock is read once more, and the device is synced. ext4's ioctl settles by itself.
 	Settle string `json:"settle,omitempty"`
 }
 

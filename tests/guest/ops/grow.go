@@ -57,31 +57,46 @@ func growFS(_ context.Context, args act.Grow) (act.Grown, error) {
 			imaxpct uint32
 			_       uint32
 		}{blocks: blocks, imaxpct: binary.NativeEndian.Uint32(geometry[28:])}
-		return timed(func() error {
-			if err := ioctl(f, "XFS_IOC_FSGROWFSDATA", ioctlXFSGrow, unsafe.Pointer(&grow)); err != nil || args.Settle == "" {
-				return err
-			}
-			return settleXFS(f, args.Settle)
-		})
+		growIt := func() error { return ioctl(f, "XFS_IOC_FSGROWFSDATA", ioctlXFSGrow, unsafe.Pointer(&grow)) }
+		if args.Settle == "" {
+			return timed(growIt)
+		}
+		blockSize, groupBlocks := uint64(binary.NativeEndian.Uint32(geometry[0:])), uint64(binary.NativeEndian.Uint32(geometry[8:]))
+		last := (binary.NativeEndian.Uint64(geometry[32:]) - 1) / groupBlocks * groupBlocks * blockSize
+		return timed(func() error { return settledXFS(f, args.Settle, last, growIt) })
 	default:
 		return act.Grown{}, fmt.Errorf("grow %s: no ioctl is known for %.40q", args.Path, args.FSType)
 	}
 }
 
-// settleXFS has the kernel write the superblock, and the disk keep it.
-func settleXFS(f *os.File, device string) error {
-	var label [labelBytes]byte
-	if err := ioctl(f, "FS_IOC_GETFSLABEL", ioctlGetLabel, unsafe.Pointer(&label)); err != nil {
-		return err
-	}
-	if err := ioctl(f, "FS_IOC_SETFSLABEL", ioctlSetLabel, unsafe.Pointer(&label)); err != nil {
-		return err
-	}
-	disk, err := os.Open(device)
+// settledXFS grows as a power cut allows: it looks on the disk whether the superblock and the last group's header, which begins at last, are there,
+// has the kernel write the superblock behind the growth, looks whether it did, and has the disk keep it.
+func settledXFS(f *os.File, device string, last uint64, grow func() error) (err error) {
+	disk, err := os.OpenFile(device, os.O_RDONLY|unix.O_DIRECT, 0)
 	if err != nil {
 		return err
 	}
-	return errors.Join(disk.Sync(), disk.Close())
+	defer func() { err = errors.Join(err, disk.Close()) }()
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		return os.NewSyscallError("mmap", err)
+	}
+	defer unix.Munmap(page)
+	var label [labelBytes]byte
+	for _, step := range []func() error{
+		func() error { _, err := disk.ReadAt(page, 0); return err },
+		func() error { _, err := disk.ReadAt(page, int64(last)); return err },
+		grow,
+		func() error { return ioctl(f, "FS_IOC_GETFSLABEL", ioctlGetLabel, unsafe.Pointer(&label)) },
+		func() error { return ioctl(f, "FS_IOC_SETFSLABEL", ioctlSetLabel, unsafe.Pointer(&label)) },
+		func() error { _, err := disk.ReadAt(page, 0); return err },
+		disk.Sync,
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func timed(do func() error) (act.Grown, error) {
