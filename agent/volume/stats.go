@@ -37,7 +37,7 @@ const measureLimit = time.Second
 type measurement struct {
 	began time.Time     // when somebody first waited for it
 	done  chan struct{} // nil until somebody waits for it; closed at its end
-	stats Stats
+	stats *Stats
 	err   error
 }
 
@@ -81,7 +81,7 @@ func (v *Volume) stats(ctx context.Context) (Stats, error) {
 	if m.err != nil {
 		return Stats{}, m.err
 	}
-	stats := m.stats
+	stats := *m.stats
 	if v.watch != nil {
 		var err error
 		if stats.Conditions, err = v.watch.Conditions(ctx); err != nil {
@@ -112,7 +112,7 @@ func (t *Table) StatsAtOnce(path string) (Stats, bool) {
 	if m.err != nil {
 		return Stats{}, false
 	}
-	stats := m.stats
+	stats := *m.stats
 	stats.Conditions = conditions
 	return stats, true
 }
@@ -161,14 +161,14 @@ func (v *Volume) begin() (m *measurement, mine bool) {
 
 func (v *Volume) measure(m *measurement) {
 	m.stats, m.err = statfs(v.Mountpoint)
-	other := v.replaced() // behind it: a mount in between is found
+	other := v.replaced(m.stats) // behind it: a mount in between is found
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if m.err == nil && (other || v.last != nil && m.stats.fsid != v.last.fsid) {
+	if m.err == nil && (other || v.FSType == "tmpfs" && v.last != nil && m.stats.fsid != v.last.fsid) {
 		m.err = fmt.Errorf("volume %s: %w", v.Mountpoint, errOtherMount)
 	}
 	if m.err == nil {
-		v.last = &m.stats
+		v.last = m.stats
 	}
 	v.measuring = nil
 	if m.done != nil {
@@ -185,9 +185,13 @@ func (v *Volume) stands() bool {
 }
 
 // replaced reports whether the volume is not what its path leads to any more. It looks where a
-// mount has changed. Of what cannot be looked at it says nothing.
-func (v *Volume) replaced() bool {
-	if v.stands() {
+// mount has changed, and where statfs answers with another identity than last: what was
+// mounted, or unmounted, in this moment. Of what cannot be looked at it says nothing.
+func (v *Volume) replaced(stats *Stats) bool {
+	v.mu.Lock()
+	another := v.last != nil && stats != nil && stats.fsid != v.last.fsid
+	v.mu.Unlock()
+	if !another && v.stands() {
 		return false
 	}
 	now := v.changes.Now()
@@ -207,13 +211,13 @@ func (v *Volume) replaced() bool {
 // errOtherMount means that the path leads to another filesystem by now.
 var errOtherMount = refusal.New(refusal.NotFound, "it was unmounted")
 
-func statfs(path string) (Stats, error) {
+func statfs(path string) (*Stats, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
-		return Stats{}, &fs.PathError{Op: "statfs", Path: path, Err: err}
+		return nil, &fs.PathError{Op: "statfs", Path: path, Err: err}
 	}
 	block := uint64(st.Bsize)
-	return Stats{
+	return &Stats{
 		Bytes:  Usage{Total: st.Blocks * block, Used: (st.Blocks - st.Bfree) * block, Available: st.Bavail * block},
 		Inodes: Usage{Total: st.Files, Used: st.Files - st.Ffree, Available: st.Ffree},
 		at:     time.Now(),
