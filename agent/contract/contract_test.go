@@ -19,7 +19,7 @@ var update = flag.Bool("update", false, "write docs/messages.md")
 // that is new in one of them fails it until the list says what becomes of it.
 func TestEveryFieldIsHonouredOrRefusedOrIgnored(t *testing.T) {
 	seen := map[string]bool{}
-	for _, message := range []any{&agentpb.CreateSandboxRequest{}, &agentpb.CreateContainerRequest{}, &agentpb.Storage{}} {
+	for _, message := range []any{&agentpb.CreateSandboxRequest{}, &agentpb.CreateContainerRequest{}, &agentpb.RemoveContainerRequest{}, &agentpb.Storage{}} {
 		walk(t, reflect.TypeOf(message).Elem(), seen)
 	}
 	for _, m := range fields {

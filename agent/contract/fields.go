@@ -43,6 +43,10 @@ var fields = []struct {
 		{"stdout_port", refused, noStream},
 		{"stderr_port", refused, noStream},
 	}},
+	{"RemoveContainerRequest", []field{
+		{"container_id", honoured, "of one that there is not, nothing is held: that is success"},
+		{"timeout", honoured, "seconds that it may take, of the eight that there are at most"},
+	}},
 	{"Device", []field{
 		{"id", honoured, "of type blk a PCI path, of type scsi an address: the device is waited for"},
 		{"type", honoured, "blk and scsi; another is refused"},

@@ -143,7 +143,7 @@ const containerIDBytes = 255
 
 func checkContainerID(id string) error {
 	if len(id) > containerIDBytes || !containerID.MatchString(id) {
-		return refusal.New(refusal.InvalidArgument, "container id %.80q does not match %s", id, containerID)
+		return refusal.New(refusal.InvalidArgument, "container id %.80q: want %d bytes at most that match %s", id, containerIDBytes, containerID)
 	}
 	return nil
 }
@@ -166,6 +166,11 @@ func (a *Agent) createContainer(ctx context.Context, r *agentpb.CreateContainerR
 func (a *Agent) removeContainer(ctx context.Context, r *agentpb.RemoveContainerRequest) (*emptypb.Empty, error) {
 	if err := checkContainerID(r.ContainerId); err != nil {
 		return nil, err
+	}
+	if r.Timeout != 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.Timeout)*time.Second)
+		defer cancel()
 	}
 	return nothing, a.Sandbox.RemoveContainer(ctx, r.ContainerId)
 }

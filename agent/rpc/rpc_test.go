@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -154,6 +155,31 @@ func TestCallWaitsForTheGuestToBeReady(t *testing.T) {
 	close(ready)
 	if err := <-answered; err != nil {
 		t.Error(err)
+	}
+}
+
+// Kata's RemoveContainer has a limit of its own, in seconds, beside the call's.
+func TestRemoveContainerWaitsNoLongerThanItsTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, end := newAgent(), make(chan struct{})
+		go a.Sandbox.Behind(t.Context(), "busy", func(context.Context) error {
+			<-end
+			return nil
+		})
+		synctest.Wait()
+		defer close(end)
+		began := time.Now()
+		_, err := a.removeContainer(t.Context(), &agentpb.RemoveContainerRequest{ContainerId: "busy", Timeout: 2})
+		if took := time.Since(began); refusal.KindOf(err) != refusal.DeadlineExceeded || took > 2*time.Second {
+			t.Errorf("want a DeadlineExceeded within 2 s\ngot  %v after %v", err, took)
+		}
+	})
+}
+
+func TestContainerIDThatIsTooLongIsSaidToBe(t *testing.T) {
+	err := checkContainerID(strings.Repeat("a", 256))
+	if refusal.KindOf(err) != refusal.InvalidArgument || !strings.Contains(err.Error(), "255") {
+		t.Errorf("want an InvalidArgument with 255\ngot  %v", err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"errors"
 	"io"
 	"io/fs"
@@ -167,6 +168,17 @@ func TestOnlyEphemeralStoragesThatAreMountedAreUpdated(t *testing.T) {
 		if err := table.Update(t.Context(), []*agentpb.Storage{storage}); refusal.KindOf(err) != want {
 			t.Errorf("driver %s\nwant kind %v\ngot  %v", storage.Driver, want, err)
 		}
+	}
+}
+
+func TestDeviceThatDoesNotComeWasAwaitedAsLongAsIsSaid(t *testing.T) {
+	table := newTable()
+	table.hotplug = time.Hour
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	_, err := table.find(ctx, "device", request{driver: blk, source: "/dev/none"})
+	if refusal.KindOf(err) != refusal.DeadlineExceeded || strings.Contains(err.Error(), "1h") {
+		t.Errorf("want a DeadlineExceeded that does not speak of an hour\ngot  %v", err)
 	}
 }
 

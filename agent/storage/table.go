@@ -158,9 +158,10 @@ func (t *Table) need(ctx context.Context, c *call, r request) error {
 func (t *Table) find(ctx context.Context, what string, r request) (origin, error) {
 	finding, cancel := context.WithTimeout(ctx, t.hotplug)
 	defer cancel()
+	began := time.Now()
 	from, err := r.driver.find(finding, r)
 	if err != nil && finding.Err() != nil && refusal.KindOf(err) == refusal.Internal {
-		err = refusal.New(refusal.DeadlineExceeded, "%s: no device at %q after %v: is it attached there? %w", what, r.source, t.hotplug, err)
+		err = refusal.New(refusal.DeadlineExceeded, "%s: no device at %q after %v: is it attached there? %w", what, r.source, time.Since(began).Round(10*time.Millisecond), err)
 	}
 	return from, err
 }
