@@ -21,7 +21,7 @@ const scsiController = "controller"
 
 // plugController plugs a virtio-scsi controller in, until the test ends. One that tells
 // the guest of its disks does so when they come and when they grow.
-func plugController(t *testing.T, g *vm.Guest, tells string) {
+func plugController(t *testing.T, g *vm.Guest, tells bool) {
 	t.Helper()
 	execute(t, g, "device_add", map[string]any{
 		"driver": "virtio-scsi-pci", "id": scsiController, "bus": "b2", "addr": "0x1d", "vectors": 0, "num_queues": 1, "hotplug": tells, "param_change": tells,
@@ -83,7 +83,7 @@ func unplug(ctx context.Context, g *vm.Guest, id string) error {
 //
 //	b2 ── 1d  virtio-scsi controller ── target 3, unit 7: a disk
 func TestSCSIDiskIsAVolume(t *testing.T) {
-	for name, tells := range map[string]string{"a controller that tells": "on", "a controller that is asked": "off"} {
+	for name, tells := range map[string]bool{"a controller that tells": true, "a controller that is asked": false} {
 		t.Run(name, func(t *testing.T) {
 			g := guest(t)
 			leavesNoMount(t, g)
@@ -126,7 +126,7 @@ func TestSCSIDiskIsThePromisedOneOfTheVirtioController(t *testing.T) {
 	g := guest(t)
 	leavesNoMount(t, g)
 	other := plugOtherController(t, g)
-	plugController(t, g, "on")
+	plugController(t, g, true)
 	image, clone := scratch(t, "ext4")
 	storage := &agentpb.Storage{Driver: "scsi", Source: "0:0", Fstype: "ext4", MountPoint: "/run/test/scsi", DriverOptions: []string{"serial=" + prefix + "promised"}}
 	unnamed := *storage
