@@ -19,7 +19,7 @@ import (
 )
 
 // jobLimit ends what hangs, as a base for vm.Limit.
-const jobLimit = time.Minute
+const jobLimit = 2 * time.Minute
 
 const (
 	volumeBytes = 64 << 20
@@ -40,6 +40,7 @@ func TestAgentCtlTalksToBothAgents(t *testing.T) {
 	t.Run("directvol-agent", func(t *testing.T) {
 		ctl := ctl{t, ctx, program, g.VM().AgentAddress()}
 		ctl.speaks(v)
+		answersOf(t, ctx, placeOf(t, ctx, g, "ours", ctl.agent, v.GuestPath))
 		must(t, g.VM().ResizeDisk(ctx, v.DiskID(), grownBytes))
 		ctl.begins("ResizeVolume\n  bytes: total 1", // and some MiB
 			fmt.Sprintf(`ResizeVolume json://{"volume_guest_path":%q,"size":%d}`, v.GuestPath, grownBytes))
@@ -63,6 +64,7 @@ func TestAgentCtlTalksToBothAgents(t *testing.T) {
 		must(t, err)
 		ctl := ctl{t, ctx, program, to}
 		ctl.speaks(v)
+		answersOf(t, ctx, placeOf(t, ctx, g, "kata", to, v.GuestPath))
 		ctl.fails("UNIMPLEMENTED", fmt.Sprintf(`ResizeVolume json://{"volume_guest_path":%q,"size":%d}`, v.GuestPath, grownBytes))
 		ctl.fails("INVALID_ARGUMENT", `PauseContainer json://{"container_id":"/"}`)
 		if out, _, _ := ctl.run("-c", "ListInterfaces"); !strings.Contains(out, "name: lo\n") {

@@ -1,0 +1,181 @@
+package ctl
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/directvol/directvol/host/qemu"
+	"github.com/directvol/directvol/protocols/address"
+	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+var update = flag.Bool("update", false, "write docs/kata-agent.md")
+
+// place is an agent, and what of the guest is for its exchanges alone.
+type place struct {
+	to          address.Address
+	katas       bool   // it is Kata's
+	dir         string // of its mount points, and of a container's root
+	disk, spare string // by their PCI paths: one with an ext4, and an empty one
+	node        string // of disk, below /dev
+	volume      string // a mount of ours, which all may ask about
+}
+
+// answersOf has an agent answer every exchange.
+func answersOf(t *testing.T, ctx context.Context, p place) {
+	for _, e := range exchanges {
+		want := e.ours
+		if p.katas {
+			want = e.kata
+		}
+		got, err := e.make(ctx, p, strings.Count(want, ",")+1)
+		if err != nil || got != want {
+			t.Errorf("%s\nwant %s\ngot  %s (error %v)", e.what, want, got, err)
+		}
+	}
+}
+
+// lastStream is that of a Check behind all others: nothing comes any more of what the
+// agent passes over when it has been answered.
+const lastStream = 1<<32 - 1
+
+// make sends an exchange on a connection of its own, and returns the codes of its answers,
+// by their streams where there are more than the first.
+func (e exchange) make(ctx context.Context, p place, answers int) (string, error) {
+	conn, err := p.to.Dial(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now()) })()
+	sent := make(chan error, 1)
+	go func() {
+		_, err := conn.Write(append(e.send(p), health("Check", nil)(lastStream, 0)...))
+		sent <- err
+	}()
+	var all []string
+	for passed := false; !passed || len(all) < answers; {
+		header, code, err := answer(conn)
+		switch {
+		case err != nil:
+			return strings.Join(all, ", "), err
+		case header.StreamID == lastStream:
+			passed = true
+		default:
+			all = append(all, fmt.Sprintf("%d %s", header.StreamID, name(code)))
+		}
+	}
+	slices.Sort(all) // those of one stream stay side by side
+	if len(all) == 1 {
+		all[0] = strings.TrimPrefix(all[0], "1 ")
+	}
+	return strings.Join(all, ", "), <-sent
+}
+
+// answer receives one.
+func answer(r io.Reader) (frame.Header, codes.Code, error) {
+	var first [frame.HeaderBytes]byte
+	if _, err := io.ReadFull(r, first[:]); err != nil {
+		return frame.Header{}, 0, err
+	}
+	header := frame.ParseHeader(first[:])
+	if header.Type != frame.TypeResponse || header.Length > frame.MaxLength {
+		return header, 0, fmt.Errorf("no answer: %+v", header)
+	}
+	payload := make([]byte, header.Length)
+	if _, err := io.ReadFull(r, payload); err != nil {
+		return header, 0, err
+	}
+	var response ttrpc.Response
+	err := proto.Unmarshal(payload, &response)
+	return header, codes.Code(response.GetStatus().GetCode()), err
+}
+
+// name is a code as google/rpc/code.proto has it.
+func name(code codes.Code) string {
+	if code == codes.OK {
+		return "OK"
+	}
+	var text strings.Builder
+	for i, r := range code.String() {
+		if i > 0 && r >= 'A' && r <= 'Z' {
+			text.WriteByte('_')
+		}
+		text.WriteRune(r)
+	}
+	return strings.ToUpper(text.String())
+}
+
+// placeOf readies disks, and a root for containers, in the guest.
+func placeOf(t *testing.T, ctx context.Context, g *vm.Guest, id, to, volume string) place {
+	t.Helper()
+	parsed, err := address.Parse(to)
+	must(t, err)
+	p := place{to: parsed, dir: "/run/answers-" + id, volume: volume, katas: id == "kata"}
+	image, err := vm.Scratch(ctx, g.Dir, "ext4", diskBytes)
+	must(t, err)
+	empty := g.Dir + "/empty-" + id
+	must(t, os.WriteFile(empty, nil, 0o600))
+	must(t, os.Truncate(empty, diskBytes))
+	for _, d := range []struct{ id, path string }{{id + "-disk", image}, {id + "-spare", empty}} {
+		attached, err := g.VM().AttachDisk(ctx, qemu.Disk{ID: d.id, Path: d.path, Serial: d.id})
+		must(t, err)
+		node, err := g.DeviceOf(ctx, d.id)
+		must(t, err)
+		if d.path == image {
+			p.disk, p.node = attached.PCIPath, node
+		} else {
+			p.spare = attached.PCIPath
+		}
+	}
+	program := p.dir + "/root" + testGuest
+	must(t, g.Act.Mkdir(ctx, p.dir+"/root/dev", 0o755))
+	must(t, g.Act.Mkdir(ctx, p.dir+"/root/proc", 0o755))
+	must(t, g.Act.WriteFile(ctx, program, nil))
+	must(t, g.Act.WriteFile(ctx, p.dir+"/file", nil))
+	must(t, g.Act.Mount(ctx, act.Mount{Source: testGuest, Target: program, Flags: unix.MS_BIND}))
+	return p
+}
+
+const (
+	diskBytes = 16 << 20
+	testGuest = "/test-guest" // the program that every test guest has
+)
+
+const documented = "../../docs/kata-agent.md"
+
+func TestDifferencesFromKatasAgentAreDocumented(t *testing.T) {
+	text := "# Where our answers differ from kata-agent's\n\n" +
+		"Codes of calls and frames that Kata Containers' own agent, as of August 2026, answers otherwise, beside ours in one guest.\n" +
+		"`KATA_AGENT=PATH go test ./tests/ctl` compares both agents with the list that this file is made from, by\n" +
+		"`go test ./tests/ctl -run Documented -update`.\n\n" +
+		"| what is sent | we answer | kata-agent | because |\n|---|---|---|---|\n"
+	for _, e := range exchanges {
+		if (e.ours != e.kata) != (e.why != "") {
+			t.Errorf("%s: %s and %s: because %q", e.what, e.ours, e.kata, e.why)
+		}
+		if e.why != "" {
+			text += fmt.Sprintf("| %s | %s | %s | %s |\n", e.what, e.ours, e.kata, e.why)
+		}
+	}
+	if *update {
+		must(t, os.WriteFile(documented, []byte(text), 0o644))
+	}
+	if is, err := os.ReadFile(documented); err != nil || string(is) != text {
+		t.Errorf("%s is not what the list says (error %v): run go test ./tests/ctl -run Documented -update", documented, err)
+	}
+}

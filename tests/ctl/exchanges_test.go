@@ -1,0 +1,285 @@
+package ctl
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/volumepb"
+)
+
+// exchange is what a client sends on a connection of its own, and the codes that either
+// agent answers. What they do in it they have done for the next one.
+type exchange struct {
+	what       string
+	send       func(place) []byte
+	ours, kata string
+	why        string // where they differ
+}
+
+// call makes the frame of a call, on a stream and with a time-out, or without one.
+type call func(stream uint32, timeout time.Duration) []byte
+
+func of(service, method string, payload []byte) call {
+	return func(stream uint32, timeout time.Duration) []byte {
+		request := encoded(proto.Marshal(&ttrpc.Request{Service: service, Method: method, Payload: payload, TimeoutNano: int64(timeout)}))
+		return append(head(len(request), stream, frame.TypeRequest), request...)
+	}
+}
+
+func head(length int, stream uint32, kind frame.Type) []byte {
+	return frame.Header{Length: uint32(length), StreamID: stream, Type: kind}.Append(nil)
+}
+
+func encoded(b []byte, err error) []byte {
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+func health(method string, payload []byte) call {
+	return of(agentpb.HealthServiceName, method, payload)
+}
+
+var (
+	check   = health("Check", nil)
+	details = of(agentpb.AgentServiceName, "GetGuestDetails", nil)
+)
+
+// sends is of bytes that are the same for both.
+func sends(all ...[]byte) func(place) []byte {
+	return func(place) []byte { return slices.Concat(all...) }
+}
+
+// calls makes one call of the agent's service.
+func calls(method string, request func(place) proto.Message) func(place) []byte {
+	return func(p place) []byte {
+		return of(agentpb.AgentServiceName, method, encoded(proto.Marshal(request(p))))(1, 0)
+	}
+}
+
+func stats(path string) func(place) []byte {
+	return calls("GetVolumeStats", func(place) proto.Message { return &agentpb.VolumeStatsRequest{VolumeGuestPath: path} })
+}
+
+func resize(bytes uint64) func(place) []byte {
+	return calls("ResizeVolume", func(p place) proto.Message {
+		return &agentpb.ResizeVolumeRequest{VolumeGuestPath: p.volume, Size_: bytes}
+	})
+}
+
+func remove(id string) func(place) []byte {
+	return calls("RemoveContainer", func(place) proto.Message { return &agentpb.RemoveContainerRequest{ContainerId: id} })
+}
+
+func sandbox(set func(*agentpb.CreateSandboxRequest)) func(place) []byte {
+	return calls("CreateSandbox", func(place) proto.Message {
+		r := &agentpb.CreateSandboxRequest{SandboxId: "answers"}
+		set(r)
+		return r
+	})
+}
+
+// container makes one, of what Kata's agent needs to make one.
+func container(id string, set func(place, *agentpb.CreateContainerRequest)) func(place) []byte {
+	return calls("CreateContainer", func(p place) proto.Message {
+		r := &agentpb.CreateContainerRequest{ContainerId: id, ExecId: id, OCI: &agentpb.Spec{
+			Version: "1.1.0", Hostname: id, Root: &agentpb.Root{Path: p.dir + "/root"},
+			Process: &agentpb.Process{Args: []string{testGuest, "serve"}, Cwd: "/", User: &agentpb.User{}, Capabilities: &agentpb.LinuxCapabilities{}},
+			Mounts:  []*agentpb.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}, {Destination: "/dev", Type: "tmpfs", Source: "tmpfs"}},
+			Linux: &agentpb.Linux{CgroupsPath: "/" + id, Resources: &agentpb.LinuxResources{},
+				Namespaces: []*agentpb.LinuxNamespace{{Type: "mount"}, {Type: "uts"}, {Type: "ipc"}}},
+		}}
+		set(p, r)
+		return r
+	})
+}
+
+func bare(place, *agentpb.CreateContainerRequest) {}
+
+// holds makes a container with the disk, mounted at a place of its own.
+func holds(id string, set func(place, *agentpb.Storage)) func(place) []byte {
+	return container(id, func(p place, r *agentpb.CreateContainerRequest) {
+		s := &agentpb.Storage{Driver: "blk", Source: p.disk, Fstype: "ext4", MountPoint: p.dir + "/" + id}
+		set(p, s)
+		r.Storages = []*agentpb.Storage{s}
+	})
+}
+
+func device(set func(place, *agentpb.Device)) func(place) []byte {
+	return container("device", func(p place, r *agentpb.CreateContainerRequest) {
+		d := &agentpb.Device{Id: p.spare, Type: "blk", VmPath: "/dev/vda", ContainerPath: "/dev/data"}
+		set(p, d)
+		r.Devices = []*agentpb.Device{d}
+	})
+}
+
+func options(all ...string) func(place, *agentpb.Storage) {
+	return func(_ place, s *agentpb.Storage) { s.Options = all }
+}
+
+func tmpfs(at string, options ...string) func(place, *agentpb.Storage) {
+	return func(p place, s *agentpb.Storage) {
+		*s = agentpb.Storage{Driver: "ephemeral", Source: "tmpfs", Fstype: "tmpfs", MountPoint: p.dir + "/" + at, Options: options}
+	}
+}
+
+func local(options ...string) func(place, *agentpb.Storage) {
+	return func(p place, s *agentpb.Storage) {
+		*s = agentpb.Storage{Driver: "local", Source: "local", Fstype: "local", MountPoint: p.dir + "/local", Options: options}
+	}
+}
+
+// The reasons that several differences share.
+const (
+	sayWhich = "our codes say who is to mend it: kata-agent's are INTERNAL"
+	notYet   = "no process is started yet: the agent holds storages for containers (docs/messages.md)"
+	refuses  = "refused by its name, not dropped (docs/messages.md)"
+)
+
+var exchanges = slices.Concat(ofServices, ofVolumes, ofSandboxes, ofContainers, ofStorages, clears, ofFrames)
+
+var undecodable = []byte{0xff}
+
+var ofServices = []exchange{
+	{what: "Check", send: sends(check(1, 0)), ours: "OK", kata: "OK"},
+	{what: "Check of a service by its name", send: sends(health("Check", []byte("\x0a\x02no"))(1, 0)), ours: "OK", kata: "OK"},
+	{what: "Check with a field that nobody knows", send: sends(health("Check", []byte("\xf8\x07\x01"))(1, 0)), ours: "OK", kata: "OK"},
+	{what: "Version", send: sends(health("Version", nil)(1, 0)), ours: "OK", kata: "OK"},
+	{what: "GetGuestDetails", send: sends(details(1, 0)), ours: "OK", kata: "OK"},
+	{what: "GetMetrics", send: sends(of(agentpb.AgentServiceName, "GetMetrics", nil)(1, 0)), ours: "OK", kata: "OK"},
+	{what: "a request that is no message", send: sends(health("Check", undecodable)(1, 0)), ours: "INVALID_ARGUMENT", kata: "UNKNOWN", why: "it is the caller's fault"},
+	{what: "a method that no service has", send: sends(health("Chequer", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "UNIMPLEMENTED"},
+	{what: "a service that there is not", send: sends(of("no.such.Service", "Check", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "INVALID_ARGUMENT", why: "as ttrpc's server in Go has it"},
+	{what: "no service and no method", send: sends(of("", "", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "INVALID_ARGUMENT", why: "as ttrpc's server in Go has it"},
+	{what: "GetVolumeHealth of our own service", send: sends(of(volumepb.VolumeServiceName, "GetVolumeHealth", nil)(1, 0)), ours: "INVALID_ARGUMENT", kata: "INVALID_ARGUMENT"},
+	{what: "SetPolicy", send: sends(of(agentpb.AgentServiceName, "SetPolicy", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "NOT_FOUND", why: "as ttrpc's server in Go has it; a runtime sends it where a policy is set"},
+	{what: "StartContainer of no container", send: sends(of(agentpb.AgentServiceName, "StartContainer", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "INTERNAL", why: notYet},
+}
+
+var ofVolumes = []exchange{
+	{what: "GetVolumeStats of a volume", send: func(p place) []byte { return stats(p.volume)(p) }, ours: "OK", kata: "OK"},
+	{what: "the same, with a slash behind it", send: func(p place) []byte { return stats(p.volume + "/")(p) }, ours: "OK", kata: "OK"},
+	{what: "GetVolumeStats of /", send: stats("/"), ours: "OK", kata: "OK"},
+	{what: "GetVolumeStats of what does not exist", send: stats("/no/such"), ours: "NOT_FOUND", kata: "INTERNAL", why: sayWhich},
+	{what: "GetVolumeStats of a folder that is no mount point", send: stats("/etc"), ours: "INVALID_ARGUMENT", kata: "OK", why: "it would be another file system's"},
+	{what: "GetVolumeStats of a file", send: stats("/proc/version"), ours: "INVALID_ARGUMENT", kata: "OK", why: "it would be another file system's"},
+	{what: "GetVolumeStats of a relative path", send: stats("run"), ours: "INVALID_ARGUMENT", kata: "OK", why: "an agent has no working directory that a host knows"},
+	{what: "GetVolumeStats of an empty path", send: stats(""), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "GetVolumeStats of a path with a zero byte", send: stats("/run\x00"), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "ResizeVolume to the size that it has", send: resize(volumeBytes), ours: "OK", kata: "UNIMPLEMENTED", why: "kata-agent has no ResizeVolume"},
+	{what: "ResizeVolume to 0, the end of the device", send: resize(0), ours: "OK", kata: "UNIMPLEMENTED", why: "kata-agent has no ResizeVolume"},
+	{what: "ResizeVolume to less", send: resize(4096), ours: "OUT_OF_RANGE", kata: "UNIMPLEMENTED", why: "kata-agent has no ResizeVolume"},
+	{what: "ResizeVolume to more than an ext4 can have", send: resize(1<<64 - 1), ours: "FAILED_PRECONDITION", kata: "UNIMPLEMENTED", why: "kata-agent has no ResizeVolume"},
+}
+
+var ofSandboxes = []exchange{
+	{what: "RemoveContainer before CreateSandbox", send: remove("nobody"), ours: "OK", kata: "INTERNAL", why: "of a container that there is not, nothing is held: who calls again, has succeeded"},
+	{what: "CreateContainer without an OCI spec", send: container("no-spec", func(_ place, r *agentpb.CreateContainerRequest) { r.OCI = nil }), ours: "OK", kata: "INTERNAL", why: notYet},
+	{what: "CreateSandbox with a kernel module that there is not", send: sandbox(func(r *agentpb.CreateSandboxRequest) {
+		r.KernelModules = []*agentpb.KernelModule{{Name: "no_such_module"}}
+	}), ours: "NOT_FOUND", kata: "INTERNAL", why: sayWhich},
+	{what: "CreateSandbox with a kernel module that has no name", send: sandbox(func(r *agentpb.CreateSandboxRequest) { r.KernelModules = []*agentpb.KernelModule{{}} }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "CreateSandbox with `sandbox_pidns` and a `guest_hook_path`", send: sandbox(func(r *agentpb.CreateSandboxRequest) {
+		r.SandboxPidns, r.GuestHookPath = true, "/no/such"
+	}), ours: "UNIMPLEMENTED", kata: "OK", why: refuses},
+	{what: "CreateSandbox again", send: sandbox(func(*agentpb.CreateSandboxRequest) {}), ours: "OK", kata: "INTERNAL", why: "repeated, it changes nothing; kata-agent cannot make its namespaces twice"},
+	{what: "UpdateEphemeralMounts of a disk", send: calls("UpdateEphemeralMounts", func(p place) proto.Message {
+		return &agentpb.UpdateEphemeralMountsRequest{Storages: []*agentpb.Storage{{Driver: "blk", Source: p.disk, Fstype: "ext4", MountPoint: p.dir + "/none"}}}
+	}), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "UpdateEphemeralMounts of what is not mounted", send: calls("UpdateEphemeralMounts", func(p place) proto.Message {
+		return &agentpb.UpdateEphemeralMountsRequest{Storages: []*agentpb.Storage{{Driver: "ephemeral", Source: "tmpfs", Fstype: "tmpfs", MountPoint: p.dir + "/none", Options: []string{"remount", "size=1m"}}}}
+	}), ours: "NOT_FOUND", kata: "INTERNAL", why: sayWhich},
+}
+
+var ofContainers = []exchange{
+	{what: "CreateContainer", send: holds("whole", func(place, *agentpb.Storage) {}), ours: "OK", kata: "OK"},
+	{what: "GetVolumeStats of its disk", send: func(p place) []byte { return stats(p.dir + "/whole")(p) }, ours: "OK", kata: "OK"},
+	{what: "RemoveContainer", send: remove("whole"), ours: "OK", kata: "OK"},
+	{what: "RemoveContainer again", send: remove("whole"), ours: "OK", kata: "INTERNAL", why: "repeated, it changes nothing"},
+	{what: "GetVolumeStats of its disk then", send: func(p place) []byte { return stats(p.dir + "/whole")(p) }, ours: "NOT_FOUND", kata: "INTERNAL", why: sayWhich},
+	{what: "CreateContainer once", send: holds("twice", func(place, *agentpb.Storage) {}), ours: "OK", kata: "OK"},
+	{what: "CreateContainer twice", send: holds("twice", func(place, *agentpb.Storage) {}), ours: "OK", kata: "INTERNAL", why: "repeated, it changes nothing"},
+	{what: "RemoveContainer of what was made twice", send: remove("twice"), ours: "OK", kata: "INTERNAL", why: "kata-agent's second call has ended the first one's container"},
+	{what: "GetVolumeStats of the disk of what was made twice", send: func(p place) []byte { return stats(p.dir + "/twice")(p) }, ours: "NOT_FOUND", kata: "OK", why: "kata-agent counts a call that failed, and leaves the disk mounted"},
+	{what: "CreateContainer with an id that is a path", send: container("../x", bare), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "CreateContainer with an id of 256 bytes", send: container(strings.Repeat("a", 256), bare), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "RemoveContainer with an id that is a path", send: remove("../x"), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "CreateContainer without a process", send: container("no-process", func(_ place, r *agentpb.CreateContainerRequest) { r.OCI.Process = nil }), ours: "OK", kata: "INTERNAL", why: notYet},
+	{what: "CreateContainer with `shared_mounts`", send: container("shared-mounts", func(_ place, r *agentpb.CreateContainerRequest) {
+		r.SharedMounts = []*agentpb.SharedMount{{Name: "x", SrcCtr: "x", DstCtr: "y"}}
+	}), ours: "UNIMPLEMENTED", kata: "OK", why: refuses},
+	{what: "a device of an unknown type", send: device(func(_ place, d *agentpb.Device) { d.Type = "floppy" }), ours: "UNIMPLEMENTED", kata: "INTERNAL", why: sayWhich},
+	{what: "a device without a name", send: device(func(_ place, d *agentpb.Device) { d.Id, d.VmPath = "", "" }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "a device at what is no PCI path", send: device(func(_ place, d *agentpb.Device) { d.Id = "x/y" }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "a device that does not come", send: device(func(_ place, d *agentpb.Device) { d.Id = "02/1d" }), ours: "DEADLINE_EXCEEDED", kata: "INTERNAL", why: "it may come yet: call again"},
+}
+
+var ofStorages = []exchange{
+	{what: "a storage of an unknown driver", send: holds("driver", func(_ place, s *agentpb.Storage) { s.Driver = "floppy" }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "a disk by a node that there is not", send: holds("node", func(_ place, s *agentpb.Storage) { s.Source = "/dev/none" }), ours: "DEADLINE_EXCEEDED", kata: "INTERNAL", why: "it may come yet: call again"},
+	{what: "a disk at a slot that is empty", send: holds("slot", func(_ place, s *agentpb.Storage) { s.Source = "02/1d" }), ours: "DEADLINE_EXCEEDED", kata: "INTERNAL", why: "it may come yet: call again"},
+	{what: "a disk that is /dev/null", send: holds("null", func(_ place, s *agentpb.Storage) { s.Source = "/dev/null" }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "a disk that holds another file system", send: holds("other", func(_ place, s *agentpb.Storage) { s.Fstype = "xfs" }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "a disk that holds none", send: holds("empty", func(p place, s *agentpb.Storage) { s.Source = p.spare }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "a disk without a mount point", send: holds("nowhere", func(_ place, s *agentpb.Storage) { s.MountPoint = "" }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "a mount point that is a file", send: holds("file", func(p place, s *agentpb.Storage) { s.MountPoint = p.dir + "/file" }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "an option that ext4 does not have", send: holds("option", options("nosuchoption")), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "the options `bind`, `rw` of CSI drivers", send: holds("bind", options("bind", "rw")), ours: "OK", kata: "INTERNAL", why: "they mean something on the host alone"},
+	{what: "the disk is let go", send: remove("bind"), ours: "OK", kata: "INTERNAL", why: "of a container that there is not, nothing is held: who calls again, has succeeded"},
+	{what: "the options `_netdev`, `nofail`, `lazytime`", send: holds("netdev", options("_netdev", "nofail", "lazytime")), ours: "OK", kata: "INTERNAL", why: "they mean something on the host alone"},
+	{what: "the disk is let go again", send: remove("netdev"), ours: "OK", kata: "INTERNAL", why: "of a container that there is not, nothing is held: who calls again, has succeeded"},
+	{what: "two options in one string", send: holds("joined", options("ro,noatime")), ours: "OK", kata: "INTERNAL", why: "some callers write them so"},
+	{what: "the disk is let go once more", send: remove("joined"), ours: "OK", kata: "INTERNAL", why: "of a container that there is not, nothing is held: who calls again, has succeeded"},
+	{what: "fstab's defaults one by one", send: holds("fstab", options("rw", "suid", "dev", "exec", "async")), ours: "OK", kata: "OK"},
+	{what: "RemoveContainer with them", send: remove("fstab"), ours: "OK", kata: "OK"},
+	{what: "a disk by its node", send: holds("by-node", func(p place, s *agentpb.Storage) { s.Source = p.node }), ours: "OK", kata: "OK"},
+	{what: "RemoveContainer with it", send: remove("by-node"), ours: "OK", kata: "OK"},
+	{what: "driver_options that nobody knows", send: holds("unknown", func(_ place, s *agentpb.Storage) { s.DriverOptions = []string{"what=ever"} }), ours: "UNIMPLEMENTED", kata: "OK", why: refuses},
+	{what: "`fs_group`", send: holds("group", func(_ place, s *agentpb.Storage) { s.FsGroup = &agentpb.FSGroup{GroupId: 7} }), ours: "UNIMPLEMENTED", kata: "OK", why: refuses},
+	{what: "a tmpfs as Kata sends one", send: holds("shm", tmpfs("shm", "noexec", "nosuid", "nodev", "mode=1777", "size=1048576")), ours: "OK", kata: "OK"},
+	{what: "a tmpfs with `fsgid=`", send: holds("fsgid", tmpfs("fsgid", "fsgid=7")), ours: "UNIMPLEMENTED", kata: "OK", why: refuses},
+	{what: "a tmpfs without a source", send: holds("source", func(p place, s *agentpb.Storage) { tmpfs("source")(p, s); s.Source = "" }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "a local folder as Kata sends one", send: holds("local", local("mode=0777")), ours: "OK", kata: "OK"},
+	{what: "a local folder with an option that nobody knows", send: holds("local-option", local("x=1")), ours: "INVALID_ARGUMENT", kata: "OK", why: refuses},
+	{what: "virtio-fs where no device has the tag", send: holds("tag", func(_ place, s *agentpb.Storage) { s.Driver, s.Source, s.Fstype = "virtio-fs", "none", "virtiofs" }), ours: "DEADLINE_EXCEEDED", kata: "INTERNAL", why: "it may come yet: call again"},
+	{what: "a SCSI disk that does not come", send: holds("scsi", func(_ place, s *agentpb.Storage) { s.Driver, s.Source = "scsi", "0:9" }), ours: "DEADLINE_EXCEEDED", kata: "INTERNAL", why: "it may come yet: call again"},
+	{what: "a `shared` disk", send: holds("shares", func(_ place, s *agentpb.Storage) { s.Shared = true }), ours: "OK", kata: "OK"},
+	{what: "RemoveContainer of its container", send: remove("shares"), ours: "OK", kata: "OK"},
+	{what: "GetVolumeStats of it then", send: func(p place) []byte { return stats(p.dir + "/shares")(p) }, ours: "OK", kata: "OK"},
+	{what: "another disk at its mount point", send: holds("taken", func(p place, s *agentpb.Storage) { s.Source, s.MountPoint = p.spare, p.dir+"/shares" }), ours: "ALREADY_EXISTS", kata: "OK", why: "kata-agent counts by the mount point alone, and the container would have another's volume"},
+}
+
+// left are the containers that either agent, or one of them, still has.
+var left = []string{"shared-mounts", "unknown", "group", "shm", "fsgid", "local", "local-option", "taken"}
+
+// clears ends them: the processes of kata-agent's hold the guest's mounts.
+var clears = []exchange{{what: "RemoveContainer of all that are left", send: func(p place) (all []byte) {
+	for i, id := range left {
+		all = append(all, of(agentpb.AgentServiceName, "RemoveContainer", encoded(proto.Marshal(&agentpb.RemoveContainerRequest{ContainerId: id})))(uint32(2*i+1), 0)...)
+	}
+	return all
+}, ours: eachOK, kata: eachOK}}
+
+const eachOK = "1 OK, 11 OK, 13 OK, 15 OK, 3 OK, 5 OK, 7 OK, 9 OK"
+
+var ofFrames = []exchange{
+	{what: "a call whose deadline has passed", send: sends(details(1, -1)), ours: "DEADLINE_EXCEEDED", kata: "OK", why: "nobody waits for it; a time-out below 0 is what ttrpc's client in Go sends then"},
+	{what: "a Check whose deadline has passed", send: sends(check(1, -1)), ours: "OK", kata: "OK"},
+	{what: "stream 0", send: sends(check(0, 0), check(1, 0)), ours: "0 INVALID_ARGUMENT, 1 OK", kata: "0 INVALID_ARGUMENT, 1 OK"},
+	{what: "an even stream", send: sends(details(2, 0), check(3, 0)), ours: "2 INVALID_ARGUMENT, 3 OK", kata: "2 INVALID_ARGUMENT, 3 OK"},
+	{what: "a stream twice", send: sends(check(1, 0), check(1, 0)), ours: "1 INVALID_ARGUMENT, 1 OK", kata: "1 OK, 1 OK", why: "ttrpc's protocol wants ids that increase; which answer is whose could not be told"},
+	{what: "streams that go down", send: sends(check(5, 0), check(3, 0)), ours: "3 INVALID_ARGUMENT, 5 OK", kata: "3 OK, 5 OK", why: "ttrpc's protocol wants ids that increase"},
+	{what: "two calls in one write", send: sends(details(1, 0), check(3, 0)), ours: "1 OK, 3 OK", kata: "1 OK, 3 OK"},
+	{what: "frames of types 0, 2 and 9", send: sends(head(0, 1, 0), head(0, 3, frame.TypeResponse), head(1, 5, 9), []byte{0}, check(7, 0)), ours: "7 OK", kata: "7 OK"},
+	{what: "data for no call", send: sends(head(0, 1, frame.TypeData), check(3, 0)), ours: "1 INVALID_ARGUMENT, 3 OK", kata: "1 INVALID_ARGUMENT, 3 OK"},
+	{what: "a frame of length 0", send: sends(head(0, 1, frame.TypeRequest)), ours: "UNIMPLEMENTED", kata: "INVALID_ARGUMENT", why: "it asks for no service: as ttrpc's server in Go has it"},
+	{what: "a frame that is no request", send: sends(head(1, 1, frame.TypeRequest), undecodable), ours: "INVALID_ARGUMENT", kata: "INVALID_ARGUMENT"},
+	{what: "a frame of 4 MiB and a byte", send: sends(head(frame.MaxLength+1, 1, frame.TypeRequest), make([]byte, frame.MaxLength+1)), ours: "RESOURCE_EXHAUSTED", kata: "INVALID_ARGUMENT", why: "as ttrpc's server in Go has it"},
+}
