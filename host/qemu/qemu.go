@@ -10,6 +10,9 @@
 //
 // A disk is two block nodes and a device: FileNode has the store, by a descriptor, RawNode above it is what the device uses, and a test can
 // put a faulty node between the two (ReplaceFileNode).
+//
+// QEMU 8 and later (block/graph-lock.c) let no node come, go or grow while a request of any disk is in flight: where one disk hangs, such a
+// command stops QEMU's main loop, and the guest, until that disk answers. QEMU 7.2 goes on.
 package qemu
 
 import (

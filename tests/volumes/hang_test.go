@@ -357,6 +357,21 @@ func TestDestroyNamesTheDiskThatHangs(t *testing.T) {
 	must(t, g.Agent().DestroySandbox(limited(t)))
 }
 
+// QEMU 7.2 does what is asked for other disks; later ones stop the guest instead (host/qemu).
+func TestVolumeGrowsBesideOneThatHangs(t *testing.T) {
+	g := guest(t)
+	v, other := hangable(t, g, "ext4"), mounted(t, g, "ext4")
+	must(t, v.Hang(limited(t)))
+	short, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	refused(t, g.Agent().ResizeVolume(short, v.GuestPath, 0), codes.DeadlineExceeded)
+	becomes(t, v, hung) // with requests in flight
+	must(t, other.Resize(limited(t), 2*sizes(t, other).DeviceBytes))
+	isHealthy(t, other)
+	must(t, v.Answer())
+	becomes(t, v, nothing)
+}
+
 // Whatever is asked of a volume that hangs, and however often: one thread waits for its
 // disk, and others are answered.
 func TestVolumeThatHangsKeepsOneThread(t *testing.T) {
