@@ -29,6 +29,9 @@ func (c *Client) connected(ctx context.Context) (*link, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	if c.life.Err() != nil { // ctx follows it, a moment later
+		return nil, context.Cause(c.life)
+	}
 	if c.link != nil && !c.link.ended.Load() {
 		return c.link, nil
 	}

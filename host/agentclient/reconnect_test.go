@@ -335,6 +335,24 @@ func TestCloseEndsCallsThatWait(t *testing.T) {
 	}
 }
 
+func TestClosedClientConnectsNoMore(t *testing.T) {
+	b, front := between(t, serve(t, everyMethod()))
+	c := dial(t, front, Config{})
+	if err := c.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	before := b.connections()
+	for range 300 {
+		if err := c.Check(t.Context()); status.Code(err) != codes.Unavailable {
+			t.Errorf("want %v\ngot  %v", codes.Unavailable, err)
+		}
+	}
+	if got := b.connections(); got != before {
+		t.Errorf("connections\nwant %d\ngot  %d", before, got)
+	}
+}
+
 // fakeVsock is a VM whose vsock ends when the test says so.
 type fakeVsock struct{ done chan struct{} }
 
