@@ -218,8 +218,8 @@ func TestEndThatWasNotHeardIsNoCrash(t *testing.T) {
 	if want := (Shutdown{Reason: Unheard}); err != nil || got != want {
 		t.Errorf("shutdown\nwant %+v\ngot  %+v, %v", want, got, err)
 	}
-	if err := (Machine{vm}).AwaitEnd(limited(t)); !errors.Is(err, sandbox.ErrEnded) || !strings.Contains(err.Error(), "in order") {
-		t.Errorf("end of the machine\nwant %v, in order\ngot  %v", sandbox.ErrEnded, err)
+	if err := (Machine{vm}).AwaitEnd(limited(t)); !errors.Is(err, sandbox.ErrEnded) || !errors.Is(err, sandbox.ErrUnheard) || !strings.Contains(err.Error(), "in order") {
+		t.Errorf("end of the machine\nwant %v, %v, in order\ngot  %v", sandbox.ErrEnded, sandbox.ErrUnheard, err)
 	}
 }
 

@@ -70,7 +70,7 @@ func (m Machine) AwaitEnd(ctx context.Context) error {
 	case err != nil:
 		return typed(err)
 	case end.Reason == Unheard:
-		return fmt.Errorf("%w in order, as QEMU exits 0, and the connection that would say whether its guest powered off or reset was lost", sandbox.ErrEnded)
+		return fmt.Errorf("%w in order, as QEMU exits 0, and %w or reset: the connection that would say it was lost", sandbox.ErrEnded, sandbox.ErrUnheard)
 	case end != orderly:
 		return fmt.Errorf("%w otherwise than by its guest's power-off: reason %s, by the guest %v, QEMU exits %d", sandbox.ErrEnded, end.Reason, end.Guest, end.ExitCode)
 	}

@@ -39,6 +39,9 @@ var (
 	ErrKept = errors.New("the guest keeps it")
 	// ErrEnded is a machine's: it ended otherwise than by its guest's power-off.
 	ErrEnded = errors.New("the machine has ended")
+	// ErrUnheard is a machine's: it ended in order, and nobody heard whether by its guest's
+	// power-off. Where it is said, ErrEnded is too.
+	ErrUnheard = errors.New("nobody heard whether its guest powered off")
 )
 
 // Error is the failure of a call that concerns a volume, for errors.As.

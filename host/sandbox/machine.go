@@ -68,7 +68,8 @@ type Machine interface {
 	// does not close, as its disk does not answer.
 	Done() <-chan struct{}
 	// AwaitEnd waits until then. It returns nil where the guest has powered off in order, an
-	// error that wraps ErrEnded where the machine ended otherwise, and else ctx's.
+	// error that wraps ErrEnded where the machine ended otherwise, ErrUnheard too where that is
+	// not known, and else ctx's.
 	AwaitEnd(ctx context.Context) error
 	// PressPower asks the guest to power off, without its agent.
 	PressPower(ctx context.Context) error

@@ -27,6 +27,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -77,6 +78,8 @@ type Sandbox struct {
 	agent   Agent
 	client  *agentclient.Client                          // agent, where it is one
 	try     func(ctx context.Context, path string) error // whether a store answers
+
+	emptied atomic.Bool // the agent has said that it has unmounted everything
 
 	mu      sync.Mutex
 	volumes map[string]*volume // those with a state, and those that a call is at

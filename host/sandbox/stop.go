@@ -22,6 +22,9 @@ import (
 // A guest that does not end before ctx does is killed, whatever that costs, and so is one
 // that nobody can ask: the error says so, and what has been tried. It may take five seconds
 // longer than ctx then. A ctx without a deadline has one of five minutes.
+//
+// Nobody may hear how the machine ended (ErrUnheard). An agent that has answered with OK has
+// unmounted everything before: then Stop has done what it was to.
 func (s *Sandbox) Stop(ctx context.Context) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -42,6 +45,9 @@ func (s *Sandbox) Stop(ctx context.Context) error {
 	// The guest ends when it has seen its answer taken.
 	s.agent.Close()
 	left := s.machine.AwaitEnd(ctx)
+	if errors.Is(left, ErrUnheard) && s.emptied.Load() {
+		left = nil
+	}
 	if left != nil && ctx.Err() != nil && !s.ended() {
 		if err != nil {
 			tried += fmt.Sprintf(" (%v)", err)
@@ -57,7 +63,7 @@ func (s *Sandbox) Stop(ctx context.Context) error {
 // askToEnd asks the agent to unmount everything and to power off, until it answers. It
 // returns nil too where the machine ends meanwhile.
 func (s *Sandbox) askToEnd(ctx context.Context) error {
-	err := s.agent.DestroySandbox(ctx)
+	err := s.destroy(ctx)
 	again := time.NewTicker(recheck)
 	defer again.Stop()
 	for errors.Is(err, agentclient.ErrOutcomeUnknown) && s.machine.VsockErr() == nil {
@@ -68,13 +74,22 @@ func (s *Sandbox) askToEnd(ctx context.Context) error {
 			return err
 		case <-again.C:
 		}
-		next := s.agent.DestroySandbox(ctx)
+		next := s.destroy(ctx)
 		switch {
 		case s.machine.VsockErr() != nil: // a guest that has heard the call before ends now
 			return s.endedSoon(ctx, next)
 		case status.Code(next) != codes.Unavailable: // else it was not asked
 			err = next
 		}
+	}
+	return err
+}
+
+// destroy asks the agent once.
+func (s *Sandbox) destroy(ctx context.Context) error {
+	err := s.agent.DestroySandbox(ctx)
+	if err == nil {
+		s.emptied.Store(true)
 	}
 	return err
 }

@@ -117,6 +117,37 @@ func TestStopOfAVolumeInUseIsBusy(t *testing.T) {
 	}
 }
 
+// unheard is a machine of which nobody hears how it ended.
+type unheard struct{ machine }
+
+func (u unheard) AwaitEnd(ctx context.Context) error {
+	return errors.Join(u.machine.AwaitEnd(ctx), sandbox.ErrEnded, sandbox.ErrUnheard)
+}
+
+// ended is an agent whose guest ends when it is asked to, with or without an answer.
+type ended struct {
+	agent
+	answer error
+}
+
+func (e ended) DestroySandbox(context.Context) error {
+	e.die()
+	return e.answer
+}
+
+// An agent that has said OK has unmounted everything before. Of one that has not, the machine must say how it ended.
+func TestStopNeedsNotHearOfAnEndThatItsAgentHasPromised(t *testing.T) {
+	for _, test := range []struct{ answer, want error }{{nil, nil}, {agentclient.ErrOutcomeUnknown, sandbox.ErrUnheard}} {
+		w := newWorld()
+		s := sandbox.New(unheard{machine{w}}, ended{agent{w}, test.answer}, fine)
+		for range 2 {
+			if err := s.Stop(t.Context()); !errors.Is(err, test.want) {
+				t.Errorf("the agent answers %v\nwant %v\ngot  %v", test.answer, test.want, err)
+			}
+		}
+	}
+}
+
 // losing is an agent whose first answers are lost with their calls.
 type losing struct {
 	agent
