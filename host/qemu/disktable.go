@@ -282,20 +282,28 @@ func (t *diskTable) end(why error, patience time.Duration) (left []*disk) {
 	return nil
 }
 
-// refuse lets no disk in from now on, says of all that they are gone, and returns those whose stores are claimed: one that is only
-// just being claimed closes when it was (owns).
+// refuse lets no disk in from now on, and returns those whose stores are claimed: one that is only just being claimed closes when it
+// was (owns).
 func (t *diskTable) refuse(why error) map[string]*disk {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.ended = why
 	owned := make(map[string]*disk)
 	for id, d := range t.disks {
-		d.leaves(time.Time{})
 		if d.owned {
 			owned[id] = d
 		}
 	}
 	return owned
+}
+
+// allGone says of all disks that they are gone, when the VM's end is known: before, they would seem to have left by themselves.
+func (t *diskTable) allGone() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, d := range t.disks {
+		d.leaves(time.Time{})
+	}
 }
 
 // bootDisks returns the boot disks in their order.

@@ -29,11 +29,12 @@ func free(t *testing.T, stores *registry.Stores, path string) {
 	}
 }
 
-// end is the end of a VM's QEMU, as cleanUp follows it.
+// end is the end of a VM's QEMU, as supervise follows it.
 func end(vm *VM) {
 	vm.qmp.Close()
 	close(vm.qemu.done)
 	vm.releaseStores()
+	vm.disks.allGone()
 }
 
 func TestStoreIsFreeAfterTheVMsEndWhoeverComesThen(t *testing.T) {

@@ -191,6 +191,21 @@ func TestShutdownIsToldAndLeavesNothing(t *testing.T) {
 	}
 }
 
+// A disk that is gone before its VM's end is known looks as if it had left by itself.
+func TestDisksGoNoSoonerThanTheirVMHasEnded(t *testing.T) {
+	vm, err := startPlayed(t, "serves", "serves", nil)
+	must(t, err)
+	a, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)})
+	must(t, err)
+	_ = vm.QMP().Execute(limited(t), "quit", nil, nil) // its answer may not come
+	<-a.Gone
+	select {
+	case <-vm.Done():
+	default:
+		t.Error("the disk is gone, and the VM has not ended")
+	}
+}
+
 func TestQEMUWithoutSeccompRunsAndIsWarnedOf(t *testing.T) {
 	for how, want := range map[string]bool{"serves": true, "has no seccomp": false} {
 		said := &lockedBuffer{}

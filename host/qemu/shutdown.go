@@ -66,6 +66,7 @@ func (vm *VM) ended() error { return fmt.Errorf("%w: %s", ErrEnded, vm.qemu.stat
 
 // supervise waits for the end of the VM.
 func (vm *VM) supervise() {
+	defer vm.disks.allGone()
 	defer close(vm.done)
 	if vm.backend != nil {
 		go vm.watchBackend()

@@ -18,8 +18,9 @@ type Disk struct {
 // Place is where a guest finds a disk: the driver and the source of a Storage.
 type Place struct {
 	Driver, Source string
-	// Gone is closed when the machine has the disk no more, whoever took it. It is this
-	// attachment's: the same disk attached again has another one.
+	// Gone is closed when the machine has the disk no more, whoever took it, and where the
+	// machine has ended after its Done. It is this attachment's: the same disk attached again
+	// has another one.
 	Gone <-chan struct{}
 }
 

@@ -168,6 +168,7 @@ func (w *world) die() {
 		if w.dead() {
 			return
 		}
+		close(w.done)
 		for _, d := range w.disks {
 			close(d.gone)
 		}
@@ -175,7 +176,6 @@ func (w *world) die() {
 		clear(w.lost)
 		clear(w.mounts)
 		clear(w.late)
-		close(w.done)
 	})
 }
 
