@@ -48,11 +48,19 @@ func (vm *VM) DetachDisk(ctx context.Context, id string) error {
 	if err := vm.unplug(ctx, d); err != nil {
 		return fmt.Errorf("detach disk %s: %w", id, err)
 	}
-	if err := vm.removeNodes(ctx, d); err != nil {
+	if err := vm.remove(ctx, d); err != nil {
 		return fmt.Errorf("detach disk %s: %w", id, err)
 	}
-	vm.disks.release(d)
 	return nil
+}
+
+// remove takes away what is left of a disk whose device is not there.
+func (vm *VM) remove(ctx context.Context, d *disk) error {
+	err := vm.removeNodes(ctx, d)
+	if err == nil {
+		err = vm.disks.release(ctx, d)
+	}
+	return err
 }
 
 // unplug removes a disk's device and waits until it is gone. No other disk comes or goes meanwhile, up to hotplugLimit.

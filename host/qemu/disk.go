@@ -147,10 +147,9 @@ func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
 	if ctx.Err() != nil {
 		return Attached{}, err
 	}
-	if left := vm.removeNodes(ctx, d); left != nil {
+	if left := vm.remove(ctx, d); left != nil {
 		return Attached{}, fmt.Errorf("%w; what was done is not undone yet, detach the disk for that: %w", err, left)
 	}
-	vm.disks.release(d)
 	return Attached{}, err
 }
 
@@ -167,9 +166,7 @@ func (vm *VM) takeUp(ctx context.Context, want Disk) (*disk, error) {
 	switch {
 	case d.Disk != want || d.leaving() || d.isGone() && !d.half:
 	case d.isGone():
-		if err = vm.removeNodes(ctx, d); err == nil {
-			vm.disks.release(d)
-		} else {
+		if err = vm.remove(ctx, d); err != nil {
 			err = fmt.Errorf("disk %s: undo an attach that was cut off: %w", d.ID, err)
 		}
 	default:

@@ -31,9 +31,9 @@ type disk struct {
 	busy chan struct{}
 	half bool // an attach of it was cut off, or could not be undone
 
-	gone  chan struct{} // closed when the machine has its device no more
-	doubt chan struct{} // gets a token when the guest refuses, and it is open which request
-	close func()        // closes the store, once
+	gone  chan struct{}          // closed when the machine has its device no more
+	doubt chan struct{}          // gets a token when the guest refuses, and it is open which request
+	close func() <-chan struct{} // has the store closed, and returns what is closed when it has
 
 	// plugged is set when QEMU has its device, and stays: a device that is not there any more has left.
 	plugged atomic.Bool
@@ -137,7 +137,8 @@ func (t *diskTable) add(want Disk, choose func(taken map[slot]bool) (slot, error
 		err = t.owns(d)
 	}
 	if err != nil {
-		t.release(d)
+		<-d.close() // nothing was written
+		t.drop(d)
 		d.unlock()
 		return nil, fmt.Errorf("disk %s: %w", want.ID, err)
 	}
@@ -171,7 +172,7 @@ func (t *diskTable) place(want Disk, store *registry.Store, choose func(taken ma
 	t.sets++
 	d := &disk{
 		Disk: want, store: store, set: t.sets, slot: place, busy: make(chan struct{}, 1), gone: make(chan struct{}),
-		doubt: make(chan struct{}, 1), close: sync.OnceFunc(store.Close), requests: requests{refused: make(chan struct{})},
+		doubt: make(chan struct{}, 1), close: closing(store), requests: requests{refused: make(chan struct{})},
 	}
 	d.busy <- struct{}{}
 	t.disks[d.ID] = d
@@ -239,9 +240,32 @@ func (t *diskTable) acquire(ctx context.Context, id string) (*disk, error) {
 	}
 }
 
-// release drops a disk that is gone, and lets go of its store. Its lock stays with the caller.
-func (t *diskTable) release(d *disk) {
-	d.close()
+// closing returns a function that has a store closed, once. What the kernel has of a block device is written then, to a disk that
+// may not answer.
+func closing(store *registry.Store) func() <-chan struct{} {
+	return sync.OnceValue(func() <-chan struct{} {
+		closed := make(chan struct{})
+		go func() {
+			store.Close()
+			close(closed)
+		}()
+		return closed
+	})
+}
+
+// release drops a disk that is gone, when its store has closed. Until then, whatever ctx says, it stays, and is released again. Its
+// lock stays with the caller.
+func (t *diskTable) release(ctx context.Context, d *disk) error {
+	select {
+	case <-d.close():
+		t.drop(d)
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("its store has not closed, its disk may not answer: %w", ctx.Err())
+	}
+}
+
+func (t *diskTable) drop(d *disk) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.disks, d.ID)
@@ -265,7 +289,7 @@ func (t *diskTable) end(why error, patience time.Duration) (left []*disk) {
 	closed := make(chan *disk, len(owned))
 	for _, d := range owned {
 		go func() {
-			d.close()
+			<-d.close()
 			closed <- d
 		}()
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/directvol/directvol/host/qmp"
 	"github.com/directvol/directvol/host/registry"
@@ -151,7 +152,44 @@ func TestStoreThatDoesNotCloseHoldsUpNoOther(t *testing.T) {
 		t.Errorf("the log\nwant the store that is left\ngot  %s", said.text.String())
 	}
 	thaw()
-	dead.close() // returns when the store has closed
+	<-dead.close()
+	free(t, vm.disks.stores, device)
+}
+
+// So does the close behind a detach: who detaches gives up in time, and the disk is not forgotten.
+func TestDetachOfAStoreThatDoesNotCloseEndsInTime(t *testing.T) {
+	device, freeze, thaw := deadDevice(t)
+	vm, _ := fakeVM(t)
+	_, err := vm.AttachDisk(limited(t), Disk{ID: "dead", Path: device})
+	must(t, err)
+	_, err = vm.disks.find("dead").store.File().WriteAt(make([]byte, 4*mib), 0)
+	must(t, err)
+	freeze()
+	answer := make(chan error, 1)
+	go func() {
+		for {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			err := vm.DetachDisk(ctx, "dead")
+			cancel()
+			if err == nil || strings.Contains(err.Error(), "store has not closed") || t.Context().Err() != nil {
+				answer <- err
+				return
+			}
+		}
+	}()
+	select {
+	case err = <-answer:
+	case <-limited(t).Done():
+		t.Fatal("a detach does not end, whatever its context")
+	}
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("want %v\ngot  %v", context.DeadlineExceeded, err)
+	}
+	if _, ok := vm.Disk("dead"); !ok {
+		t.Error("the disk is forgotten, and its store is not free")
+	}
+	thaw()
+	must(t, vm.DetachDisk(limited(t), "dead"))
 	free(t, vm.disks.stores, device)
 }
 
