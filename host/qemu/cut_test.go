@@ -214,7 +214,7 @@ func TestRealQEMUThatIsCutOffGoesOn(t *testing.T) {
 		for err := errors.New("not yet"); err != nil; { // the first greeting may be cut
 			vm.qmp, err = qmp.Dial(limited(t), front, vm.settle)
 		}
-		go vm.watchDisks(vm.qmp.Subscribe(diskEvents...).Events())
+		go vm.watchDisks(vm.qmp.Subscribe(diskEvents...))
 		stop, reset := make(chan struct{}), make(chan struct{})
 		go func() { defer close(reset); resetUntil(vm, stop) }()
 		id := fmt.Sprintf("d%d", round)

@@ -161,23 +161,54 @@ func (vm *VM) hasLeft(d *disk, when time.Time) bool {
 	return left
 }
 
-// watchDisks takes in what the guest does with disks, until the connection ends.
-func (vm *VM) watchDisks(events <-chan qmp.Event) {
-	for event := range events {
-		var data struct {
-			Device string `json:"device"`
+// watchDisks takes in what the guest does with disks, until the connection ends. Where more comes than is read QEMU is asked what it
+// has: a disk that has left must not be missed, and a refusal that was is asked for again.
+func (vm *VM) watchDisks(events *qmp.Subscription) {
+	missed := uint64(0)
+	for event := range events.Events() {
+		vm.diskEvent(event)
+		for now := events.Dropped(); now > missed; now = events.Dropped() {
+			if !vm.takeStock() {
+				return
+			}
+			missed = now
 		}
-		if err := json.Unmarshal(event.Data, &data); err != nil {
-			vm.log.WithError(err).Warnf("QMP event %s: %s", event.Name, event.Data)
-			continue
+	}
+}
+
+func (vm *VM) diskEvent(event qmp.Event) {
+	var data struct {
+		Device string `json:"device"`
+	}
+	if err := json.Unmarshal(event.Data, &data); err != nil {
+		vm.log.WithError(err).Warnf("QMP event %s: %s", event.Name, event.Data)
+		return
+	}
+	d := vm.disks.byDevice(data.Device)
+	switch {
+	case d == nil: // a part of a disk, or none of ours
+	case event.Name == "DEVICE_DELETED":
+		vm.hasLeft(d, event.Time)
+	default:
+		d.refuses(event.Time)
+	}
+}
+
+// takeStock asks QEMU what it has until it answers, and notes the disks that have left. It returns false where the connection has
+// ended for good.
+func (vm *VM) takeStock() bool {
+	again := time.NewTicker(askAgain)
+	defer again.Stop()
+	for {
+		_, _, err := vm.whatHasLeft(context.Background(), vm.qmp.Execute)
+		if err == nil {
+			return true
 		}
-		d := vm.disks.byDevice(data.Device)
-		switch {
-		case d == nil: // a part of a disk, or none of ours
-		case event.Name == "DEVICE_DELETED":
-			vm.hasLeft(d, event.Time)
-		default:
-			d.refuses(event.Time)
+		vm.log.WithError(err).Warn("more QMP events came than were read, and QEMU does not say what it has")
+		select {
+		case <-again.C:
+		case <-vm.qmp.Done():
+			return false
 		}
 	}
 }

@@ -107,17 +107,16 @@ func (t *diskTable) addBoot(number int, want Disk) error {
 	return nil
 }
 
-// plugged returns the ids of the disks whose devices QEMU has, or had.
-func (t *diskTable) plugged() []string {
+// plugged returns the disks whose devices QEMU has, or had.
+func (t *diskTable) plugged() (all []*disk) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var ids []string
-	for id, d := range t.disks {
+	for _, d := range t.disks {
 		if d.plugged.Load() {
-			ids = append(ids, id)
+			all = append(all, d)
 		}
 	}
-	return ids
+	return all
 }
 
 func (t *diskTable) add(want Disk, choose func(taken map[slot]bool) (slot, error)) (*disk, error) {

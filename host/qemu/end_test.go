@@ -193,6 +193,28 @@ func TestDetachOfAStoreThatDoesNotCloseEndsInTime(t *testing.T) {
 	free(t, vm.disks.stores, device)
 }
 
+// More events than a subscriber's buffer holds come while nobody reads them, and the last one says that a disk has left.
+func TestDiskThatLeavesAmongTooManyEventsIsKnownToHave(t *testing.T) {
+	vm, q := fakeVM(t)
+	a, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)})
+	must(t, err)
+	vm.disks.mu.Lock() // who reads the events waits for it
+	q.with(func() {
+		for range 200 {
+			q.refuse("other")
+		}
+		q.letGo(DeviceID("data"))
+	})
+	_, err = vm.blockNodes(limited(t)) // behind the events
+	vm.disks.mu.Unlock()
+	must(t, err)
+	select {
+	case <-a.Gone:
+	case <-limited(t).Done():
+		t.Error("the disk has left, and nobody knows")
+	}
+}
+
 // All disks leave while there is no connection: more than a subscriber's buffer holds.
 func TestDisksThatLeaveUnseenAreAllKnownToHave(t *testing.T) {
 	vm, q := fakeVM(t)

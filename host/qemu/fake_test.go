@@ -333,7 +333,7 @@ func vmOn(t *testing.T, path string) *VM {
 	}
 	t.Cleanup(func() { client.Close() })
 	vm.qmp = client
-	go vm.watchDisks(client.Subscribe(diskEvents...).Events())
+	go vm.watchDisks(client.Subscribe(diskEvents...))
 	return vm
 }
 

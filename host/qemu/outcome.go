@@ -88,25 +88,33 @@ func askNodes(ctx context.Context, ask qmp.Ask) (map[string]uint64, error) {
 // settle asks what is true on a new QMP connection, and notes what was missed without one: the devices that have gone. Subscribers
 // get an event for each, so far as they have room; the disks themselves need none.
 func (vm *VM) settle(ctx context.Context, ask qmp.Ask) ([]qmp.Event, error) {
-	asked := time.Now()
-	now, err := askState(ctx, ask)
+	now, missed, err := vm.whatHasLeft(ctx, ask)
 	if err != nil {
 		return nil, err
-	}
-	var missed []qmp.Event
-	for _, id := range vm.disks.plugged() {
-		device := DeviceID(id)
-		if d := vm.disks.find(id); !now.devices[device] && d != nil && vm.hasLeft(d, asked) {
-			data, err := json.Marshal(map[string]string{"device": device})
-			if err != nil {
-				return nil, err
-			}
-			missed = append(missed, qmp.Event{Name: "DEVICE_DELETED", Data: data, Time: asked})
-		}
 	}
 	vm.log.Warnf("the QMP connection was lost, and is there again: QEMU is %s and has %d block nodes and %d devices; %d disks have left meanwhile",
 		now.run, len(now.nodes), len(now.devices), len(missed))
 	return missed, nil
+}
+
+// whatHasLeft asks what QEMU has, and notes the disks that have left and were not known to, with an event for each. Others may attach
+// disks meanwhile: it is about those whose devices were there before.
+func (vm *VM) whatHasLeft(ctx context.Context, ask qmp.Ask) (now state, missed []qmp.Event, err error) {
+	asked, before := time.Now(), vm.disks.plugged()
+	if now, err = askState(ctx, ask); err != nil {
+		return state{}, nil, err
+	}
+	for _, d := range before {
+		device := DeviceID(d.ID)
+		if !now.devices[device] && vm.hasLeft(d, asked) {
+			data, err := json.Marshal(map[string]string{"device": device})
+			if err != nil {
+				return state{}, nil, err
+			}
+			missed = append(missed, qmp.Event{Name: "DEVICE_DELETED", Data: data, Time: asked})
+		}
+	}
+	return now, missed, nil
 }
 
 // execute runs a QMP command. One that was cut off is decided by what QEMU has afterwards, and sent again where it was not

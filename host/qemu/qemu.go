@@ -199,7 +199,7 @@ func (vm *VM) startQEMU(ctx context.Context) error {
 	}
 	vm.qmp = client
 	vm.events = client.Subscribe("SHUTDOWN")
-	go vm.watchDisks(client.Subscribe(diskEvents...).Events())
+	go vm.watchDisks(client.Subscribe(diskEvents...))
 	return nil
 }
 
