@@ -127,7 +127,7 @@ func (vm *VM) Disk(id string) (Attached, bool) {
 func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
 	d, err := vm.takeUp(ctx, want)
 	if err == nil && d == nil {
-		d, err = vm.disks.reserve(want)
+		d, err = vm.disks.reserveIn(ctx, want)
 	}
 	if err != nil {
 		return Attached{}, fmt.Errorf("attach %w", err)

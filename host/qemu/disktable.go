@@ -78,6 +78,7 @@ type diskTable struct {
 	bridges int
 	stores  *registry.Stores
 	owner   string // of the stores
+	claim   func(store *registry.Store, owner string, readOnly bool) error
 	mu      sync.Mutex
 	sets    int // the last one that was given
 	disks   map[string]*disk
@@ -87,12 +88,45 @@ type diskTable struct {
 }
 
 func newDiskTable(bridges int, stores *registry.Stores, owner string) *diskTable {
-	return &diskTable{bridges: bridges, stores: stores, owner: owner, disks: make(map[string]*disk), freed: make(map[slot]uint64)}
+	return &diskTable{bridges: bridges, stores: stores, owner: owner, claim: (*registry.Store).Claim, disks: make(map[string]*disk), freed: make(map[slot]uint64)}
 }
 
 // reserve takes an id, a store and a slot for a disk, which comes back locked.
 func (t *diskTable) reserve(want Disk) (*disk, error) {
 	return t.add(want, func(taken map[slot]bool) (slot, error) { return freeSlot(t.bridges, taken, t.freed) })
+}
+
+// reserveIn is reserve for no longer than ctx: opening a store may take for ever, and so may the look for who else has it. Until that
+// ends the disk keeps its place, locked.
+func (t *diskTable) reserveIn(ctx context.Context, want Disk) (*disk, error) {
+	type answer struct {
+		*disk
+		error
+	}
+	reserved := make(chan answer)
+	go func() {
+		d, err := t.reserve(want)
+		select {
+		case reserved <- answer{d, err}:
+		case <-ctx.Done():
+			if err == nil {
+				t.undo(d)
+			}
+		}
+	}()
+	select {
+	case a := <-reserved:
+		return a.disk, a.error
+	case <-ctx.Done():
+		return nil, fmt.Errorf("disk %s: its store %s has not opened, its disk may not answer: %w", want.ID, want.Path, ctx.Err())
+	}
+}
+
+// undo gives back what a disk has that nobody got: nothing was written.
+func (t *diskTable) undo(d *disk) {
+	<-d.close()
+	t.drop(d)
+	d.unlock()
 }
 
 // addBoot takes the place of a boot disk, by its number.
@@ -132,13 +166,11 @@ func (t *diskTable) add(want Disk, choose func(taken map[slot]bool) (slot, error
 		store.Close()
 		return nil, err
 	}
-	if err = store.Claim(t.owner, want.ReadOnly); err == nil {
+	if err = t.claim(store, t.owner, want.ReadOnly); err == nil {
 		err = t.owns(d)
 	}
 	if err != nil {
-		<-d.close() // nothing was written
-		t.drop(d)
-		d.unlock()
+		t.undo(d)
 		return nil, fmt.Errorf("disk %s: %w", want.ID, err)
 	}
 	return d, nil

@@ -193,6 +193,37 @@ func TestDetachOfAStoreThatDoesNotCloseEndsInTime(t *testing.T) {
 	free(t, vm.disks.stores, device)
 }
 
+// So does an open: who attaches gives up in time, and the store is free when it has opened at last.
+func TestAttachOfAStoreThatDoesNotOpenEndsInTime(t *testing.T) {
+	vm, _ := fakeVM(t)
+	opens := make(chan struct{})
+	vm.disks.claim = func(s *registry.Store, owner string, readOnly bool) error {
+		<-opens
+		return s.Claim(owner, readOnly)
+	}
+	d := Disk{ID: "data", Path: image(t, mib)}
+	answer := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		_, err := vm.AttachDisk(ctx, d)
+		answer <- err
+	}()
+	select {
+	case err := <-answer:
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("want %v\ngot  %v", context.DeadlineExceeded, err)
+		}
+	case <-limited(t).Done():
+		t.Error("an attach does not end, whatever its context")
+	}
+	close(opens)
+	_, err := vm.AttachDisk(limited(t), d)
+	must(t, err)
+	must(t, vm.DetachDisk(limited(t), "data"))
+	free(t, vm.disks.stores, d.Path)
+}
+
 // More events than a subscriber's buffer holds come while nobody reads them, and the last one says that a disk has left.
 func TestDiskThatLeavesAmongTooManyEventsIsKnownToHave(t *testing.T) {
 	vm, q := fakeVM(t)
