@@ -372,3 +372,24 @@ func TestLoopDeviceThatGetsAnotherFileIsRefused(t *testing.T) {
 	_, err = claim(t, s, second, "sandbox two", false)
 	must(t, err)
 }
+
+// Of one lock file, each use by two owners: some of the bytes of a disk are another partition's.
+func TestUsesThatExcludeEachOther(t *testing.T) {
+	names := [uses]string{readsAll: "reads", writesAll: "writes", readsPart: "reads a part", writesPart: "writes a part"}
+	beside := map[[2]int]bool{
+		{readsAll, readsAll}: true, {readsAll, readsPart}: true, {readsPart, readsPart}: true, {readsPart, writesPart}: true, {writesPart, writesPart}: true,
+	}
+	for first := range names {
+		for second := range names {
+			path := filepath.Join(t.TempDir(), "lock")
+			held, err := take(path, first)
+			must(t, err)
+			other, err := take(path, second)
+			if want := beside[[2]int{first, second}] || beside[[2]int{second, first}]; want != (err == nil) || err != nil && !errors.Is(err, errHeld) {
+				t.Errorf("one %s, and another %s\nwant both: %v\ngot  %v", names[first], names[second], want, err)
+			}
+			held.Close()
+			other.Close()
+		}
+	}
+}
