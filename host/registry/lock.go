@@ -152,12 +152,18 @@ func take(path string, use int) (*os.File, error) {
 			return file, err
 		}
 		// Whoever releases a lock removes its file: then this one locks nothing.
-		var st unix.Stat_t
-		if err := unix.Fstat(int(file.Fd()), &st); err != nil || st.Nlink > 0 {
+		if there, err := hasName(file); there || err != nil {
 			return file, err
 		}
 		file.Close()
 	}
+}
+
+// hasName reports whether a lock file was not removed.
+func hasName(file *os.File) (bool, error) {
+	var st unix.Stat_t
+	err := unix.Fstat(int(file.Fd()), &st)
+	return st.Nlink > 0, err
 }
 
 // lockByte locks first and looks then, so that of two who come at once one at least is refused.
@@ -185,11 +191,14 @@ func lockByte(file *os.File, use int) error {
 	return nil
 }
 
-// Release gives the locks up. A lock file that nobody else has is removed.
+// Release gives the locks up. A lock file that nobody else has is removed. One that was removed before, by who had it then, may have
+// a successor of its name that another has by now.
 func (l *Lock) Release() {
 	for _, file := range l.files {
 		if unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Len: uses}) == nil {
-			os.Remove(file.Name())
+			if there, err := hasName(file); there && err == nil { // and nobody else removes it now
+				os.Remove(file.Name())
+			}
 		}
 		file.Close()
 	}

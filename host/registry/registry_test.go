@@ -269,6 +269,9 @@ func TestLocksThatComeAndGoKeepTheirRule(t *testing.T) {
 					t.Error(err)
 				}
 				if err == nil {
+					if there, err := hasName(store.lock.files[0]); !there || err != nil {
+						t.Errorf("the lock file of its owner was removed, and locks nothing: %v", err)
+					}
 					if now := owners.Add(1); now != 1 {
 						t.Errorf("%d have the store", now)
 					}
@@ -286,6 +289,27 @@ func TestLocksThatComeAndGoKeepTheirRule(t *testing.T) {
 	if had.Load() < 100 {
 		t.Errorf("claims that succeeded:\nwant many\ngot  %d of 2000", had.Load())
 	}
+}
+
+// Who was refused has the lock file open that the first owner removes, and another one has that name when he lets go of it.
+func TestWhoWasRefusedRemovesNoLockOfTheNext(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	first, err := take(path, writesAll)
+	must(t, err)
+	refused, err := take(path, writesAll)
+	if !errors.Is(err, errHeld) {
+		t.Fatalf("want %v\ngot  %v", errHeld, err)
+	}
+	(&Lock{[]*os.File{first}}).Release()
+	next, err := take(path, writesAll)
+	must(t, err)
+	defer next.Close()
+	(&Lock{[]*os.File{refused}}).Release()
+	second, err := take(path, writesAll)
+	if !errors.Is(err, errHeld) {
+		t.Errorf("a second owner\nwant %v\ngot  %v", errHeld, err)
+	}
+	second.Close()
 }
 
 func FuzzRecord(f *testing.F) {
@@ -360,13 +384,20 @@ func TestLocksOfAUserLieInOnePlace(t *testing.T) {
 
 func TestLoopDeviceThatGetsAnotherFileIsRefused(t *testing.T) {
 	s, first, second := In(filepath.Join(t.TempDir(), "stores")), image(t), image(t)
-	device := loopDevice(t, first)
+	device := loopDevice(t, "--read-only", first)
 	store, err := s.Find(device)
 	must(t, err)
 	defer store.Close()
-	must(t, exec.Command("losetup", "--detach", device).Run())
-	must(t, exec.Command("losetup", device, second).Run())
-	if err := store.Claim("sandbox one", false); err == nil || !strings.Contains(err.Error(), "another file") {
+	// The device is never free in between: another process might take it.
+	loop, err := os.Open(device)
+	must(t, err)
+	defer loop.Close()
+	other, err := os.Open(second)
+	must(t, err)
+	defer other.Close()
+	const changeFile = 0x4c06 // LOOP_CHANGE_FD of <linux/loop.h>
+	must(t, unix.IoctlSetInt(int(loop.Fd()), changeFile, int(other.Fd())))
+	if err := store.Claim("sandbox one", true); err == nil || !strings.Contains(err.Error(), "another file") {
 		t.Errorf("found over %s, and over %s by now\nwant it refused\ngot  %v", first, second, err)
 	}
 	_, err = claim(t, s, second, "sandbox two", false)
