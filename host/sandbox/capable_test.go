@@ -1,0 +1,100 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/directvol/directvol/host/sandbox"
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+// recorded notes what is asked of a machine and of an agent, in order.
+type recorded struct {
+	*world
+	asked *[]string
+}
+
+func (r recorded) note(format string, args ...any) {
+	*r.asked = append(*r.asked, fmt.Sprintf(format, args...))
+}
+
+// plain is a machine that can do so much and no more.
+type plain struct {
+	machine
+	recorded recorded
+	can      sandbox.Capabilities
+}
+
+func (p plain) Capabilities() sandbox.Capabilities { return p.can }
+
+func (p plain) Resize(_ context.Context, _ string, bytes uint64) error {
+	p.recorded.note("disk to %d", bytes)
+	return nil
+}
+
+// foreignAgent is one without directvol's own service.
+type foreignAgent struct {
+	agent
+	recorded recorded
+	grows    error // what it answers when it is asked to grow to the device's end
+}
+
+func (f foreignAgent) CreateContainer(ctx context.Context, r *agentpb.CreateContainerRequest) error {
+	f.recorded.note("mount with %q", r.Storages[0].DriverOptions)
+	r.Storages[0].DriverOptions = []string{"serial=" + sandbox.DiskID("c")} // as the world wants it
+	return f.agent.CreateContainer(ctx, r)
+}
+
+func (f foreignAgent) CheckResizeVolume(context.Context, string, uint64) error {
+	return status.Error(codes.Unimplemented, "no such service")
+}
+
+func (f foreignAgent) ResizeVolume(_ context.Context, _ string, bytes uint64) error {
+	f.recorded.note("filesystem to %d", bytes)
+	if bytes == 0 {
+		return f.grows
+	}
+	return nil
+}
+
+// A machine whose disks show no serial promises none, one whose disks do not grow is not asked to, and an agent without
+// directvol's service is asked whether the filesystem can grow before the disk does.
+func TestMachinesAndAgentsThatCanDoLess(t *testing.T) {
+	refused := status.Error(codes.FailedPrecondition, "run e2fsck")
+	serial := fmt.Sprintf("mount with %q", []string{"serial=" + sandbox.DiskID("c")})
+	for _, test := range []struct {
+		name  string
+		can   sandbox.Capabilities
+		grows error
+		want  error
+		asked []string
+	}{
+		{"all", sandbox.Capabilities{Serial: true, Grow: true}, nil, nil, []string{serial, "filesystem to 0", "disk to 7", "filesystem to 7"}},
+		{"no serial", sandbox.Capabilities{Grow: true}, nil, nil, []string{"mount with []", "filesystem to 0", "disk to 7", "filesystem to 7"}},
+		{"the filesystem cannot grow", sandbox.Capabilities{Serial: true, Grow: true}, refused, sandbox.ErrInfeasible, []string{serial, "filesystem to 0"}},
+		{"no growth", sandbox.Capabilities{Serial: true}, nil, sandbox.ErrInfeasible, []string{serial}},
+	} {
+		w := newWorld()
+		r := recorded{w, new([]string)}
+		s := sandbox.New(plain{machine{w}, r, test.can}, foreignAgent{agent{w}, r, test.grows}, fine)
+		if err := s.Attach(t.Context(), volumeOf("c")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Mount(t.Context(), "c"); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Resize(t.Context(), "c", 7); !errors.Is(err, test.want) {
+			t.Errorf("%s: resize\nwant %v\ngot  %v", test.name, test.want, err)
+		}
+		if !slices.Equal(*r.asked, test.asked) {
+			t.Errorf("%s: asked\nwant %q\ngot  %q", test.name, test.asked, *r.asked)
+		}
+		w.die()
+	}
+}
