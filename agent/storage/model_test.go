@@ -232,6 +232,12 @@ func (k *kernel) isFaulty(device string) bool {
 	return k.faulty[device]
 }
 
+func (k *kernel) isHung(device string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.hung[device]
+}
+
 // place is where a device is mounted.
 func place(device string) string { return "/run/model/" + device }
 
@@ -287,6 +293,7 @@ type model struct {
 	undoing  []*call                    // creates that have failed, and may not have undone all yet
 	life     life                       // of the sandbox
 	lives    int                        // how often that was asked to change
+	returns  map[string]bool            // devices that a destroy which has failed gives back when they answer
 	taken    map[string]int             // how often removes of a container, or destroys, began and ended
 }
 
@@ -314,7 +321,7 @@ func (d destroying) ReleaseAll(ctx context.Context, agreed func() bool) error {
 const hotplug = 2 * time.Second
 
 func newModel(t *rapid.T, state string) *model {
-	m := &model{t: t, stateFile: state, kernel: newKernel(), promised: map[string]map[string]bool{}, mayHold: map[string]map[string]bool{}, wasBusy: map[string]bool{}, removed: map[string]bool{}, asked: map[string]int{}, taken: map[string]int{}}
+	m := &model{t: t, stateFile: state, kernel: newKernel(), promised: map[string]map[string]bool{}, mayHold: map[string]map[string]bool{}, wasBusy: map[string]bool{}, removed: map[string]bool{}, asked: map[string]int{}, taken: map[string]int{}, returns: map[string]bool{}}
 	m.life = runs
 	m.agent = startAgent(t, m.kernel, state)
 	return m
@@ -438,9 +445,21 @@ func (m *model) learn(c *call) {
 		if c.err == nil {
 			clear(m.promised)
 		}
+		if c.err != nil {
+			m.comeBack()
+		}
 		for _, promised := range m.promised { // what cannot be mounted again is lost to a destroy that fails late
 			maps.DeleteFunc(promised, func(device string, _ bool) bool { return m.kernel.isFaulty(device) })
 		}
+	}
+}
+
+// comeBack notes which devices a destroy that has failed cannot mount again yet: it waits
+// for a disk that hangs for a while only, and then that comes back by itself.
+func (m *model) comeBack() {
+	mounted, _ := m.kernel.now()
+	for _, device := range devices {
+		m.returns[device] = m.kernel.isHung(device) && mounted[place(device)] == ""
 	}
 }
 
@@ -592,9 +611,12 @@ func (m *model) holds(t *rapid.T) {
 	if m.destroys.Load() > 0 {
 		return // it takes away, and gives back where it fails: when the last disk answers
 	}
+	for _, device := range devices {
+		m.returns[device] = m.returns[device] && m.kernel.isHung(device)
+	}
 	for owner, promised := range m.promised {
 		for device := range promised {
-			if isMounted[place(device)] != device {
+			if isMounted[place(device)] != device && !m.returns[device] {
 				t.Errorf("%s was promised to %q, and is not mounted", device, owner)
 			}
 			if !slices.Contains(m.table.Owners(place(device)), owner) {
