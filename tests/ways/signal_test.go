@@ -57,6 +57,7 @@ func endsWithAllUnsynced(t *testing.T, slow time.Duration) {
 				must(t, err)
 			case syscall.SIGPWR:
 				must(t, v.SlowTo(limited(t), slowRate))
+				keepDirty(t, g)
 				for n := range int(slow.Seconds()) * slowRate / unsyncedBytes {
 					must(t, g.Act.WriteFile(limited(t), fmt.Sprintf("%s/%s-%d", v.GuestPath, signal, n), unsynced(signal.String(), n)))
 				}
@@ -66,17 +67,27 @@ func endsWithAllUnsynced(t *testing.T, slow time.Duration) {
 			g.Kill()
 			return
 		}
-		_, _ = g.Act.Signal(limited(t), act.Agent, signal) // who answers may have ended
 		began := time.Now()
+		_, _ = g.Act.Signal(limited(t), act.Agent, signal) // who answers may have ended
 		how, err := g.VM().AwaitShutdown(within(t, jobLimit))
 		if want := (qemu.Shutdown{Guest: true, Reason: "guest-shutdown"}); err != nil || how != want {
 			t.Fatalf("%v\nwant %+v\ngot  %+v, error %v", signal, want, how, err)
 		}
-		t.Logf("%v: ended after %v", signal, time.Since(began).Round(time.Second))
 		before, files = signal.String(), 1
 		if signal == syscall.SIGPWR {
 			files = int(slow.Seconds()) * slowRate / unsyncedBytes
+			if took := time.Since(began); took < slow/2 { // the disks had their bytes before
+				t.Errorf("ended after %v: nothing is shown", took)
+			}
 		}
+	}
+}
+
+// keepDirty has a guest's kernel write back nothing before it is told to.
+func keepDirty(t *testing.T, g *vm.Guest) {
+	t.Helper()
+	for setting, value := range map[string]string{"dirty_writeback_centisecs": "0", "dirty_ratio": "90", "dirty_background_ratio": "80"} {
+		must(t, g.Act.WriteFile(limited(t), "/proc/sys/vm/"+setting, []byte(value)))
 	}
 }
 
