@@ -131,10 +131,17 @@ func (s *Sandbox) hold(ctx context.Context, holder string, storages []*agentpb.S
 	return err
 }
 
-// releaseLimit bounds how long a call that unmounts waits for a device that
-// hangs: the answer that says so has to arrive before the caller gives up, and
-// Kata's and our own clients wait for 10 s or more.
+// releaseLimit bounds how long a call that unmounts waits whose caller does not say how
+// long he does: Kata's clients and our own wait for 10 s or more.
 const releaseLimit = 8 * time.Second
+
+// limited returns a context that ends with the caller's time, or after releaseLimit.
+func limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, releaseLimit)
+}
 
 // Reasons to end a create that its caller still waits for.
 var (
@@ -169,7 +176,7 @@ func decides(ctx context.Context, decided *atomic.Bool) func() bool {
 // RemoveContainer has a container let go of what it holds. A create that is under
 // way is ended. OK means that nothing of the container is held, or about to be.
 func (s *Sandbox) RemoveContainer(ctx context.Context, id string) error {
-	ctx, cancel := context.WithTimeout(ctx, releaseLimit)
+	ctx, cancel := limited(ctx)
 	defer cancel()
 	s.interrupt(errRemoved, func(c *create) bool { return c.id == id })
 	return s.call(ctx, containerOf(id), s.inTurn(id), nil, func(ctx context.Context) error {
@@ -180,7 +187,7 @@ func (s *Sandbox) RemoveContainer(ctx context.Context, id string) error {
 // Destroy unmounts everything, and takes nothing until Create. Where it fails the
 // sandbox and its containers are as they were.
 func (s *Sandbox) Destroy(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, releaseLimit)
+	ctx, cancel := limited(ctx)
 	defer cancel()
 	s.interrupt(errDestroyed, func(*create) bool { return true })
 	var decided atomic.Bool

@@ -206,6 +206,24 @@ func TestCallThatIsLateNamesItsDisk(t *testing.T) {
 	})
 }
 
+// An unmount may take as long as its caller waits: a busy guest, or a slow disk, takes its
+// time. Who does not say how long he waits is answered within the usual time of a client.
+func TestRemoveTakesAsLongAsItsCallerWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := of(table{release: func() error { time.Sleep(20 * time.Second); return nil }})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := s.RemoveContainer(ctx, "c"); err != nil {
+			t.Errorf("after 20 s of a minute\nwant OK\ngot  %v", err)
+		}
+		began := time.Now()
+		if err := s.RemoveContainer(t.Context(), "c"); refusal.KindOf(err) != refusal.DeadlineExceeded || time.Since(began) > releaseLimit {
+			t.Errorf("of a caller who sets no limit\nwant it told after %v at most\ngot  %v after %v", releaseLimit, err, time.Since(began))
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
 // Who looks behind a container's calls sees what a call has made that its caller gave up.
 func TestBehindIsBehindCallsThatWereGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
