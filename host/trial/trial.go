@@ -5,7 +5,8 @@
 // often it is tried.
 //
 // The process is this program once more, with another name: importing the package makes
-// any program able to be it.
+// any program able to be it. It is started by one that has no store open (Prepare), for
+// otherwise one store that hangs would keep every process from being started.
 package trial
 
 import (
@@ -13,11 +14,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"strconv"
-	"strings"
 	"sync"
-	"syscall"
 	"time"
 	"unsafe"
 
@@ -35,6 +33,10 @@ var ErrNoStore = errors.New("a store is an image file or a block device")
 const childName = "directvol-store-trial"
 
 func init() {
+	if len(os.Args) == 1 && os.Args[0] == starterName {
+		serve(os.Stdin, os.Stdout)
+		os.Exit(0)
+	}
 	if len(os.Args) == 2 && os.Args[0] == childName {
 		if err := read(os.Args[1]); err != nil {
 			fmt.Fprint(os.Stderr, err)
@@ -98,25 +100,28 @@ type Trials struct {
 	running map[string]*running // by path
 }
 
-// running is one process.
+// startLimit is how long a process has to run.
+const startLimit = 10 * time.Second
+
+// running is one process, or one that is to run.
 type running struct {
-	pid   int
 	late  chan struct{} // closed when it had its time, and has not answered
 	ended chan struct{}
 	err   error // what it found, once ended is closed
+
+	mu      sync.Mutex
+	pid     int         // 0 until it runs
+	overdue *time.Timer // closes late
 }
 
 // Read returns when a store has answered. ErrHangs is wrapped where the store had so much time for it as limit says, which its
-// first caller sets; who gives up before learns nothing about the store.
+// first caller sets; who gives up before learns nothing about the store. That a process runs may take up to ten seconds more.
 func (t *Trials) Read(ctx context.Context, path string, limit time.Duration) error {
-	r, joined, err := t.start(path, limit)
-	if err != nil {
-		return fmt.Errorf("try store %s: %w", path, err)
-	}
+	r, joined := t.start(path, limit)
 	select {
 	case <-r.ended:
 	case <-r.late:
-		return fmt.Errorf("try store %s: %w a small read, which process %d waits for", path, ErrHangs, r.pid)
+		return r.tooLate(path)
 	case <-ctx.Done():
 		return fmt.Errorf("try store %s: it has not answered yet: %w", path, ctx.Err())
 	}
@@ -126,42 +131,72 @@ func (t *Trials) Read(ctx context.Context, path string, limit time.Duration) err
 	return r.err
 }
 
-// start starts a trial, or joins the one that goes on.
-func (t *Trials) start(path string, limit time.Duration) (r *running, joined bool, err error) {
+// tooLate is the answer to who has waited as long as the store had time.
+func (r *running) tooLate(path string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.pid == 0 { // of the store nothing is known
+		return fmt.Errorf("try store %s: no process for it could be started in time: this one may have another store open that does not answer", path)
+	}
+	return fmt.Errorf("try store %s: %w a small read, which process %d waits for", path, ErrHangs, r.pid)
+}
+
+// start starts a trial, or joins the one that goes on. It waits for nobody.
+func (t *Trials) start(path string, limit time.Duration) (r *running, joined bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if r := t.running[path]; r != nil {
-		return r, true, nil
+		return r, true
 	}
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Args = []string{childName, path}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	var said strings.Builder
-	cmd.Stderr = &said
-	if err := cmd.Start(); err != nil {
-		return nil, false, err
-	}
-	r = &running{pid: cmd.Process.Pid, late: make(chan struct{}), ended: make(chan struct{})}
+	r = &running{late: make(chan struct{}), ended: make(chan struct{})}
 	if t.running == nil {
 		t.running = map[string]*running{}
 	}
 	t.running[path] = r
-	overdue := time.AfterFunc(limit, func() {
-		close(r.late)
-		_ = cmd.Process.Kill() // fails only where it has ended
-	})
-	go func() {
-		err := cmd.Wait()
-		switch {
-		case !overdue.Stop():
-			r.err = fmt.Errorf("try store %s: %w a small read within %v", path, ErrHangs, limit)
-		case err != nil:
-			r.err = fmt.Errorf("try store %s: %w: %s", path, err, said.String())
-		}
+	r.overdue = time.AfterFunc(startLimit, func() { close(r.late) })
+	end := func(err error) {
+		r.overdue.Stop()
+		r.err = err
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		delete(t.running, path)
 		close(r.ended)
+	}
+	go func() {
+		s, err := current()
+		if err == nil {
+			err = s.order(path, limit, func(said report) {
+				if !said.Ended {
+					r.runs(said.PID, limit)
+					return
+				}
+				end(said.err(path, limit))
+			})
+		}
+		if err != nil {
+			end(fmt.Errorf("try store %s: %w", path, err))
+		}
 	}()
-	return r, false, nil
+	return r, false
+}
+
+// runs notes that the process does, which has so much time from now on.
+func (r *running) runs(pid int, limit time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pid = pid
+	if r.overdue.Stop() { // else it is too late already
+		r.overdue.Reset(limit)
+	}
+}
+
+// err is what a report of a trial's end means.
+func (r report) err(path string, limit time.Duration) error {
+	switch {
+	case r.Hangs:
+		return fmt.Errorf("try store %s: %w a small read within %v", path, ErrHangs, limit)
+	case r.Error != "":
+		return fmt.Errorf("try store %s: %s", path, r.Error)
+	}
+	return nil
 }

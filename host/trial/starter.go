@@ -1,0 +1,204 @@
+package trial
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// starterName is the name of the process that starts the trials.
+const starterName = "directvol-store-trials"
+
+// order has the starter try a store. A path need not be UTF-8.
+type order struct {
+	ID    uint64
+	Path  []byte
+	Limit time.Duration
+}
+
+// report is what the starter says of an order: first which process it is, then how that
+// ended.
+type report struct {
+	ID    uint64
+	PID   int
+	Ended bool
+	Hangs bool
+	Error string // "" where the store has answered
+}
+
+// starter is such a process, as seen by who has started it.
+type starter struct {
+	orders *json.Encoder
+	end    io.Closer
+
+	mu      sync.Mutex
+	last    uint64
+	waiting map[uint64]func(report)
+	err     error // why it has ended
+}
+
+var (
+	startersMu sync.Mutex
+	latest     *starter
+)
+
+// Prepare starts the process that starts the trials, if it does not run. It is for who is
+// about to open stores. When a process is started, the new one first closes the descriptors
+// that it has inherited, and closing one of a store that hangs may take as long as the store
+// wants (flush of FUSE, NFS): so trials are started by a process that has none.
+func Prepare() error {
+	_, err := current()
+	return err
+}
+
+// current returns the starter that runs, or starts one.
+func current() (*starter, error) {
+	startersMu.Lock()
+	defer startersMu.Unlock()
+	if latest != nil && latest.ended() == nil {
+		return latest, nil
+	}
+	next, err := newStarter()
+	if err != nil {
+		return nil, err
+	}
+	latest = next
+	return next, nil
+}
+
+func newStarter() (*starter, error) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args = []string{starterName}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	s := &starter{orders: json.NewEncoder(in), end: in, waiting: map[uint64]func(report){}}
+	go func() {
+		s.read(out)
+		in.Close()
+		_ = cmd.Wait() // it ends with its input
+	}()
+	return s, nil
+}
+
+// read passes reports on until the starter ends.
+func (s *starter) read(out io.Reader) {
+	reports := json.NewDecoder(out)
+	var err error
+	for {
+		var r report
+		if err = reports.Decode(&r); err != nil {
+			break
+		}
+		s.mu.Lock()
+		tell := s.waiting[r.ID]
+		if r.Ended {
+			delete(s.waiting, r.ID)
+		}
+		s.mu.Unlock()
+		if tell != nil {
+			tell(r)
+		}
+	}
+	s.mu.Lock()
+	s.err = fmt.Errorf("the process that starts the trials has ended: %w", err)
+	left := s.waiting
+	s.waiting = nil
+	s.mu.Unlock()
+	for id, tell := range left {
+		tell(report{ID: id, Ended: true, Error: s.err.Error()})
+	}
+}
+
+func (s *starter) ended() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// order has a store tried, and tell called with each report of it.
+func (s *starter) order(path string, limit time.Duration, tell func(report)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return s.err
+	}
+	s.last++
+	s.waiting[s.last] = tell
+	if err := s.orders.Encode(order{s.last, []byte(path), limit}); err != nil {
+		delete(s.waiting, s.last)
+		return err
+	}
+	return nil
+}
+
+// serve is the starter: it carries out orders until there are none any more, and ends what
+// still runs then.
+func serve(in io.Reader, out io.Writer) {
+	var mu sync.Mutex
+	reports := json.NewEncoder(out)
+	tell := func(r report) {
+		mu.Lock()
+		defer mu.Unlock()
+		_ = reports.Encode(r) // nobody listens, and the orders end
+	}
+	running := map[*os.Process]bool{}
+	orders := json.NewDecoder(in)
+	for {
+		var o order
+		if orders.Decode(&o) != nil {
+			mu.Lock() // for good: nobody is told any more
+			for p := range running {
+				_ = p.Kill()
+			}
+			return
+		}
+		cmd := exec.Command("/proc/self/exe")
+		cmd.Args = []string{childName, string(o.Path)}
+		var said strings.Builder
+		cmd.Stderr = &said
+		if err := cmd.Start(); err != nil {
+			tell(report{ID: o.ID, Ended: true, Error: err.Error()})
+			continue
+		}
+		mu.Lock()
+		running[cmd.Process] = true
+		mu.Unlock()
+		tell(report{ID: o.ID, PID: cmd.Process.Pid})
+		go func() {
+			r := awaitChild(cmd, o.Limit, &said)
+			mu.Lock()
+			delete(running, cmd.Process)
+			mu.Unlock()
+			r.ID = o.ID
+			tell(r)
+		}()
+	}
+}
+
+// awaitChild waits until a trial has ended, and kills it when it had its time.
+func awaitChild(cmd *exec.Cmd, limit time.Duration, said *strings.Builder) report {
+	overdue := time.AfterFunc(limit, func() { _ = cmd.Process.Kill() }) // fails only where it has ended
+	err := cmd.Wait()
+	r := report{PID: cmd.Process.Pid, Ended: true, Hangs: !overdue.Stop()}
+	if err != nil {
+		r.Error = errors.Join(err, errors.New(said.String())).Error()
+	}
+	return r
+}
