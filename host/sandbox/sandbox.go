@@ -16,7 +16,7 @@
 //
 // Calls of one volume wait for each other, until their contexts end; only Stats waits
 // for nobody. A disk is pulled only when the agent has let go of the volume and has said
-// that nobody else in the guest uses it. Where a create or a remove of ours had no answer,
+// that nobody else in the guest uses it, and its store answers. Where a create or a remove of ours had no answer,
 // the next call makes sure that it has ended before it says the opposite (settle). From the moment on at which the machine was asked
 // to let go of a disk the volume is leaving, whatever became of the call: nothing is
 // mounted that may lose its disk a moment later.
@@ -105,6 +105,9 @@ func tried(trials *trial.Trials) func(context.Context, string) error {
 func Start(ctx context.Context, cfg Config) (*Sandbox, error) {
 	if cfg.Log == nil {
 		cfg.Log = logrus.NewEntry(logrus.StandardLogger())
+	}
+	if err := trial.Prepare(); err != nil { // before any store is open
+		cfg.Log.WithError(err).Warn("stores are tried later than they should be")
 	}
 	machine, err := cfg.Boot(ctx)
 	if err != nil {

@@ -270,6 +270,9 @@ func (s *Sandbox) Resize(ctx context.Context, id string, bytes uint64) error {
 		if err := s.canGrow(ctx, v.point, bytes); err != nil {
 			return fmt.Errorf("its disk is as it was: %w", ofGrow.typed(ctx, err))
 		}
+		if err := s.answers(ctx, v); err != nil {
+			return fmt.Errorf("its disk is as it was: %w", err)
+		}
 		if err := s.machine.Resize(ctx, DiskID(id), bytes); err != nil {
 			if ctx.Err() != nil {
 				err = also(ErrOutcomeUnknown, err)
@@ -320,12 +323,25 @@ func (s *Sandbox) takeAway(ctx context.Context, v *volume) error {
 			return err
 		}
 	}
+	if err := s.answers(ctx, v); err != nil {
+		return err
+	}
 	s.decide(v, Leaving)
 	err := s.leave(ctx, v)
 	if errors.Is(err, ErrHotplugHeld) && !asked && v.point != "" {
 		s.decide(v, Attached)
 	}
 	return err
+}
+
+// answers refuses a store that hangs: a machine that closes one, or makes it longer, may
+// stand still until it answers, with all its volumes. One that fails otherwise may go.
+func (s *Sandbox) answers(ctx context.Context, v *volume) error {
+	err := s.try(ctx, v.want.Path)
+	if errors.Is(err, ErrStoreHangs) || err != nil && ctx.Err() != nil {
+		return err
+	}
+	return nil
 }
 
 // released asks whether anything in the guest still uses a disk: other containers may,

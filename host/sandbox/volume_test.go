@@ -332,6 +332,43 @@ func TestStoreThatHangsReachesNoMachine(t *testing.T) {
 	}
 }
 
+// Nor is a machine asked to close such a store, or to make it longer. Where the store answers
+// again, or fails, the same calls work.
+func TestStoreThatHangsIsNeitherTakenAwayNorGrown(t *testing.T) {
+	for _, after := range []error{nil, errors.New("no such file")} {
+		w := newWorld()
+		var answer error
+		s := sandbox.New(machine{w}, agent{w}, func(context.Context, string) error { return answer })
+		if err := s.Attach(t.Context(), volumeOf("pvc-1")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Mount(t.Context(), "pvc-1"); err != nil {
+			t.Fatal(err)
+		}
+		resize := func() error { return s.Resize(t.Context(), "pvc-1", 1<<30) }
+		detach := func() error { return s.Detach(t.Context(), "pvc-1") }
+		answer = sandbox.ErrStoreHangs
+		for _, call := range []func() error{resize, detach} {
+			if err := call(); !errors.Is(err, sandbox.ErrStoreHangs) {
+				t.Errorf("want %v\ngot  %v", sandbox.ErrStoreHangs, err)
+			}
+		}
+		if len(w.disks) != 1 || s.State("pvc-1") != sandbox.Attached {
+			t.Errorf("the machine has %v, and the volume is %v", w.disks, s.State("pvc-1"))
+		}
+		if _, err := s.Mount(t.Context(), "pvc-1"); err != nil {
+			t.Errorf("it is attached, and not mounted again: %v", err)
+		}
+		answer = after
+		if err := errors.Join(resize(), detach()); err != nil {
+			t.Errorf("after %v: %v", after, err)
+		}
+		if len(w.disks) != 0 {
+			t.Errorf("the machine still has %v", w.disks)
+		}
+	}
+}
+
 func TestOtherParametersAreRefused(t *testing.T) {
 	tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
 		v := volumeOf("pvc-1")
