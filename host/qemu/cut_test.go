@@ -178,11 +178,11 @@ func TestOutcomeThatNothingDecidesIsUnknown(t *testing.T) {
 
 // FuzzState reads what a QEMU may answer when it is asked what it has.
 func FuzzState(f *testing.F) {
-	f.Add([]byte(`{"status": "running"}`), []byte(`[{"node-name": "a", "image": {"virtual-size": 7}}]`), []byte(`[{"name": "disk-a", "type": "child<virtio-blk-pci>"}, {"name": "type", "type": "string"}]`), []byte(`[{"fdset-id": 1}]`))
+	f.Add([]byte(`{"status": "running"}`), []byte(`[{"node-name": "a", "stats": {}}]`), []byte(`[{"name": "disk-a", "type": "child<virtio-blk-pci>"}, {"name": "type", "type": "string"}]`), []byte(`[{"fdset-id": 1}]`))
 	f.Add([]byte(`null`), []byte(`[null]`), []byte(`[{}]`), []byte(`[{"fdset-id": -1}]`))
 	f.Add([]byte(`[]`), []byte(`{}`), []byte(`7`), []byte(`"x"`))
 	f.Fuzz(func(t *testing.T, status, nodes, devices, sets []byte) {
-		answers := map[string][]byte{"query-status": status, "query-named-block-nodes": nodes, "qom-list": devices, "query-fdsets": sets}
+		answers := map[string][]byte{"query-status": status, "query-blockstats": nodes, "qom-list": devices, "query-fdsets": sets}
 		now, err := askState(t.Context(), func(_ context.Context, command string, _, result any) error {
 			return json.Unmarshal(answers[command], result)
 		})
@@ -191,7 +191,7 @@ func FuzzState(f *testing.F) {
 		}
 		// Any answer decides each command one way, and an empty name is no node.
 		for _, command := range []string{"blockdev-add", "blockdev-del", "device_add", "device_del", "block_resize", "add-fd", "remove-fd"} {
-			if (subject{Node: "none", Device: "none", Bytes: 1 << 40, Set: 1 << 30}).outcome(command, now) == unknown {
+			if (subject{Node: "none", Device: "none", Set: 1 << 30}).outcome(command, now) == unknown {
 				t.Errorf("%s: not decided by %+v", command, now)
 			}
 		}

@@ -188,12 +188,12 @@ func (vm *VM) plug(ctx context.Context, d *disk, again bool) error {
 			return err
 		}
 	}
-	if _, there := now.nodes[FileNode(d.ID)]; !there {
+	if !now.nodes[FileNode(d.ID)] {
 		if err := vm.addStore(ctx, d, again); err != nil {
 			return err
 		}
 	}
-	if _, there := now.nodes[RawNode(d.ID)]; !there {
+	if !now.nodes[RawNode(d.ID)] {
 		if err := vm.execute(ctx, "blockdev-add", d.rawNode(FileNode(d.ID)), nil); err != nil {
 			return err
 		}
@@ -247,7 +247,7 @@ func (vm *VM) removeNode(ctx context.Context, d *disk, node string) error {
 		if stateErr != nil {
 			return stateErr
 		}
-		if _, exists := now.nodes[node]; !exists {
+		if !now.nodes[node] {
 			return nil
 		}
 		if now.devices[DeviceID(d.ID)] {

@@ -179,6 +179,12 @@ func (q *fakeQEMU) run(command string, arguments json.RawMessage) (any, *qmp.Err
 			nodes = append(nodes, map[string]any{"node-name": name, "image": map[string]any{"virtual-size": size}})
 		}
 		return nodes, nil
+	case "query-blockstats":
+		nodes := []any{}
+		for name := range q.nodes {
+			nodes = append(nodes, map[string]any{"node-name": name, "stats": map[string]any{}})
+		}
+		return nodes, nil
 	case "query-status":
 		return map[string]string{"status": "running"}, nil
 	case "qom-list":

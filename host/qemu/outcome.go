@@ -16,15 +16,15 @@ const maxCuts = 10
 
 // state is what QEMU has, as it says itself.
 type state struct {
-	run     string            // its run state, of RunState in qapi/run-state.json
-	nodes   map[string]uint64 // the virtual size of each block node, by its name
-	devices map[string]bool   // by their ids
-	sets    map[int]bool      // of descriptors (add-fd)
+	run     string          // its run state, of RunState in qapi/run-state.json
+	nodes   map[string]bool // block nodes, by their names
+	devices map[string]bool // by their ids
+	sets    map[int]bool    // of descriptors (add-fd)
 }
 
 // askState asks QEMU what it has.
 func askState(ctx context.Context, ask qmp.Ask) (state, error) {
-	s := state{devices: make(map[string]bool), sets: make(map[int]bool)}
+	s := state{nodes: make(map[string]bool), devices: make(map[string]bool), sets: make(map[int]bool)}
 	var status struct {
 		Status string `json:"status"`
 	}
@@ -32,9 +32,15 @@ func askState(ctx context.Context, ask qmp.Ask) (state, error) {
 		return state{}, err
 	}
 	s.run = status.Status
-	var err error
-	if s.nodes, err = askNodes(ctx, ask); err != nil {
+	var nodes []struct {
+		NodeName string `json:"node-name"`
+	}
+	// No other query has the nodes without asking each store for its size, in QEMU's main loop: one that hangs stops the VM.
+	if err := ask(ctx, "query-blockstats", map[string]bool{"query-nodes": true}, &nodes); err != nil {
 		return state{}, err
+	}
+	for _, node := range nodes {
+		s.nodes[node.NodeName] = true
 	}
 	var devices []struct {
 		Name string `json:"name"`
@@ -67,7 +73,7 @@ func (vm *VM) state(ctx context.Context) (state, error) {
 	return now, vm.explained(ctx, err)
 }
 
-// askNodes asks for the virtual size of each block node.
+// askNodes asks for the virtual size of each block node. QEMU asks all stores for theirs.
 func askNodes(ctx context.Context, ask qmp.Ask) (map[string]uint64, error) {
 	var answer []struct {
 		NodeName string `json:"node-name"`
@@ -169,7 +175,6 @@ func (vm *VM) decided(ctx context.Context, command string, arguments any, send f
 type subject struct {
 	Node   string `json:"node-name"`
 	Device string `json:"id"`
-	Bytes  uint64 `json:"size"`
 	Set    int    `json:"fdset-id"`
 }
 
@@ -195,12 +200,9 @@ func (s subject) outcome(command string, now state) outcome {
 	done := false
 	switch command {
 	case "blockdev-add":
-		_, done = now.nodes[s.Node]
+		done = now.nodes[s.Node]
 	case "blockdev-del":
-		_, exists := now.nodes[s.Node]
-		done = !exists
-	case "block_resize":
-		done = now.nodes[s.Node] == s.Bytes
+		done = !now.nodes[s.Node]
 	case "device_add":
 		done = now.devices[s.Device]
 	case "device_del":
@@ -209,7 +211,7 @@ func (s subject) outcome(command string, now state) outcome {
 		done = now.sets[s.Set]
 	case "remove-fd":
 		done = !now.sets[s.Set]
-	case "blockdev-reopen", "set-action", "stop", "cont":
+	case "blockdev-reopen", "block_resize", "set-action", "stop", "cont":
 		// Twice is as good as once.
 	default:
 		return unknown
