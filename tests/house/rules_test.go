@@ -21,6 +21,9 @@ var rules = map[string]rule{
 	"a skipped test says why":               skipsSayWhy,
 	"go.mod names Go's version and no more": goVersion,
 	"every dependency is explained":         dependenciesExplained,
+	"links lead somewhere":                  linksLead,
+	"each promise is held by something":     promisesAreHeld,
+	"the specification is the code's":       specified,
 }
 
 // top is the checkout's top, from this package's folder, where go test runs.

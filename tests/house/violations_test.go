@@ -72,6 +72,38 @@ var violations = map[string][]struct {
 		{files: map[string]string{"go.mod": "require (\n\texample.org/a v1.0.0\n)\n", "CONTRIBUTING.md": "We love `example.org/a`.\n"}, want: "`example.org/a`"},
 		{files: map[string]string{"go.mod": "require example.org/a v1.0.0\n", "CONTRIBUTING.md": "| `example.org/ab` | x |\n"}, want: "`example.org/a`"},
 	},
+	"links lead somewhere": {
+		{files: one("docs/x.md", "see [y](y.md)"), want: "docs/x.md: a link leads to y.md"},
+		{files: one("x.md", "![drawing](docs/x.svg#part)"), want: "x.md: a link leads to docs/x.svg"},
+	},
+	"each promise is held by something": {
+		{files: map[string]string{}, want: specification},
+		{files: limited("| a | held by |", "| it never fails | |"), want: "SPECIFICATION.md:3: what holds this?"},
+		{files: limited("| a | held by |", "| it never fails | `TestY` |"), want: "no test is called TestY"},
+		{files: limited("| a | held by |", "| it never fails | `TestX/another` |"), want: "no test is called TestX/another"},
+		{files: limited("| a |", "| it never fails |"), want: "what holds this?"},
+		{files: limited("| a | held by |", "| no test |"), want: "1 cells below a header of 2"},
+		{files: map[string]string{specification: "", "README.md": "as `TestY` shows"}, want: "README.md: no test is called TestY"},
+	},
+	"the specification is the code's": {
+		{files: map[string]string{}, want: specification},
+		{files: limited("| constant | value |", "| `agent/x.limit` | 3 s |"), want: "SPECIFICATION.md:3: agent/x.limit is 2000000000 (durations in ns), not 3 s"},
+		{files: limited("| constant | value |", "| `agent/x.limit` | 2 KiB |"), want: "not 2 KiB"},
+		{files: limited("| constant | value |", "| `agent/x.limit` | 2 parsecs |"), want: "not 2 parsecs"},
+		{files: limited("| constant | value |", "| `agent/x.other` | 2 s |", "| `agent/x.limit` | 2 s |"), want: "there is no constant agent/x.other"},
+		{files: limited("| constant | value |"), want: "no row for the constant `agent/x.limit`"},
+		{files: paged("agent/x/x.go", "package x\nconst maxText = 4 << 10"), want: "no row for the constant `agent/x.maxText`"},
+		{files: paged(agentProgram+"/settings.go", "package main\nconst name = \"log\"\nvar all = []option{{\"log\", name, \"how much\", nil}}"), want: "no row for the setting agent.log -log"},
+		{files: paged(agentProgram+"/settings.go", "package main\nimport \"time\"\nvar s = settings{hotplug: 3 * time.Second}"), want: "no setting of the specification has this default"},
+		{files: paged("agent/health/x.go", "package health\nconst ReasonLost = \"Lost\""), want: "no row for the reason Lost"},
+		{files: map[string]string{specification: "| reason | status |\n|---|---|\n| `Lost` | DEGRADED |", "agent/health/x.go": "package health\nconst ReasonLost = \"Lost\"\nvar x = condition{DataLoss, ReasonLost}"}, want: "x.go:3: ReasonLost has status DataLoss"},
+		{files: paged("agent/x/x.go", "package x\nvar name = \"directvol_agent_things\""), want: "no row for the metric directvol_agent_things"},
+		{files: paged("agent/x/x.go", "package x\nvar all = map[string]any{\"Freeze\": method(freeze)}"), want: "no row for the call Freeze"},
+		{files: paged("", "", "| call | code |", "|---|---|", "| any | `TEAPOT` |"), want: "there is no code TEAPOT"},
+		{files: paged("host/x/x.go", "package x\nvar ErrLost = 1"), want: "no row for the error x.ErrLost"},
+		{files: paged("", "", "| error |", "|---|", "| `x.ErrLost` |"), want: "the code has no error x.ErrLost"},
+		{files: paged("host/x/x.go", "package x\nvar path = \"/run/x\"", "| file |", "|---|", "| `/run/y` |"), want: "no program names /run/y"},
+	},
 }
 
 // clean breaks no rule, and comes as close to each as one may.
@@ -91,7 +123,29 @@ var clean = map[string]string{
 	"rootfs/testdata/lib/x.c": "",
 	".ci/run":                 "",
 	"go.mod":                  "module m\n\ngo 1.26.3\n\nrequire example.org/a v1.0.0\n\nrequire (\n\texample.org/b v1.0.0 // indirect\n)\n",
-	"CONTRIBUTING.md":         "| `example.org/a` | is why |\n",
+	"CONTRIBUTING.md":         "| `example.org/a` | is why, and [where](docs/x.md#why) |\n",
+	"docs/x.md":               "[up](../CONTRIBUTING.md), [away](https://example.org/none.md), `TestX`, `TestX/it is Sunday: run it tomorrow`",
+	"host/x/limit.go":         "package x\nimport \"time\"\nconst (\n\tlimit = 2 * time.Second\n\tmaxText = 4 << 10\n)\n// ErrX is.\nvar ErrX error\nconst path = \"/run/x\"",
+	specification: "| constant | value | held by |\n|---|---|---|\n| `host/x.limit` | 2 s | no test |\n| `host/x.maxText` | 4 KiB | `TestX` |\n\n" +
+		"| file | held by |\n|---|---|\n| `/run/x` | row `resize_ext4` |\n\n| error | held by |\n|---|---|\n| `x.ErrX` | `TestX` |\n",
+}
+
+// limited is a specification with a table, of a tree with one limit and one test.
+func limited(header string, rows ...string) map[string]string {
+	return map[string]string{
+		specification:       header + "\n|---|\n" + strings.Join(rows, "\n"),
+		"agent/x/x.go":      "package x\nimport \"time\"\nconst limit = 2 * time.Second",
+		"agent/x/x_test.go": "package x\nfunc TestX() {}",
+	}
+}
+
+// paged is a specification of some lines, of a tree with one file.
+func paged(path, text string, lines ...string) map[string]string {
+	files := map[string]string{specification: strings.Join(lines, "\n")}
+	if path != "" {
+		files[path] = text
+	}
+	return files
 }
 
 func one(path, text string) map[string]string { return map[string]string{path: text} }
