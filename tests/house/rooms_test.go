@@ -19,7 +19,7 @@ var rooms = map[string][]string{
 }
 
 // besides is what may stand at the top with the rooms and dotfiles. build holds products.
-var besides = []string{"build", "deploy", "docs", "Makefile", "README.md", "LICENSE", "CONTRIBUTING.md", "go.mod", "go.sum"}
+var besides = []string{"build", "deploy", "docs", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "go.mod", "go.sum"}
 
 func onlyRooms(t *tree) (broken []string) {
 	entries, err := fs.ReadDir(t, ".")
