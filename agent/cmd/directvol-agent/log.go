@@ -14,6 +14,7 @@ import (
 	"github.com/directvol/directvol/agent/journal"
 	"github.com/directvol/directvol/agent/transport"
 	"github.com/directvol/directvol/protocols/address"
+	"github.com/directvol/directvol/protocols/version"
 )
 
 // flushLimit is how long the log's readers have at the end.
@@ -29,7 +30,7 @@ type keptLog struct {
 // lines until it is known where they go.
 func newLog() (*logrus.Entry, *keptLog) {
 	log := logrus.StandardLogger()
-	j := journal.New(log, logrus.Fields{"name": "directvol-agent", "source": "agent", "pid": strconv.Itoa(os.Getpid()), "version": version})
+	j := journal.New(log, logrus.Fields{"name": "directvol-agent", "source": "agent", "pid": strconv.Itoa(os.Getpid()), "version": version.Number})
 	// Else writing to a console that is gone would end the process. Ignored, the
 	// signal would be ignored by what a shell starts too.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)

@@ -25,10 +25,8 @@ import (
 	"github.com/directvol/directvol/agent/storage"
 	"github.com/directvol/directvol/agent/transport"
 	"github.com/directvol/directvol/agent/volume"
+	"github.com/directvol/directvol/protocols/version"
 )
-
-// version is this program's, told by Health.Version.
-const version = "0.1.0"
 
 // vsockModule is the last module that it takes to be reached. Those behind it are
 // loaded while the first calls are answered: xfs alone takes a second of an
@@ -164,7 +162,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	storages := storage.NewTable(log, volumes, set.hotplug, state)
 	agent := &rpc.Agent{
 		Ready: loaded,
-		Log:   log, Version: version, Init: asInit, ResizeWait: set.resizeWait, Volumes: volumes,
+		Log:   log, Version: version.Number, Init: asInit, ResizeWait: set.resizeWait, Volumes: volumes,
 		Sandbox: sandbox.New(log, storages), Storages: storages, Guest: guest.New(asInit),
 	}
 	listener, err := transport.Listen(set.listen, agent.Quick, &agent.Order, log)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/version"
 )
 
 // settings come from the kernel's command line, as Kata's agent has them
@@ -70,25 +72,48 @@ const debugConsole = "debug_console"
 // bare says whether the option can stand without a value.
 func (o option) bare() bool { return o.kernel == debugConsole }
 
+// katas are the options of Kata's agent (src/agent/src/config.rs) that this one has no
+// use for, less "agent.". A name that ends with "_" stands for all that begin so.
+var katas = []string{
+	"devmode", "trace", "config_file", "passfd_listener_port", "container_pipe_size", "unified_cgroup_hierarchy", "launch_process_timeout",
+	"cdh_api_timeout", "image_pull_timeout", "cdi_timeout", "visible_cdi_devices", "guest_components_", "secure_storage_integrity",
+	"image_registry_auth", "enable_signature_verification", "image_policy_file", "aa_kbc_params", "https_proxy", "no_proxy", "mem_agent_",
+}
+
+func isKatas(name string) bool {
+	return slices.ContainsFunc(katas, func(known string) bool {
+		return name == known || strings.HasSuffix(known, "_") && strings.HasPrefix(name, known)
+	})
+}
+
 // fromKernel reads a kernel command line. Options of Kata's agent that this one
-// has no use for are passed over; all that are wrong are named in the error.
+// has no use for are passed over; all that are wrong or unknown are named in the error.
 func (s *settings) fromKernel(line string) error {
 	var errs []error
 	for word := range strings.FieldsSeq(line) {
 		key, value, valued := strings.Cut(word, "=")
-		for _, o := range s.options() {
-			if key != "agent."+o.kernel {
-				continue
-			}
-			if o.bare() && !valued {
-				value = "on"
-			}
-			if err := o.set(value); err != nil {
-				errs = append(errs, fmt.Errorf("kernel command line: %s: %w", word, err))
-			}
+		name, ours := strings.CutPrefix(key, "agent.")
+		if !ours || isKatas(name) {
+			continue
+		}
+		if err := s.setFromKernel(name, value, valued); err != nil {
+			errs = append(errs, fmt.Errorf("kernel command line: %s: %w", word, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (s *settings) setFromKernel(name, value string, valued bool) error {
+	for _, o := range s.options() {
+		if name != o.kernel {
+			continue
+		}
+		if o.bare() && !valued {
+			value = "on"
+		}
+		return o.set(value)
+	}
+	return errors.New("no option of that name, here or in Kata's agent: directvol-agent -help lists them")
 }
 
 // fromFlags reads a command line's arguments. What it asks for is all there is to
@@ -107,7 +132,7 @@ func (s *settings) fromFlags(args []string) (told string, err error) {
 	case flags.NArg() > 0:
 		return "", fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	case *showVersion:
-		return "directvol-agent " + version + "\n", nil
+		return "directvol-agent " + version.Number + "\n", nil
 	}
 	return "", nil
 }

@@ -68,6 +68,20 @@ func TestWrongSettingIsNamedAndChangesNothing(t *testing.T) {
 	}
 }
 
+func TestMisspeltOptionIsNamedAndKatasArePassedOver(t *testing.T) {
+	for word, known := range map[string]bool{
+		"agent.hotplug_timeot=7": false, "agent.directvol.powerof=on": false, "agent.": false, "agent.debug_consoles": false,
+		"agent.devmode": true, "agent.mem_agent_memcg_swap=1": true, "agent.guest_components_procs=none": true, "agent.trace": true,
+		"agents.x=1": true, "xagent.log=loud": true,
+	} {
+		set := defaults()
+		err := set.fromKernel("quiet " + word + " agent.log=error")
+		if (err == nil) != known || err != nil && !strings.Contains(err.Error(), word) || set.level != logrus.ErrorLevel {
+			t.Errorf("%s\nwant it known: %v, and the next option read\ngot  error %v, %+v", word, known, err, set)
+		}
+	}
+}
+
 func TestFlagsWinOverTheKernelCommandLine(t *testing.T) {
 	set := defaults()
 	if err := set.fromKernel("agent.log=error"); err != nil {
