@@ -58,27 +58,8 @@ func followKmsg(ctx context.Context, after uint64, each func(sequence uint64, me
 
 // skipKmsg reads to the log's end, and returns the number of its last record.
 func skipKmsg(file *os.File) (last uint64, err error) {
-	raw, err := file.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	buf := make([]byte, kmsgRecord)
-	var readErr error
-	err = raw.Read(func(fd uintptr) bool {
-		for {
-			n, err := unix.Read(int(fd), buf)
-			switch {
-			case err == nil:
-				last = sequenceOf(buf[:n])
-			case errors.Is(err, unix.EAGAIN):
-				return true
-			case !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.EINTR):
-				readErr = err
-				return true
-			}
-		}
-	})
-	return last, errors.Join(err, readErr)
+	err = readKmsg(file, func(record []byte) { last = sequenceOf(record) })
+	return last, err
 }
 
 // messageOf returns the text of a record "PRIORITY,…;text\n KEY=value\n…", and

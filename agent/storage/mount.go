@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/filesystem"
+	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 )
@@ -33,6 +34,8 @@ func mountOrigin(ctx context.Context, d *devices, r request, from origin) (made 
 	if err != nil {
 		return false, err
 	}
+	said := health.OpenKernelLog()
+	defer said.Close()
 	err = d.mount(ctx, r, from)
 	if err == nil {
 		return made, nil
@@ -43,19 +46,23 @@ func mountOrigin(ctx context.Context, d *devices, r request, from origin) (made 
 	if refusal.KindOf(err) != refusal.Internal {
 		return false, err
 	}
-	return false, refusal.New(mountKind(err), "mount %s of %s at %s with %q: %w: %s", r.fstype, from.path, r.mountPoint, r.data, err, wayOut(r, from, err))
+	return false, refusal.New(mountKind(err), "mount %s of %s at %s with %q: %w: %s", r.fstype, from.path, r.mountPoint, r.data, err, wayOut(r, from, err, said))
 }
 
-// wayOut is what is known of a disk that could not be mounted.
-func wayOut(r request, from origin, err error) string {
-	fallback := "the guest's kernel log says more"
+// wayOut is what is known of a disk that could not be mounted: by its filesystem's rules, by what it holds, or by what the
+// kernel has said of it.
+func wayOut(r request, from origin, err error, log *health.KernelLog) string {
+	kernel := "the guest's kernel says nothing of it"
+	if said := log.Said(filepath.Base(from.path)); said != "" {
+		kernel = "the guest's kernel says: " + said
+	}
 	fstype, ok := filesystem.Lookup(r.fstype)
 	if !ok {
-		return fallback
+		return kernel
 	}
 	disk, openErr := os.Open(from.path)
 	if openErr != nil {
-		return fallback
+		return kernel
 	}
 	defer disk.Close()
 	holds := ""
@@ -63,12 +70,12 @@ func wayOut(r request, from origin, err error) string {
 		switch found := filesystem.Identify(disk); found {
 		case r.fstype: // an option, perhaps
 		case "":
-			holds = fmt.Sprintf("the disk holds none of %v; %s", filesystem.Names(), fallback)
+			holds = fmt.Sprintf("the disk holds none of %v: is it formatted, and not partitioned? %s", filesystem.Names(), kernel)
 		default:
 			holds = "the disk holds " + found
 		}
 	}
-	return cmp.Or(fstype.MountRefused(disk, err), holds, fallback)
+	return cmp.Or(fstype.MountRefused(disk, err), holds, kernel)
 }
 
 // occupied refuses a mount point at which something else is mounted.

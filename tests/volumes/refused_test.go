@@ -1,12 +1,14 @@
 package volumes
 
 import (
+	"os"
 	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 
 	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/tests/vm"
 )
 
 // nowhere is a slot behind the last bridge: disks are put into the first that
@@ -18,6 +20,7 @@ func TestStorageThatCannotBeIsRefused(t *testing.T) {
 	leavesNoMount(t, g)
 	_, ext4 := attached(t, g, "ext4")
 	_, xfs := attached(t, g, "xfs")
+	unformatted := blank(t, g)
 	for name, c := range map[string]struct {
 		of     *agentpb.Storage
 		change func(*agentpb.Storage)
@@ -30,6 +33,8 @@ func TestStorageThatCannotBeIsRefused(t *testing.T) {
 		"unknown fstype":             {ext4, func(s *agentpb.Storage) { s.Fstype = "ext5" }, codes.InvalidArgument, "ext5"},
 		"another fstype, ext4":       {xfs, func(s *agentpb.Storage) { s.Fstype = "ext4" }, codes.InvalidArgument, "the disk holds xfs"},
 		"another fstype, xfs":        {ext4, func(s *agentpb.Storage) { s.Fstype = "xfs" }, codes.InvalidArgument, "the disk holds ext4"},
+		"an unformatted disk":        {unformatted, func(s *agentpb.Storage) {}, codes.InvalidArgument, "is it formatted"},
+		"and the kernel's words":     {unformatted, func(s *agentpb.Storage) {}, codes.InvalidArgument, "kernel says: EXT4-fs ("},
 		"unknown option":             {ext4, func(s *agentpb.Storage) { s.Options = []string{"speed=high"} }, codes.InvalidArgument, "speed=high"},
 		"no source":                  {ext4, func(s *agentpb.Storage) { s.Source = "" }, codes.InvalidArgument, "source"},
 		"PCI path with a bad digit":  {ext4, func(s *agentpb.Storage) { s.Source = "02/zz" }, codes.InvalidArgument, "02/zz"},
@@ -62,6 +67,19 @@ func TestStorageThatCannotBeIsRefused(t *testing.T) {
 			}
 		})
 	}
+}
+
+// blank attaches a disk that nobody has formatted, and describes it as one with ext4.
+func blank(t *testing.T, g *vm.Guest) *agentpb.Storage {
+	t.Helper()
+	v := newVolume(t, g, "ext4")
+	info, err := os.Stat(v.Path)
+	must(t, err)
+	must(t, os.Truncate(v.Path, 0))
+	must(t, os.Truncate(v.Path, info.Size()))
+	must(t, g.Attach(limited(t), v.Volume))
+	disk, _ := g.VM().Disk(v.DiskID())
+	return &agentpb.Storage{Driver: "blk", Source: disk.PCIPath, Fstype: "ext4", MountPoint: "/run/test/" + v.ID}
 }
 
 func TestContainerIDsAreNames(t *testing.T) {
