@@ -103,6 +103,17 @@ func TestConfigIsCheckedBeforeAnythingRuns(t *testing.T) {
 	}
 }
 
+// Else the agent, which nothing starts, would be waited for until the caller's deadline.
+func TestMachineThatNothingBootsIsRefused(t *testing.T) {
+	for name, cfg := range map[string]Config{
+		"no kernel": {Dir: t.TempDir(), GuestCID: 3, Initrd: "guest.cpio"}, "no image": {Dir: t.TempDir(), GuestCID: 3, Kernel: "vmlinuz"},
+	} {
+		if _, err := StartMachine(limited(t), cfg); !errors.Is(err, errNothingBoots) {
+			t.Errorf("%s\nwant %v\ngot  %v", name, errNothingBoots, err)
+		}
+	}
+}
+
 func TestMissingQEMUIsOneLineThatSaysWhatToInstall(t *testing.T) {
 	_, err := Start(limited(t), Config{Dir: t.TempDir(), GuestCID: 3, Binary: "/nonexistent/qemu"})
 	if err == nil || !strings.Contains(err.Error(), "install --no-install-recommends qemu-system-x86") || strings.Contains(err.Error(), "\n") {

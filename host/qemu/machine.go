@@ -20,8 +20,14 @@ type Machine struct{ *VM }
 
 var _ sandbox.Machine = Machine{}
 
-// StartMachine starts a VM for a sandbox. cfg.Append is added to what every sandbox's kernel is told.
+// errNothingBoots is the error of a sandbox's VM in which no agent can start: its boot would be waited for until the deadline.
+var errNothingBoots = errors.New("no agent would start: set Kernel, and Initrd to an image (directvol-rootfs makes both), or BootDisks with a root file system")
+
+// StartMachine starts a VM for a sandbox. cfg.Append is added to the options that every sandbox's kernel gets.
 func StartMachine(ctx context.Context, cfg Config) (Machine, error) {
+	if cfg.Initrd == "" && len(cfg.BootDisks) == 0 || cfg.Kernel == "" {
+		return Machine{}, errNothingBoots
+	}
 	options := bootOptions + " " + sandbox.KernelOptions
 	if cfg.Append != "" {
 		options += " " + cfg.Append
