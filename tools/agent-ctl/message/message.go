@@ -1,6 +1,8 @@
 // Package message is how people read and write the generated messages of protocols/: a request comes in as JSON (RFC 8259),
 // an answer goes out as JSON or as text, and a message's fields can be listed. Names are those of the .proto files. It walks the
-// generated structs by reflection: they carry no descriptors, without which google.golang.org/protobuf's own JSON does not work.
+// generated structs by reflection, because they carry no descriptors. Descriptors from the .proto files (protocompile, dynamicpb) with
+// protojson were tried: protojson names the line and column of an error, not the field's path or the fields that there are, takes names
+// in one case alone, and writes 64-bit integers as strings. The decoder and the encoder would have to stay.
 package message
 
 import (
