@@ -2,6 +2,7 @@ package house
 
 import (
 	"fmt"
+	"go/ast"
 	"io/fs"
 	"path"
 	"slices"
@@ -42,6 +43,28 @@ func roomImports(t *tree) (broken []string) {
 			room, _, _ := strings.Cut(inside, "/")
 			if ours && room != file.room() && !slices.Contains(rooms[file.room()], room) {
 				broken = append(broken, fmt.Sprintf("%s: %s may not import %s", file.path, file.room(), imported))
+			}
+		}
+	}
+	return broken
+}
+
+// unlike are programs in the rooms of programsAlike that have no user at a terminal, or an exit status of their own (bench: 3, a target
+// was missed).
+var unlike = []string{"tools/bench"}
+
+// programsAlike holds the programs for people to one place for exit statuses, --version, signals and errors of one line.
+func programsAlike(t *tree) (broken []string) {
+	for _, file := range t.sources {
+		if file.Name.Name != "main" || file.test() || !slices.Contains([]string{"host", "rootfs", "tools"}, file.room()) || slices.Contains(unlike, file.dir()) {
+			continue
+		}
+		for _, decl := range file.Decls {
+			if f, ok := decl.(*ast.FuncDecl); !ok || f.Recv != nil || f.Name.Name != "main" {
+				continue
+			}
+			if _, ok := file.imports()[module+"/protocols/program"]; !ok {
+				broken = append(broken, t.at(decl, "main starts without package program: want program.Main"))
 			}
 		}
 	}
