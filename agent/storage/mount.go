@@ -68,7 +68,10 @@ func wayOut(r request, from origin, err error, log *health.KernelLog) string {
 	holds := ""
 	if errors.Is(err, unix.EINVAL) {
 		switch found := filesystem.Identify(disk); found {
-		case r.fstype: // an option, perhaps
+		case r.fstype:
+			if r.data != "" {
+				holds = fmt.Sprintf("is each of its options one that %s has? %s", r.fstype, kernel)
+			}
 		case "":
 			holds = fmt.Sprintf("the disk holds none of %v: is it formatted, and not partitioned? %s", filesystem.Names(), kernel)
 		default:

@@ -1,6 +1,7 @@
 package volumes
 
 import (
+	"context"
 	"os"
 	"strings"
 	"testing"
@@ -72,11 +73,17 @@ func TestStorageThatCannotBeIsRefused(t *testing.T) {
 // blank attaches a disk that nobody has formatted, and describes it as one with ext4.
 func blank(t *testing.T, g *vm.Guest) *agentpb.Storage {
 	t.Helper()
-	v := newVolume(t, g, "ext4")
-	info, err := os.Stat(v.Path)
+	v, err := g.Volume(limited(t), "unformatted", "ext4", int64(disks["ext4"]))
 	must(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), vm.Limit(callLimit))
+		defer cancel()
+		if err := v.Detach(ctx); err != nil {
+			t.Error(err)
+		}
+	})
 	must(t, os.Truncate(v.Path, 0))
-	must(t, os.Truncate(v.Path, info.Size()))
+	must(t, os.Truncate(v.Path, int64(disks["ext4"])))
 	must(t, g.Attach(limited(t), v.Volume))
 	disk, _ := g.VM().Disk(v.DiskID())
 	return &agentpb.Storage{Driver: "blk", Source: disk.PCIPath, Fstype: "ext4", MountPoint: "/run/test/" + v.ID}
