@@ -90,6 +90,16 @@ func (v *Volume) Stats(ctx context.Context) (*agentpb.VolumeStatsResponse, error
 	return v.guest.Sandbox.Stats(ctx, v.ID)
 }
 
+// LookedStats asks again where the agent says so: right behind a mount it waits for its
+// first look at the disk no longer than Kata's clients do for an answer.
+func (v *Volume) LookedStats(ctx context.Context) (*agentpb.VolumeStatsResponse, error) {
+	stats, err := v.Stats(ctx)
+	for status.Code(err) == codes.DeadlineExceeded && ctx.Err() == nil {
+		stats, err = v.Stats(ctx)
+	}
+	return stats, err
+}
+
 // Resize grows disk and filesystem.
 func (v *Volume) Resize(ctx context.Context, bytes uint64) error {
 	return v.guest.Sandbox.Resize(ctx, v.ID, bytes)

@@ -141,7 +141,7 @@ func (v volume) staysAbnormal(ctx context.Context, say func(string), other volum
 		enough = vm.RecordsErrors
 	}
 	for since := time.Now(); ; {
-		stats, err := v.Stats(ctx)
+		stats, err := v.LookedStats(ctx)
 		if err != nil {
 			return err
 		}
@@ -175,7 +175,7 @@ func (v volume) remount(ctx context.Context, _ func(string)) error {
 }
 
 func (v volume) healthy(ctx context.Context, _ func(string)) error {
-	stats, err := v.Stats(ctx)
+	stats, err := v.LookedStats(ctx)
 	if err != nil {
 		return err
 	}
@@ -191,7 +191,7 @@ func (v volume) healthy(ctx context.Context, _ func(string)) error {
 func (v volume) remembers(ctx context.Context, s *story) error {
 	works := func(v volume, ctx context.Context, _ func(string)) error { return v.Touch(ctx) }
 	if err := v.step(ctx, s, "heal the disk, unmount, mount: it works, and says that it remembers", (volume).remount, works, func(v volume, ctx context.Context, say func(string)) error {
-		stats, err := v.Stats(ctx)
+		stats, err := v.LookedStats(ctx)
 		if err != nil {
 			return err
 		}

@@ -88,7 +88,7 @@ func firstBlocks(writer *act.Writer) part {
 		if err := writer.Await(ctx, growAfter); err != nil {
 			return err
 		}
-		stats, err := v.Stats(ctx)
+		stats, err := v.LookedStats(ctx)
 		if err != nil {
 			return err
 		}
@@ -141,7 +141,7 @@ func growTo(goal uint64) part {
 		if err := v.Resize(ctx, goal); err != nil {
 			return err
 		}
-		stats, err := v.Stats(ctx)
+		stats, err := v.LookedStats(ctx)
 		if err != nil {
 			return err
 		}
@@ -184,7 +184,7 @@ func (v volume) compare(ctx context.Context, say func(string)) error {
 		return err
 	}
 	say(output.Size(bytes).String() + " acknowledged, all there and equal")
-	stats, err := v.Stats(ctx)
+	stats, err := v.LookedStats(ctx)
 	if err != nil {
 		return err
 	}
