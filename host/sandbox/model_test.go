@@ -34,7 +34,7 @@ func volumeOf(name string) sandbox.Volume {
 	return sandbox.Volume{ID: name, Path: storeOf(name), FSType: "ext4"}
 }
 
-var limits = []time.Duration{5 * time.Millisecond, 25 * time.Millisecond, 250 * time.Millisecond, 5 * time.Second, 20 * time.Second}
+var limits = []time.Duration{5 * time.Millisecond, 15 * time.Millisecond, 25 * time.Millisecond, 250 * time.Millisecond, 5 * time.Second, 20 * time.Second}
 
 // call is one that was made.
 type call struct {

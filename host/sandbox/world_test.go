@@ -121,7 +121,8 @@ func (w *world) dead() bool {
 	}
 }
 
-// latency is what every answer takes.
+// latency is what every call takes on its way, and every answer on its way back: who gives up between them has it
+// carried out.
 const latency = 10 * time.Millisecond
 
 func (w *world) travel(ctx context.Context) error {
@@ -243,7 +244,7 @@ func (w *world) answer(ctx context.Context, mood func() how, do func() error) er
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	return nil
+	return w.travel(ctx)
 }
 
 func (m machine) Detach(ctx context.Context, id string) error {
