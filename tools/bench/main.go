@@ -84,7 +84,7 @@ func parse(args []string, w io.Writer) (options, error) {
 	})
 	flags.IntVar(&o.runs, "runs", fewestRuns, "measure each row in `N` runs, 5 or more")
 	flags.StringVar(&o.json, "json", "build/bench.json", "write the figures, for programs, to `PATH`; the rest goes beside it")
-	flags.BoolVar(&o.check, "check", false, "exit 3 where a row misses its target")
+	flags.BoolVar(&o.check, "check", false, "exit 3 where a row misses its target, or has one and could not be measured")
 	flags.BoolVar(&o.verbose, "v", false, "show what the host's side logs")
 	err := flags.Parse(args)
 	switch {

@@ -19,7 +19,8 @@ type Report struct {
 	Machine Machine `json:"machine"`
 	Rows    []Row   `json:"rows"`
 
-	leftOut []string
+	leftOut    []string
+	unmeasured []string // rows with a target of their own
 }
 
 // add adds rows that are not there yet: an echo is measured by many experiments, and the first counts.
@@ -35,6 +36,9 @@ func (r *Report) leaveOut(e experiment, why error) {
 	var names []string
 	for _, l := range e.lines {
 		names = append(names, l.name)
+		if !l.goal.none() && l.goal.rival == "" { // a rival need not be there
+			r.unmeasured = append(r.unmeasured, l.name)
+		}
 	}
 	reason, _, _ := strings.Cut(why.Error(), "\n")
 	r.leftOut = append(r.leftOut, strings.Join(names, ", ")+": "+reason)
@@ -76,13 +80,16 @@ func (v Verdict) String() string {
 	return text
 }
 
-// check names the rows that miss their target.
+// check names the rows that miss their target, and those that were left out and have one.
 func (r *Report) check() error {
 	var missed []string
 	for _, row := range r.Rows {
 		if row.Verdict != nil && !row.Met {
 			missed = append(missed, fmt.Sprintf("%s is %s, and its target %s", row.Name, number(row.figure()), row.line.goal.with(row.Target)))
 		}
+	}
+	for _, name := range r.unmeasured {
+		missed = append(missed, name+" was not measured")
 	}
 	if len(missed) == 0 {
 		return nil

@@ -52,8 +52,13 @@ func TestAMissedTargetIsNamed(t *testing.T) {
 		t.Errorf("want the two that miss theirs\ngot  %v", err)
 	}
 	r.Rows = slices.DeleteFunc(r.Rows, func(row Row) bool { return row.Verdict != nil && !row.Met })
+	r.leaveOut(experiment{lines: []line{{name: "kata_rtt", goal: behind("rtt")}, {name: "floor"}}}, errors.New("set KATA_AGENT"))
 	if err := r.check(); err != nil {
 		t.Errorf("all are met, and it says %v", err)
+	}
+	r.leaveOut(experiment{lines: []line{{name: "fio_requests", goal: atMost(1.01)}}}, errors.New("install fio"))
+	if err := r.check(); !errors.Is(err, errMissed) || !strings.Contains(err.Error(), "fio_requests was not measured") {
+		t.Errorf("want the one that was not measured\ngot  %v", err)
 	}
 }
 
