@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
-	"net"
 	"os"
 	"strconv"
 	"testing"
@@ -22,9 +21,7 @@ func itoa(v uint32) string { return strconv.FormatUint(uint64(v), 10) }
 const roomy = 1 << 20
 
 func TestBytesGoBothWays(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	c, g := connect(t, b, fe, roomy)
+	_, fe, c, g := connected(t)
 	for i := range 3 * slots {
 		msg := bytes.Repeat([]byte{byte(i)}, 1+100*i)
 		c.Write(msg)
@@ -97,9 +94,7 @@ func TestConnectionsTheGuestBeginsAreReset(t *testing.T) {
 }
 
 func TestForeignPacketsAreDropped(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	_, g := connect(t, b, fe, roomy)
+	_, fe, _, g := connected(t)
 	for _, spoil := range []func(*packetHeader){
 		func(h *packetHeader) { h.srcCID = testCID + 1 },
 		func(h *packetHeader) { h.dstCID = testCID },
@@ -190,9 +185,7 @@ func randomBytes(n int) []byte {
 }
 
 func TestBulkFromTheGuestIsIntact(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	c, g := connect(t, b, fe, roomy)
+	_, _, c, g := connected(t)
 	want := randomBytes(4 << 20)
 	done := make(chan []byte)
 	go func() {
@@ -207,9 +200,7 @@ func TestBulkFromTheGuestIsIntact(t *testing.T) {
 }
 
 func TestSlowClientStallsOnlyItself(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	slow, g := connect(t, b, fe, roomy)
+	b, fe, slow, g := connected(t)
 	// Its client reads nothing; the guest sends what its credit allows.
 	data := g.burst()
 
@@ -226,27 +217,8 @@ func TestSlowClientStallsOnlyItself(t *testing.T) {
 	}
 }
 
-// connectPast connects while packets of kind other may come in between.
-func connectPast(t *testing.T, b *Backend, fe *frontEnd, other operation) (*net.UnixConn, *guestSocket) {
-	t.Helper()
-	c := dialClient(t, b, "2048")
-	p := fe.receive()
-	for p.op == other {
-		p = fe.receive()
-	}
-	if p.op != opRequest {
-		t.Fatalf("operation %d, want a request", p.op)
-	}
-	g := &guestSocket{fe: fe, guestPort: 2048, hostPort: p.srcPort, bufAlloc: roomy}
-	g.send(opResponse, 0, nil)
-	readN(t, c, len("OK "+itoa(g.hostPort)+"\n"))
-	return c, g
-}
-
 func TestOverrunIsReset(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	_, g := connect(t, b, fe, roomy)
+	_, fe, _, g := connected(t)
 	chunk := make([]byte, maxPacketPayload)
 	// The kernel takes a little for the client, then our buffer is full.
 	for range 64 {
@@ -275,9 +247,7 @@ func (g *guestSocket) expectClosed() {
 }
 
 func TestClientHalfCloseReachesTheGuest(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	c, g := connect(t, b, fe, roomy)
+	_, _, c, g := connected(t)
 	c.Write([]byte("last"))
 	c.CloseWrite()
 	if got := g.expect(opData).payload; string(got) != "last" {
@@ -295,9 +265,7 @@ func TestClientHalfCloseReachesTheGuest(t *testing.T) {
 }
 
 func TestGuestHalfCloseReachesTheClient(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	c, g := connect(t, b, fe, roomy)
+	_, _, c, g := connected(t)
 	g.send(opData, 0, []byte("last"))
 	g.send(opShutdown, shutdownSend, nil)
 	wantEnd(t, c, "last")
@@ -310,9 +278,7 @@ func TestGuestHalfCloseReachesTheClient(t *testing.T) {
 }
 
 func TestGuestHalfCloseWaitsForASlowClient(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	c, g := connect(t, b, fe, roomy)
+	_, _, c, g := connected(t)
 	data := g.burst()
 	g.send(opShutdown, shutdownSend, nil)
 	wantEnd(t, c, string(data))
@@ -337,9 +303,7 @@ func TestBufferStaysAsLargeAsWhatItHolds(t *testing.T) {
 }
 
 func TestGuestThatReceivesNoMoreBreaksTheClientsPipe(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	c, g := connect(t, b, fe, roomy)
+	_, _, c, g := connected(t)
 	g.send(opShutdown, shutdownReceive, nil)
 	if _, err := c.Write([]byte("x")); !errors.Is(err, unix.EPIPE) {
 		t.Errorf("write\n got %v\nwant %v", err, unix.EPIPE)
@@ -349,9 +313,7 @@ func TestGuestThatReceivesNoMoreBreaksTheClientsPipe(t *testing.T) {
 }
 
 func TestGuestCloseDeliversWhatItSentAndIsConfirmed(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	c, g := connect(t, b, fe, roomy)
+	_, fe, c, g := connected(t)
 	// More than the client's socket holds: the rest is buffered, while the
 	// guest gets its reset at once.
 	data := g.burst()
@@ -367,9 +329,7 @@ func TestGuestCloseDeliversWhatItSentAndIsConfirmed(t *testing.T) {
 }
 
 func TestGuestResetClosesTheClient(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	c, g := connect(t, b, fe, roomy)
+	_, _, c, g := connected(t)
 	g.send(opReset, 0, nil)
 	wantEnd(t, c, "")
 	g.send(opData, 0, []byte("late"))
@@ -377,9 +337,7 @@ func TestGuestResetClosesTheClient(t *testing.T) {
 }
 
 func TestClosedClientIsShutDownThenReset(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	c, g := connect(t, b, fe, roomy)
+	_, _, c, g := connected(t)
 	c.Write([]byte("last"))
 	c.Close()
 	if got := g.expect(opData).payload; string(got) != "last" {
@@ -391,9 +349,7 @@ func TestClosedClientIsShutDownThenReset(t *testing.T) {
 }
 
 func TestClientThatLeavesBytesUnreadIsReset(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	c, g := connect(t, b, fe, roomy)
+	_, _, c, g := connected(t)
 	g.send(opData, 0, []byte("unread"))
 	c.Close()
 	g.expect(opReset)
@@ -411,9 +367,7 @@ func TestClientThatGivesUpConnectingIsReset(t *testing.T) {
 }
 
 func TestViolationsResetOnlyTheirConnection(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	good, h := connect(t, b, fe, roomy)
+	b, fe, good, h := connected(t)
 	for name, violate := range map[string]func(*guestSocket){
 		"socket type": func(g *guestSocket) { p := g.header(opData); p.typ = 2; fe.transmit(p, nil) },
 		"longer than its buffers": func(g *guestSocket) {
@@ -511,9 +465,7 @@ func TestGuestWithoutReceiveBuffersIsWaitedFor(t *testing.T) {
 // TestFullQueueInOneTurnLosesNoKick: a turn ends after as many chains as the
 // queue is long, before the device has seen that there are no more.
 func TestFullQueueInOneTurnLosesNoKick(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	c, g := connect(t, b, fe, roomy)
+	_, fe, c, g := connected(t)
 	fe.stopQueues()
 	h := g.header(opCreditUpdate)
 	h.encode((*[packetHeaderSize]byte)(fe.tx.slot(0)))
@@ -549,25 +501,20 @@ func TestConnectionsAreLimited(t *testing.T) {
 	}
 }
 
+// Its end is an error, unless it stopped the device before.
 func TestQEMUGoneClosesClientsAndIsSaid(t *testing.T) {
-	b, served := startBackend(t)
-	fe := bootGuest(t, b)
-	c, _ := connect(t, b, fe, roomy)
-	fe.conn.Close()
-	wantServed(t, served, ErrFrontEndGone)
-	wantEnd(t, c, "")
-	wantMissing(t, b.cfg.Socket, b.cfg.UDSPath)
-}
-
-func TestQEMUGoneInOrderIsNoError(t *testing.T) {
-	b, served := startBackend(t)
-	fe := bootGuest(t, b)
-	c, _ := connect(t, b, fe, roomy)
-	fe.stopQueues()
-	fe.conn.Close()
-	wantServed(t, served, nil)
-	wantEnd(t, c, "")
-	wantMissing(t, b.cfg.Socket, b.cfg.UDSPath)
+	for _, want := range []error{ErrFrontEndGone, nil} {
+		b, served := startBackend(t)
+		fe := bootGuest(t, b)
+		c, _ := connect(t, b, fe, roomy)
+		if want == nil {
+			fe.stopQueues()
+		}
+		fe.conn.Close()
+		wantServed(t, served, want)
+		wantEnd(t, c, "")
+		wantMissing(t, b.cfg.Socket, b.cfg.UDSPath)
+	}
 }
 
 func TestCloseEndsServe(t *testing.T) {
@@ -625,9 +572,7 @@ func TestProbeOfTheSocketIsNoFrontEnd(t *testing.T) {
 }
 
 func TestPausedMachineKeepsItsConnections(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	c, g := connect(t, b, fe, roomy)
+	_, fe, c, g := connected(t)
 	rx, tx := fe.stopQueues()
 	if rx != uint32(fe.rx.lastUsed) || tx != uint32(fe.tx.lastUsed) {
 		t.Errorf("bases\n got %d, %d\nwant %d, %d", rx, tx, fe.rx.lastUsed, fe.tx.lastUsed)
@@ -640,24 +585,14 @@ func TestPausedMachineKeepsItsConnections(t *testing.T) {
 }
 
 func TestRestartedGuestHasNoConnections(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	c, _ := connect(t, b, fe, roomy)
-	fe.stopQueues()
-	fe.rx.reset()
-	fe.tx.reset()
-	fe.startQueues()
-	for slot := range slots {
-		fe.rx.give(slot, packetHeaderSize, 4096)
-	}
+	b, fe, c, _ := connected(t)
+	fe.restart()
 	wantEnd(t, c, "")
 	connect(t, b, fe, roomy)
 }
 
 func TestMemoryIsReplacedWhileQueuesRun(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	c, g := connect(t, b, fe, roomy)
+	_, fe, c, g := connected(t)
 	fe.shareMemory()
 	c.Write([]byte("moved"))
 	if got := g.expect(opData).payload; string(got) != "moved" {
@@ -666,9 +601,7 @@ func TestMemoryIsReplacedWhileQueuesRun(t *testing.T) {
 }
 
 func TestResetEndsConnections(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	c, _ := connect(t, b, fe, roomy)
+	_, fe, c, _ := connected(t)
 	fe.send(reqResetOwner, nil)
 	wantEnd(t, c, "")
 }
@@ -723,9 +656,7 @@ func openFiles(t *testing.T) int {
 // as much as it gets. Told of each packet that its client took, it would go on in
 // packets of that size for ever, with a thread to wake for each.
 func TestCreditComesBackInLargePieces(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	c, g := connect(t, b, fe, roomy)
+	_, fe, c, g := connected(t)
 	const piece = 4096
 	told := uint32(0)
 	for taken := uint32(piece); taken < 2*bufAlloc; taken += piece {

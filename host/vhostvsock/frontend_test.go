@@ -282,6 +282,17 @@ func (fe *frontEnd) stopQueues() (rx, tx uint32) {
 }
 
 // reset is what a driver does first: empty rings, from the beginning.
+// restart has the guest's driver begin afresh, with all its buffers.
+func (fe *frontEnd) restart() {
+	fe.stopQueues()
+	fe.rx.reset()
+	fe.tx.reset()
+	fe.startQueues()
+	for slot := range slots {
+		fe.rx.give(slot, packetHeaderSize, 4096)
+	}
+}
+
 func (q *driverQueue) reset() {
 	clear(q.fe.rings[q.base : q.base+ringBytes/2])
 	q.avail, q.lastUsed, q.busy = 0, 0, [slots]bool{}
@@ -485,22 +496,47 @@ func dialClient(t *testing.T, b *Backend, port string) *net.UnixConn {
 	return c
 }
 
+// connected starts a backend, and connects a client to its guest, which has a lot of room.
+func connected(t *testing.T) (*Backend, *frontEnd, *net.UnixConn, *guestSocket) {
+	t.Helper()
+	b, _ := startBackend(t)
+	fe := bootGuest(t, b)
+	c, g := connect(t, b, fe, roomy)
+	return b, fe, c, g
+}
+
 // connect makes a connection to guest port 1024, whose receive buffer is
 // bufAlloc bytes.
 func connect(t *testing.T, b *Backend, fe *frontEnd, bufAlloc uint32) (*net.UnixConn, *guestSocket) {
 	t.Helper()
 	c := dialClient(t, b, "1024")
-	p := fe.expect(opRequest)
-	if p.dstPort != 1024 || p.bufAlloc == 0 || p.fwdCnt != 0 {
-		t.Fatalf("request: %+v", p.packetHeader)
+	return c, accept(t, fe, c, fe.expect(opRequest), 1024, bufAlloc)
+}
+
+// connectPast connects to guest port 2048 while packets of kind other may come in between.
+func connectPast(t *testing.T, b *Backend, fe *frontEnd, other operation) (*net.UnixConn, *guestSocket) {
+	t.Helper()
+	c := dialClient(t, b, "2048")
+	p := fe.receive()
+	for p.op == other {
+		p = fe.receive()
 	}
-	g := &guestSocket{fe: fe, guestPort: 1024, hostPort: p.srcPort, bufAlloc: bufAlloc}
+	return c, accept(t, fe, c, p, 2048, roomy)
+}
+
+// accept has the guest answer a client's request, and takes the client's answer.
+func accept(t *testing.T, fe *frontEnd, c *net.UnixConn, p packet, port, bufAlloc uint32) *guestSocket {
+	t.Helper()
+	if p.op != opRequest || p.dstPort != port || p.bufAlloc == 0 || p.fwdCnt != 0 {
+		t.Fatalf("request of port %d: %+v", port, p.packetHeader)
+	}
+	g := &guestSocket{fe: fe, guestPort: port, hostPort: p.srcPort, bufAlloc: bufAlloc}
 	g.send(opResponse, 0, nil)
 	want := "OK " + itoa(g.hostPort) + "\n"
 	if got := readN(t, c, len(want)); string(got) != want {
 		t.Fatalf("answer to CONNECT\n got %q\nwant %q", got, want)
 	}
-	return c, g
+	return g
 }
 
 func readN(t *testing.T, c *net.UnixConn, n int) []byte {

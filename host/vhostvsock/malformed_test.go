@@ -18,12 +18,12 @@ func silentLog() logrus.FieldLogger {
 
 func socketPair(t testing.TB) (ours, theirs int) {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	ours, theirs, err := pair()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { unix.Close(fds[1]) })
-	return fds[0], fds[1]
+	t.Cleanup(func() { unix.Close(theirs) })
+	return ours, theirs
 }
 
 // breakages are ways of a guest to spoil a queue.
@@ -88,9 +88,7 @@ func (q *driverQueue) flags() uint16 {
 func TestMalformedRingEndsTheDeviceUntilItIsRestarted(t *testing.T) {
 	for name, spoil := range breakages {
 		t.Run("tx: "+name, func(t *testing.T) {
-			b, _ := startBackend(t)
-			fe := bootGuest(t, b)
-			c, _ := connect(t, b, fe, roomy)
+			b, fe, c, _ := connected(t)
 			spoil(fe.tx)
 			wantEnd(t, c, "")
 			wantBrokenThenMended(t, b, fe, fe.tx)
@@ -123,20 +121,12 @@ func wantBrokenThenMended(t *testing.T, b *Backend, fe *frontEnd, broken *driver
 		t.Fatal("the error eventfd was not signalled")
 	}
 	wantEnd(t, dialClient(t, b, "1024"), "") // nobody can be connected
-	fe.stopQueues()
-	fe.rx.reset()
-	fe.tx.reset()
-	fe.startQueues()
-	for slot := range slots {
-		fe.rx.give(slot, packetHeaderSize, 4096)
-	}
+	fe.restart()
 	connect(t, b, fe, roomy)
 }
 
 func TestPacketWithoutWholeHeaderIsDropped(t *testing.T) {
-	b, _ := startBackend(t)
-	fe := bootGuest(t, b)
-	c, g := connect(t, b, fe, roomy)
+	_, fe, c, g := connected(t)
 	fe.tx.give(1, 40, 3)
 	fe.tx.take()
 	g.send(opData, 0, []byte("next"))
