@@ -233,6 +233,9 @@ func (c *connection) write(ctx context.Context, line []byte, file *os.File) erro
 		return nil
 	}
 	late := errors.Is(err, os.ErrDeadlineExceeded)
+	if late { // the context's, which may be noticed later
+		err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+	}
 	if late && sent == 0 {
 		return fmt.Errorf("%w: %w", ErrNotSent, err)
 	}

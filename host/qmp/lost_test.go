@@ -53,8 +53,8 @@ func TestDeadlineBeforeTheFirstByteEndsNoConnection(t *testing.T) {
 func TestSocketDeadlineBeforeTheFirstByteEndsNoConnection(t *testing.T) {
 	c := dial(t, serve)
 	past := deadlined{t.Context(), time.Unix(1, 0)}
-	if err := c.conn.write(past, []byte("{}\n"), nil); !errors.Is(err, ErrNotSent) || !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("want %v and %v\ngot  %v", ErrNotSent, os.ErrDeadlineExceeded, err)
+	if err := c.conn.write(past, []byte("{}\n"), nil); !errors.Is(err, ErrNotSent) || !errors.Is(err, os.ErrDeadlineExceeded) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("want %v, %v and %v\ngot  %v", ErrNotSent, os.ErrDeadlineExceeded, context.DeadlineExceeded, err)
 	}
 	echoes(t, c)
 	if want, got := uint64(1), c.Connection(); got != want {
