@@ -91,7 +91,7 @@ func newConn(fd int, local, remote net.Addr, quick Quick, room *room, onClose fu
 	if err := room.admit(c); err != nil {
 		return nil, err
 	}
-	c.users.Store(1)
+	c.users.Store(2) // the server and who reads
 	limit := unix.NsecToTimeval(int64(sendLimit))
 	unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit) // where it cannot be set, a write waits
 	c.start(&loop{conn: c, buffer: make([]byte, bufferBytes)})
@@ -104,12 +104,14 @@ func (c *conn) use() { c.used.Store(c.room.uses.Add(1)) }
 // stuck reports whether the connection makes others wait for too long.
 func (c *conn) stuck() bool { return c.reading.shows(patience) || c.writing.shows(patience) }
 
+// start has a goroutine read on, in the place of the one before it. That one is done with
+// the connection, however long its quick call hangs.
 func (c *conn) start(l *loop) {
-	c.users.Add(1)
 	c.loop = l
 	go func() {
-		defer c.release()
-		l.run()
+		if replaced := l.run(); !replaced {
+			c.release()
+		}
 	}()
 }
 

@@ -2,12 +2,15 @@ package transport
 
 import (
 	"bytes"
+	"encoding/binary"
 	"io"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/arrival"
 	"github.com/directvol/directvol/protocols/frame"
 )
 
@@ -23,7 +26,9 @@ func hungPair(t *testing.T) (c *conn, peer int, release chan struct{}, closed ch
 		<-release
 		return nil, false
 	}
-	c, err = newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, decline, newRoom(boundsOf(1<<30)), func() { close(closed) })
+	r := newRoom(boundsOf(1 << 30))
+	r.order = new(arrival.Order)
+	c, err = newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, decline, r, func() { close(closed) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,4 +73,40 @@ func TestCallsThatHangGoUpInTheirOrderAndOnce(t *testing.T) {
 	}
 	c.Close()
 	<-closed
+}
+
+// A quick call that hangs is nobody's who reads the connection any more: what the
+// connection had is given back when it ends, and not when the filesystem answers. A call
+// with a ticket that its server has not begun would have all others wait until then.
+func TestConnectionThatEndsWhileACallHangsGivesAllBack(t *testing.T) {
+	c, peer, release, closed := hungPair(t)
+	defer close(release)
+	create := requestFrame(t, "CreateContainer", 10)
+	binary.BigEndian.PutUint32(create[4:], 3) // its stream
+	if _, err := unix.Write(peer, append(asked(1), create...)); err != nil {
+		t.Fatal(err)
+	}
+	var up []byte
+	for piece := make([]byte, 4096); len(up) <= frame.HeaderBytes+len(create); {
+		n, err := c.Read(piece)
+		if err != nil {
+			t.Fatal(err)
+		}
+		up = append(up, piece[:n]...)
+	}
+	unix.Close(peer)
+	if _, err := io.ReadAll(c); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	select {
+	case <-closed:
+	case <-time.After(limit):
+		t.Error("its descriptor, place and memory are kept while the call hangs")
+	}
+	c.tickets.mu.Lock()
+	defer c.tickets.mu.Unlock()
+	if left := len(c.tickets.byStream); left > 0 {
+		t.Errorf("tickets that all other calls wait for\nwant none\ngot  %d", left)
+	}
 }

@@ -26,19 +26,20 @@ type loop struct {
 	hung       []byte // the call that the loop before this one is at, which goes up first
 }
 
-func (l *loop) run() {
+// run reads until the connection's end, or until it is replaced.
+func (l *loop) run() (replaced bool) {
 	if l.hung != nil && l.conn.take(frame.ParseHeader(l.hung)) && l.handUp([][]byte{l.hung}, true) != nil {
 		close(l.conn.ended)
-		return
+		return false
 	}
 	for {
 		taken, err := l.frame()
 		if taken {
-			return // by the watch: another goroutine reads on
+			return true // by the watch: another goroutine reads on
 		}
 		if err != nil {
 			close(l.conn.ended)
-			return
+			return false
 		}
 	}
 }
