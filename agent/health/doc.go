@@ -46,6 +46,7 @@
 //	call             twice             late                  cut off             beside its opposite
 //	Pause            waits for the first  the watch goes on    the watch goes on   Resume waits for it
 //	Own              changes nothing   probes from then on   –                   after End nothing
+//	Disown           changes nothing   a probe goes on       –                   the last one of it and Own counts
 //	End              changes nothing   –                     a probe in flight goes on alone   Resume does nothing
 //	Again            looks once more   –                     –                  after End the last one counts
 package health

@@ -103,6 +103,9 @@ func (w *Watch) Own() {
 	}
 }
 
+// Disown ends Own: the mount is left to somebody else.
+func (w *Watch) Disown() { w.owned.Store(false) }
+
 // Owned reports whether Own was called.
 func (w *Watch) Owned() bool { return w.owned.Load() }
 

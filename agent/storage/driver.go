@@ -19,9 +19,9 @@ type driver struct {
 	// find returns what the request's source names; it waits until ctx ends for
 	// a device that is not there yet.
 	find func(context.Context, request) (origin, error)
-	// mount makes the storage at its mount point, and tells whether it made that. It waits
-	// for other calls until ctx ends, and for the disk as long as that wants.
-	mount func(context.Context, *devices, request, origin) (made bool, err error)
+	// mount makes the storage at its mount point. It waits for other calls until ctx ends,
+	// and for the disk as long as that wants.
+	mount func(context.Context, *devices, request, origin) (did, error)
 	// unmount undoes mount. What is in use is refused.
 	unmount func(*mounted) error
 	// couldGo refuses what unmount would refuse, or would take out of sight before it
@@ -30,6 +30,12 @@ type driver struct {
 	couldGo func(ctx context.Context, t *Table, m *mounted, nested bool) error
 	// there tells whether what mount has made is there, and open to its users.
 	there func(*mounted) (bool, error)
+}
+
+// did is what a driver's mount has done.
+type did struct {
+	made  bool // the mount point's directory
+	found bool // nothing: the very mount was there
 }
 
 // drivers are all that there are, one a file, by the names that Kata has for

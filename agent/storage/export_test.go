@@ -27,8 +27,8 @@ func SetFakeKernel(k FakeKernel) (undo func()) {
 		find: func(ctx context.Context, r request) (origin, error) {
 			return origin{path: r.source}, k.Find(ctx, r.source)
 		},
-		mount: func(_ context.Context, _ *devices, r request, from origin) (bool, error) {
-			return false, k.Mount(from.path, r.mountPoint)
+		mount: func(_ context.Context, _ *devices, r request, from origin) (did, error) {
+			return did{}, k.Mount(from.path, r.mountPoint)
 		},
 		unmount: func(m *mounted) error { return k.Unmount(m.mountPoint) },
 		couldGo: func(ctx context.Context, _ *Table, m *mounted, _ bool) error {

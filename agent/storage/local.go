@@ -24,22 +24,22 @@ var local = &driver{
 		return err
 	},
 	find: named,
-	mount: func(_ context.Context, _ *devices, r request, _ origin) (made bool, err error) {
-		made, err = makeMountPoint(r.mountPoint)
+	mount: func(_ context.Context, _ *devices, r request, _ origin) (did, error) {
+		made, err := makeMountPoint(r.mountPoint)
 		if err != nil {
-			return false, err
+			return did{}, err
 		}
 		mode, given, err := localMode(r)
 		if err == nil && given {
 			err = unix.Chmod(r.mountPoint, mode)
 		}
 		if err == nil {
-			return made, nil
+			return did{made: made}, nil
 		}
 		if made {
 			os.Remove(r.mountPoint)
 		}
-		return false, &fs.PathError{Op: "chmod", Path: r.mountPoint, Err: err}
+		return did{}, &fs.PathError{Op: "chmod", Path: r.mountPoint, Err: err}
 	},
 	unmount: func(m *mounted) error {
 		if m.made {

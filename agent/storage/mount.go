@@ -17,36 +17,35 @@ import (
 	"github.com/directvol/directvol/agent/refusal"
 )
 
-// mountOrigin mounts an origin, and tells whether it made the mount point. The same
-// one that is mounted there already, as it would be mounted, is taken over; another one
-// is refused: it would be hidden, or hide.
-func mountOrigin(ctx context.Context, d *devices, r request, from origin) (made bool, err error) {
+// mountOrigin mounts an origin. The same one that is mounted there already, as it would be
+// mounted, is taken over; another one is refused: it would be hidden, or hide.
+func mountOrigin(ctx context.Context, d *devices, r request, from origin) (did, error) {
 	switch top, err := mount.Topmost(r.mountPoint); {
 	case err != nil:
-		return false, err
+		return did{}, err
 	case top == nil:
 	case r.isOf(from, top):
-		return false, r.mustAgree(top, from)
+		return did{found: true}, r.mustAgree(top, from)
 	default:
-		return false, occupied(r, from, nameOf(top))
+		return did{}, occupied(r, from, nameOf(top))
 	}
-	made, err = makeMountPoint(r.mountPoint)
+	made, err := makeMountPoint(r.mountPoint)
 	if err != nil {
-		return false, err
+		return did{}, err
 	}
 	said := health.OpenKernelLog()
 	defer said.Close()
 	err = d.mount(ctx, r, from)
 	if err == nil {
-		return made, nil
+		return did{made: made}, nil
 	}
 	if made {
 		os.Remove(r.mountPoint)
 	}
 	if refusal.KindOf(err) != refusal.Internal {
-		return false, err
+		return did{}, err
 	}
-	return false, refusal.New(mountKind(err), "mount %s of %s at %s with %q: %w: %s", r.fstype, from.path, r.mountPoint, r.data, err, wayOut(r, from, err, said))
+	return did{}, refusal.New(mountKind(err), "mount %s of %s at %s with %q: %w: %s", r.fstype, from.path, r.mountPoint, r.data, err, wayOut(r, from, err, said))
 }
 
 // wayOut is what is known of a disk that could not be mounted: by its filesystem's rules, by what it holds, or by what the

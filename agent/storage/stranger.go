@@ -70,7 +70,8 @@ func (t *Table) remaining() ([]stranger, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.strangers = slices.DeleteFunc(t.strangers, func(s stranger) bool {
-		return gone[s.mountPoint] && !s.leaving || t.mounts[s.mountPoint] != nil
+		m := t.mounts[s.mountPoint]
+		return gone[s.mountPoint] && !s.leaving || m != nil && len(m.holders) > 0
 	})
 	return slices.Clone(t.strangers), errors.Join(errs...)
 }

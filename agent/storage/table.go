@@ -59,6 +59,7 @@ type Table struct {
 type mounted struct {
 	request
 	made    bool // the mount point's directory is ours to remove
+	found   bool // somebody else's mount, that calls under way alone need: it stays where they fail
 	holders map[string]bool
 	calls   map[*call]string // that need it, and for whom: a holder once they have succeeded
 
@@ -200,12 +201,12 @@ func (t *Table) needFound(ctx context.Context, c *call, r request, from origin) 
 		return err
 	}
 	defer t.intended(m)
-	made, err := r.driver.mount(ctx, &t.devices, r, from)
+	did, err := r.driver.mount(ctx, &t.devices, r, from)
 	if err != nil {
 		return err
 	}
 	t.mu.Lock()
-	m.made = made
+	m.made, m.found = did.made, did.found
 	t.mounts[r.mountPoint] = m
 	c.needs = append(c.needs, m)
 	t.mu.Unlock()
@@ -256,7 +257,7 @@ func (t *Table) keep(ctx context.Context, c *call, agreed func() bool) error {
 		return refusal.New(refusal.DeadlineExceeded, "the call has ended before its storages were held")
 	}
 	for _, m := range c.needs {
-		m.holders[m.calls[c]] = true
+		m.holders[m.calls[c]], m.found = true, false
 		delete(m.calls, c)
 	}
 	return nil
@@ -271,8 +272,9 @@ func (m *mounted) mustStand() error {
 	return err
 }
 
-// undo ends a call that has failed. What nobody else needs it unmounts; what cannot
-// be unmounted is held as if the call had succeeded, so that it has an owner.
+// undo ends a call that has failed. What nobody else needs it unmounts, where it was
+// mounted by a call; what cannot be unmounted is held as if the call had succeeded, so that
+// it has an owner.
 func (t *Table) undo(c *call) error {
 	return t.each(nestedFirst(c.needs), func(m *mounted) error {
 		return t.inTurn(context.Background(), "unmount", m.mountPoint, func() error { return t.drop(c, m) })
@@ -282,9 +284,12 @@ func (t *Table) undo(c *call) error {
 // drop takes a storage from a call, in the mount point's turn.
 func (t *Table) drop(c *call, m *mounted) (err error) {
 	t.mu.Lock()
-	last := len(m.calls) == 1 && len(m.holders) == 0
+	last, found := len(m.calls) == 1 && len(m.holders) == 0, m.found
 	t.mu.Unlock()
-	if last {
+	switch {
+	case last && found:
+		t.volumes.Disown(m.mountPoint)
+	case last:
 		err = t.unmount(context.Background(), m)
 	}
 	t.mu.Lock()
@@ -311,7 +316,7 @@ func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 		return t.volumes.Own(m.mountPoint, mount.Identity{}, health.Past{}) // it may be another mount than the last one
 	}
 	t.volumes.Forget(m.mountPoint) // what was known of the mount that is gone
-	made, err := m.driver.mount(ctx, &t.devices, m.request, m.origin())
+	did, err := m.driver.mount(ctx, &t.devices, m.request, m.origin())
 	if err == nil {
 		m.set(m.origin(), mount.Identity{}) // that of the mount which is gone goes with it
 		err = t.adopt(m)
@@ -323,7 +328,7 @@ func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 		return err
 	}
 	t.mu.Lock()
-	m.made = m.made || made
+	m.made, m.found = m.made || did.made, false
 	t.mu.Unlock()
 	t.log.WithField("mountpoint", m.mountPoint).Warn("storage mounted again: it was not there")
 	return nil

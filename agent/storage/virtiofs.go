@@ -40,17 +40,17 @@ const tagLimit = time.Second
 // mountTag tries again as long as no device has the tag. A new device is in sysfs before
 // its driver knows the tag, and an event follows when it does. mount(2) answers a wrong
 // option with EINVAL too, so that refusal comes a second later.
-func mountTag(ctx context.Context, d *devices, r request, from origin) (made bool, err error) {
+func mountTag(ctx context.Context, d *devices, r request, from origin) (done did, err error) {
 	ctx, cancel := context.WithTimeout(ctx, tagLimit)
 	defer cancel()
 	waitErr := blockdev.Await(ctx, "virtio", func() (bool, error) {
-		made, err = mountOrigin(ctx, d, r, from)
+		done, err = mountOrigin(ctx, d, r, from)
 		return !errors.Is(err, unix.EINVAL), nil
 	})
 	if waitErr != nil && ctx.Err() == nil {
-		return made, errors.Join(err, waitErr)
+		return done, errors.Join(err, waitErr)
 	}
-	return made, err
+	return done, err
 }
 
 // hasShare tells whether there is any virtio-fs device: kernels before 6.9 do

@@ -88,6 +88,13 @@ func (t *Table) Own(path string, of mount.Identity, past health.Past) error {
 	return err
 }
 
+// Disown ends Own for who leaves the volume at path mounted, as somebody else's.
+func (t *Table) Disown(path string) {
+	if v := t.known(path); v != nil && v.watch != nil {
+		v.watch.Disown()
+	}
+}
+
 func (t *Table) lookup(path string, of mount.Identity, past health.Past) (*Volume, error) {
 	if !filepath.IsAbs(path) {
 		return nil, refusal.New(refusal.InvalidArgument, "volume path %.200q is not absolute", path)
