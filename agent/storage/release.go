@@ -19,16 +19,22 @@ import (
 	"github.com/directvol/directvol/agent/refusal"
 )
 
-// each does something with each of storages, nested ones first, and with all at once
-// but those within which others are mounted. A panic in it is an error.
+// each does something with each of storages, which have nested ones first, and with all at
+// once, but that each waits for those within it. A panic in it is an error.
 func (t *Table) each(all []*mounted, do func(*mounted) error) error {
-	errs := make([]error, len(all))
+	errs, done := make([]error, len(all)), make([]chan struct{}, len(all))
 	var wait sync.WaitGroup
 	for i, m := range all {
-		if m.hasNested(all[:i]) {
-			wait.Wait()
-		}
-		wait.Go(func() { errs[i] = t.safely(m, do) })
+		done[i] = make(chan struct{})
+		wait.Go(func() {
+			defer close(done[i])
+			for j, other := range all[:i] {
+				if m.hasNested([]*mounted{other}) {
+					<-done[j]
+				}
+			}
+			errs[i] = t.safely(m, do)
+		})
 	}
 	wait.Wait()
 	return errors.Join(errs...)

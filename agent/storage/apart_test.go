@@ -1,0 +1,48 @@
+package storage_test
+
+import (
+	"context"
+	"io"
+	"maps"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/storage"
+	"github.com/directvol/directvol/agent/volume"
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+// A storage with another one in it waits for that, and for no disk that hangs elsewhere.
+func TestDiskThatHangsKeepsNoOtherMounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel()
+		defer storage.SetFakeKernel(k)()
+		log := logrus.New()
+		log.SetOutput(io.Discard)
+		entry := logrus.NewEntry(log)
+		table := storage.NewTable(entry, volume.NewTable(health.NewMonitor(entry)), hotplug, nil)
+		var all []*agentpb.Storage
+		for _, device := range []string{"outer", "outer/inner", "slow"} {
+			k.plugged[device] = true
+			all = append(all, &agentpb.Storage{Driver: storage.FakeDriver, Source: device, MountPoint: place(device)})
+		}
+		if err := table.Hold(t.Context(), "c1", all, func() bool { return true }); err != nil {
+			t.Fatal(err)
+		}
+		k.change(func() { k.hung["slow"] = true })
+		released := make(chan error, 1)
+		go func() { released <- table.Release(context.Background(), "c1") }()
+		synctest.Wait()
+		if left, _ := k.now(); !slices.Equal(slices.Collect(maps.Keys(left)), []string{place("slow")}) {
+			t.Errorf("mounted, while one disk hangs\nwant that one's alone\ngot  %v", left)
+		}
+		k.change(func() { k.hung["slow"] = false })
+		if err := <-released; err != nil {
+			t.Error(err)
+		}
+	})
+}
