@@ -29,7 +29,7 @@ func (t *Table) CheckReleased(ctx context.Context, driverName, source string) er
 	if err != nil && !missing {
 		return err
 	}
-	if err := t.refuseHeld(func(m *mounted) bool {
+	if err := t.refuseHeld(ctx, func(m *mounted) bool {
 		return m.driver == driver && m.source == source || err == nil && m.origin().same(from)
 	}); err != nil || missing {
 		return err
@@ -53,25 +53,44 @@ func (t *Table) CheckReleased(ctx context.Context, driverName, source string) er
 }
 
 // refuseHeld refuses storages that are mounted, or being mounted, and names who has them.
-// One that somebody else has unmounted uses no device.
-func (t *Table) refuseHeld(matches func(*mounted) bool) error {
-	t.mu.Lock()
-	known := slices.AppendSeq(slices.Collect(maps.Values(t.mounts)), maps.Values(t.intents))
-	known = slices.DeleteFunc(known, func(m *mounted) bool { return !matches(m) })
-	t.mu.Unlock()
-	for _, m := range known {
-		there, err := m.driver.there(m)
+// One that somebody else has unmounted uses no device; one that we have may be mounted
+// again, until the call that has its turn ends.
+func (t *Table) refuseHeld(ctx context.Context, matches func(*mounted) bool) error {
+	for _, m := range t.known(matches) {
+		refuse := func() error {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			return refusal.New(refusal.FailedPrecondition, "volume %s is held in the guest by %s: remove them first", m.mountPoint, holderNames(m.heldOrNeeded()))
+		}
+		if t.begins(m) {
+			return refuse()
+		}
+		err := t.inTurn(ctx, "look at", m.mountPoint, func() error {
+			if there, err := m.driver.there(m); !there || err != nil {
+				return err
+			}
+			return refuse()
+		})
 		if err != nil {
 			return err
 		}
-		t.mu.Lock()
-		begins, who := t.intents[m.mountPoint] == m, m.heldOrNeeded()
-		t.mu.Unlock()
-		if there || begins {
-			return refusal.New(refusal.FailedPrecondition, "volume %s is held in the guest by %s: remove them first", m.mountPoint, holderNames(who))
-		}
 	}
 	return nil
+}
+
+// known returns storages that are mounted, or being mounted, in no order.
+func (t *Table) known(matches func(*mounted) bool) []*mounted {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := slices.AppendSeq(slices.Collect(maps.Values(t.mounts)), maps.Values(t.intents))
+	return slices.DeleteFunc(all, func(m *mounted) bool { return !matches(m) })
+}
+
+// begins reports whether a storage is being mounted.
+func (t *Table) begins(m *mounted) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.intents[m.mountPoint] == m
 }
 
 func holderNames(holders []string) string {

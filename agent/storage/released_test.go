@@ -1,12 +1,15 @@
 package storage
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/directvol/directvol/agent/mount/mounttest"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
@@ -84,5 +87,35 @@ func TestDeviceThatIsNotThereIsReleased(t *testing.T) {
 		if err := table.CheckReleased(t.Context(), driver, "1f/1f"); refusal.KindOf(err) != refusal.InvalidArgument {
 			t.Errorf("driver %q: %v", driver, err)
 		}
+	}
+}
+
+// While a destroy goes on that may fail, and mount the volume again, its device is not
+// free.
+func TestDeviceOfAVolumeThatMayComeBackIsNotReleased(t *testing.T) {
+	place := filepath.Join(mounttest.Dir(t), "place")
+	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
+	table := newTable()
+	if err := hold(t, table, onDisk(disk, "xfs", place)); err != nil {
+		t.Fatal(err)
+	}
+	leaving := table.leave(t.Context(), table.heldBy(func(*mounted) bool { return true }))
+	if err := leaving.await(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := table.CheckReleased(ctx, "blk", disk); refusal.KindOf(err) != refusal.DeadlineExceeded {
+		t.Errorf("unmounted, and not decided\nwant no answer in time\ngot  %v", err)
+	}
+	leaving.decide(false)
+	if err := table.CheckReleased(t.Context(), "blk", disk); refusal.KindOf(err) != refusal.FailedPrecondition {
+		t.Errorf("mounted again\nwant it refused\ngot  %v", err)
+	}
+	if err := table.Release(t.Context(), "c1"); err != nil {
+		t.Error(err)
+	}
+	if err := table.CheckReleased(t.Context(), "blk", disk); err != nil {
+		t.Errorf("when it was let go: %v", err)
 	}
 }
