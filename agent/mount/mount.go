@@ -39,20 +39,18 @@ func At(path string) ([]*Info, error) {
 // stack is At of a list of all mounts, in any order: Linux 6.18 lists them as they were
 // made, and move_mount(2) puts an older one on top of a newer one.
 func stack(all []*Info, path string) (found []*Info) {
-	byID, within := map[int]*Info{}, map[int][]*Info{}
+	t := treeOf(all)
 	for _, m := range all {
-		byID[m.ID] = m
-		within[m.Parent] = append(within[m.Parent], m)
 		if m.Mountpoint == path {
 			found = append(found, m)
 		}
 	}
 	levels := map[*Info]int{} // the mounts of the path below; those that no path leads to come first
 	for _, m := range found {
-		for p := byID[m.Parent]; p != nil && p.Mountpoint == path && levels[m] < len(found); p = byID[p.Parent] {
+		for p := t.byID[m.Parent]; p != nil && p.Mountpoint == path && levels[m] < len(found); p = t.byID[p.Parent] {
 			levels[m]++
 		}
-		if isHidden(m, byID, within) {
+		if t.hiding(m) != nil {
 			levels[m] -= len(all)
 		}
 	}
@@ -60,20 +58,60 @@ func stack(all []*Info, path string) (found []*Info) {
 	return found
 }
 
-// isHidden reports whether a folder above a mount has something else mounted over it. What
-// lies on a process's root hides nothing from it.
-func isHidden(m *Info, byID map[int]*Info, within map[int][]*Info) bool {
-	for range byID { // and no longer: a text may have a circle
-		for _, over := range within[m.Parent] {
-			if over.Mountpoint != "/" && strings.HasPrefix(m.Mountpoint, over.Mountpoint+"/") {
-				return true
-			}
-		}
-		if m = byID[m.Parent]; m == nil {
-			return false
+// Hiding returns what is mounted over a folder above a mount, so that no path leads to it;
+// nil where it is in sight, or unmounted.
+func Hiding(m *Info) (*Info, error) {
+	all, err := All()
+	if err != nil {
+		return nil, err
+	}
+	return treeOf(all).hiding(m), nil
+}
+
+// InSight returns those mounts of a list of all that their mount points lead to.
+func InSight(all []*Info) (found []*Info) {
+	t := treeOf(all)
+	for _, m := range all {
+		if !t.isCovered(m) && t.hiding(m) == nil {
+			found = append(found, m)
 		}
 	}
-	return false
+	return found
+}
+
+// tree is a list of mounts by how they lie on each other.
+type tree struct {
+	byID   map[int]*Info
+	within map[int][]*Info // by their parents' IDs
+}
+
+func treeOf(all []*Info) tree {
+	t := tree{map[int]*Info{}, map[int][]*Info{}}
+	for _, m := range all {
+		t.byID[m.ID] = m
+		t.within[m.Parent] = append(t.within[m.Parent], m)
+	}
+	return t
+}
+
+// isCovered reports whether another mount lies on a mount's root.
+func (t tree) isCovered(m *Info) bool {
+	return slices.ContainsFunc(t.within[m.ID], func(over *Info) bool { return over.Mountpoint == m.Mountpoint && over.ID != m.ID })
+}
+
+// hiding is Hiding. What lies on a process's root hides nothing from it.
+func (t tree) hiding(m *Info) *Info {
+	for range t.byID { // and no longer: a text may have a circle
+		for _, over := range t.within[m.Parent] {
+			if over.Mountpoint != "/" && strings.HasPrefix(m.Mountpoint, over.Mountpoint+"/") {
+				return over
+			}
+		}
+		if m = t.byID[m.Parent]; m == nil {
+			return nil
+		}
+	}
+	return nil
 }
 
 // Topmost returns the last of At, and nil where nothing is mounted.

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -152,15 +153,18 @@ func makeMountPoint(path string) (made bool, err error) {
 // users: what lies over it is refused, as it would be taken for it.
 func (m *mounted) stands() (bool, error) {
 	mounts, err := mount.At(m.mountPoint)
-	for i, at := range mounts {
-		if m.is(at) {
-			if top := mounts[len(mounts)-1]; top != mounts[i] {
-				return true, refusal.New(refusal.FailedPrecondition, "storage %s: %s (%s) is mounted over it: unmount that first", m.mountPoint, top.Source, top.FSType)
-			}
-			return true, nil
-		}
+	at := slices.IndexFunc(mounts, m.is)
+	if at < 0 {
+		return false, err
 	}
-	return false, err
+	if top := mounts[len(mounts)-1]; top != mounts[at] {
+		return true, refusal.New(refusal.FailedPrecondition, "storage %s: %s (%s) is mounted over it: unmount that first", m.mountPoint, top.Source, top.FSType)
+	}
+	over, err := mount.Hiding(mounts[at])
+	if over != nil {
+		err = refusal.New(refusal.FailedPrecondition, "storage %s: %s (%s) is mounted at %s over a folder above, and hides it: unmount that first", m.mountPoint, over.Source, over.FSType, over.Mountpoint)
+	}
+	return true, err
 }
 
 // unmount is never lazy: a volume that is still in use would be pulled from
@@ -180,8 +184,8 @@ func unmountThere(m *mounted) error {
 		return inUse(m.mountPoint, err)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, fs.ErrNotExist):
 		// Someone else has just unmounted it, or its path leads elsewhere.
-		if there, err := m.stands(); there || err != nil {
-			return refusal.New(refusal.FailedPrecondition, "storage %s: what is mounted over one of the folders above hides it: unmount that first", m.mountPoint)
+		if there, hidden := m.stands(); there || hidden != nil {
+			return cmp.Or(hidden, error(&fs.PathError{Op: "unmount", Path: m.mountPoint, Err: err}))
 		}
 	case err != nil:
 		return &fs.PathError{Op: "unmount", Path: m.mountPoint, Err: err}

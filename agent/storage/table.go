@@ -201,6 +201,9 @@ func (t *Table) needFound(ctx context.Context, c *call, r request, from origin) 
 		return err
 	}
 	defer t.intended(m)
+	if err := t.refuseToHide(m); err != nil {
+		return err
+	}
 	did, err := r.driver.mount(ctx, &t.devices, r, from)
 	if err != nil {
 		return err
@@ -216,6 +219,30 @@ func (t *Table) needFound(ctx context.Context, c *call, r request, from origin) 
 	}
 	t.saveOrLog() // now that it is known which mount it is; without that it is known by its disk
 	return t.volumes.Own(r.mountPoint, mount.Identity{}, health.Past{})
+}
+
+// refuseToHide refuses to mount over a folder above another storage, whose users would
+// find something else there. It goes while the intent stands: of two calls that mount at
+// once, one within the other, one finds the other's.
+func (t *Table) refuseToHide(m *mounted) error {
+	if !m.driver.volume {
+		return nil
+	}
+	for _, inner := range t.known(func(o *mounted) bool { return m.hasNested([]*mounted{o}) }) {
+		there, err := inner.driver.there(inner)
+		if err != nil {
+			return err
+		}
+		if there || t.begins(inner) {
+			return refusal.New(refusal.FailedPrecondition, "storage %s: it would hide storage %s: ask for that after it", m.mountPoint, inner.mountPoint)
+		}
+	}
+	for _, outer := range t.known(func(o *mounted) bool { return o.driver.volume && o.hasNested([]*mounted{m}) }) {
+		if t.begins(outer) && t.at(outer.mountPoint) != outer {
+			return refusal.New(refusal.FailedPrecondition, "storage %s: storage %s is being mounted, and would hide it: call again", m.mountPoint, outer.mountPoint)
+		}
+	}
+	return nil
 }
 
 // holds is whom a call would hold a storage for.

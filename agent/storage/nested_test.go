@@ -1,0 +1,90 @@
+package storage
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/mount/mounttest"
+	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+func inMemory(mountPoint string) *agentpb.Storage {
+	return &agentpb.Storage{Driver: "ephemeral", Source: "shm", Fstype: "tmpfs", MountPoint: mountPoint}
+}
+
+// A storage that is mounted over a folder above another one would hide it: its users would
+// write somewhere else.
+func TestStorageThatWouldHideAnotherIsRefused(t *testing.T) {
+	dir := mounttest.Dir(t)
+	table := newTable()
+	inner, outer := inMemory(filepath.Join(dir, "a", "b")), inMemory(filepath.Join(dir, "a"))
+	err := table.Hold(t.Context(), "c1", []*agentpb.Storage{inner, outer}, always)
+	if errors.Is(err, unix.EPERM) {
+		t.Skipf("it mounts: %v: run it as root, with sudo go test -run '^%s$'", err, t.Name())
+	}
+	t.Cleanup(func() {
+		for _, s := range []*agentpb.Storage{outer, inner, outer} {
+			_ = unix.Unmount(s.MountPoint, unix.MNT_DETACH)
+		}
+	})
+	if refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), inner.MountPoint) {
+		t.Errorf("in one call\nwant it refused, and the hidden one named\ngot  %v", err)
+	}
+	if len(table.Mounted()) > 0 {
+		t.Errorf("want nothing held\ngot  %v", table.Mounted())
+	}
+	if err := table.Hold(t.Context(), "c1", []*agentpb.Storage{inner}, always); err != nil {
+		t.Fatal(err)
+	}
+	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{outer}, always); refusal.KindOf(err) != refusal.FailedPrecondition {
+		t.Errorf("by another container\nwant it refused\ngot  %v", err)
+	}
+	if err := table.Release(t.Context(), "c1"); err != nil {
+		t.Error(err)
+	}
+	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{outer, inner}, always); err != nil {
+		t.Errorf("in the other order: %v", err)
+	}
+	if err := table.Release(t.Context(), "c2"); err != nil {
+		t.Error(err)
+	}
+}
+
+// Somebody else has mounted something over a folder above a storage: OK would say that it
+// is where the caller looks for it.
+func TestStorageThatIsHiddenIsNotSaidToBeThere(t *testing.T) {
+	dir := mounttest.Dir(t)
+	table, above := newTable(), filepath.Join(dir, "a")
+	s := inMemory(filepath.Join(above, "b"))
+	if err := hold(t, table, s); err != nil {
+		t.Skipf("it mounts: %v: run it as root", err)
+	}
+	mounttest.Mount(t, "cover", above, "tmpfs", 0, "")
+	for what, do := range map[string]func() error{
+		"held again": func() error { return hold(t, table, s) },
+		"let go":     func() error { return table.Release(t.Context(), "c1") },
+	} {
+		if err := do(); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), above+" ") {
+			t.Errorf("%s\nwant it refused, and named what hides it\ngot  %v", what, err)
+		}
+	}
+	if err := os.Mkdir(s.MountPoint, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := hold(t, table, s); refusal.KindOf(err) != refusal.FailedPrecondition {
+		t.Errorf("with another folder in its place\nwant it refused\ngot  %v", err)
+	}
+	mounttest.Unmount(t, above)
+	if err := hold(t, table, s); err != nil {
+		t.Errorf("in sight again: %v", err)
+	}
+	if err := table.Release(t.Context(), "c1"); err != nil {
+		t.Error(err)
+	}
+}
