@@ -33,12 +33,12 @@ func At(path string) ([]*Info, error) {
 		return found, err
 	}
 	all, err := All()
-	return stack(all, path), err
+	return Stack(all, path), err
 }
 
-// stack is At of a list of all mounts, in any order: Linux 6.18 lists them as they were
+// Stack is At of a list of all mounts, in any order: Linux 6.18 lists them as they were
 // made, and move_mount(2) puts an older one on top of a newer one.
-func stack(all []*Info, path string) (found []*Info) {
+func Stack(all []*Info, path string) (found []*Info) {
 	t := treeOf(all)
 	for _, m := range all {
 		if m.Mountpoint == path {
@@ -94,9 +94,9 @@ func treeOf(all []*Info) tree {
 	return t
 }
 
-// isCovered reports whether another mount lies on a mount's root.
+// isCovered reports whether another mount lies on a mount's root, which is no process's.
 func (t tree) isCovered(m *Info) bool {
-	return slices.ContainsFunc(t.within[m.ID], func(over *Info) bool { return over.Mountpoint == m.Mountpoint && over.ID != m.ID })
+	return m.Mountpoint != "/" && slices.ContainsFunc(t.within[m.ID], func(over *Info) bool { return over.Mountpoint == m.Mountpoint && over.ID != m.ID })
 }
 
 // hiding is Hiding. What lies on a process's root hides nothing from it.

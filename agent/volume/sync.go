@@ -25,29 +25,32 @@ const syncLimit = 2 * time.Second
 // more. However often it is called, one thread a volume waits for its disk. A slow disk is
 // waited for until ctx ends.
 func (t *Table) Sync(ctx context.Context) error {
-	ctx, cancel := t.Patient(ctx, syncLimit)
+	flushing, cancel := t.Patient(ctx, syncLimit)
 	defer cancel()
 	mounts, err := mount.All()
 	if err != nil {
 		return err
 	}
 	var wait sync.WaitGroup
-	errs := make([]error, len(mounts))
-	for i, path := range onePathEach(mounts) {
+	paths := onePathEach(mounts)
+	errs := make([]error, len(paths))
+	for i, path := range paths {
 		wait.Go(func() {
 			defer func() {
 				if p := recover(); p != nil { // nobody above a goroutine does
 					errs[i] = fmt.Errorf("volume %s: panic: %v\n%s", path, p, debug.Stack())
 				}
 			}()
-			errs[i] = t.Flush(ctx, path)
+			errs[i] = t.Flush(flushing, path)
 		})
 	}
 	wait.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return t.syncing.wait(ctx)
+	syncing, cancel := health.Patient(ctx, syncLimit, health.AnyDisk)
+	defer cancel()
+	return t.syncing.wait(syncing)
 }
 
 // Patient is health.Patient of the disks of volumes that are flushed, grown or unmounted at
@@ -65,18 +68,15 @@ func (t *Table) Patient(ctx context.Context, silence time.Duration) (context.Con
 	})
 }
 
-// onePathEach returns a path, by its place in the list, to each filesystem that has a block
-// device and is not hidden everywhere.
-func onePathEach(mounts []*mount.Info) map[int]string {
-	top := map[string]int{}
-	for i, m := range mounts {
-		top[m.Mountpoint] = i
-	}
+// onePathEach returns a path to each filesystem that has a block device and is not hidden
+// everywhere.
+func onePathEach(mounts []*mount.Info) (paths []string) {
 	type device struct{ major, minor int }
-	known, paths := map[device]bool{}, map[int]string{}
-	for i, m := range mounts {
-		if d := (device{m.Major, m.Minor}); m.Major != 0 && top[m.Mountpoint] == i && !known[d] {
-			known[d], paths[i] = true, m.Mountpoint
+	known := map[device]bool{}
+	for _, m := range mount.InSight(mounts) {
+		if d := (device{m.Major, m.Minor}); m.Major != 0 && !known[d] {
+			known[d] = true
+			paths = append(paths, m.Mountpoint)
 		}
 	}
 	return paths

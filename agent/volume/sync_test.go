@@ -1,0 +1,68 @@
+package volume
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/mount"
+	"github.com/directvol/directvol/agent/mount/mounttest"
+)
+
+// What no path leads to any more may take its time, as any other disk that answers.
+func TestSlowDiskOutOfSightIsWaitedFor(t *testing.T) {
+	_, dir, server := served(t)
+	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 32<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	table := newTable()
+	v, err := table.Lookup(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mounttest.Mount(t, "cover", dir, "tmpfs", 0, "")
+	gate := make(chan struct{})
+	server.GateWrites(gate)
+	go func() { // slow for longer than a disk is waited for that says nothing
+		defer close(gate)
+		pace := time.NewTicker(300 * time.Millisecond)
+		defer pace.Stop()
+		for range 2 * syncLimit / (300 * time.Millisecond) {
+			for was := health.Ended(v.Device.Number); health.Ended(v.Device.Number) == was; {
+				select {
+				case gate <- struct{}{}:
+				case <-t.Context().Done():
+					return
+				}
+			}
+			<-pace.C
+		}
+	}()
+	if err := table.Sync(t.Context()); err != nil {
+		t.Errorf("want it waited for\ngot  %v", err)
+	}
+}
+
+// Each filesystem is flushed by a path that leads to it: not by one that something else
+// covers, whatever the order of mountinfo.
+func TestFilesystemIsFlushedByAPathThatLeadsToIt(t *testing.T) {
+	mounts, err := mount.Read(strings.NewReader(`22 1 0:2 / / rw - rootfs none rw
+40 41 254:0 / /moved rw - xfs /dev/vda rw
+41 22 254:16 / /moved rw - xfs /dev/vdb rw
+42 22 254:32 / /a/b rw - xfs /dev/vdc rw
+43 22 0:30 / /a rw - tmpfs cover rw
+44 22 254:32 / /c rw - xfs /dev/vdc rw
+45 22 254:48 / /d rw - xfs /dev/vdd rw
+46 45 0:31 / /d rw - tmpfs cover rw
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want, got := []string{"/moved", "/c"}, onePathEach(mounts); !slices.Equal(got, want) {
+		t.Errorf("want %v\ngot  %v", want, got)
+	}
+}
