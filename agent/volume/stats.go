@@ -25,7 +25,7 @@ type Stats struct {
 	Bytes, Inodes Usage
 	Conditions    []health.Condition // none where it is healthy
 	at            time.Time
-	fsid          unix.Fsid // which tmpfs it was: on kernels before 6.8 nothing else tells
+	fsid          unix.Fsid // of a tmpfs, which one it was: on kernels before 6.8 nothing else tells
 }
 
 // measureLimit is how long statistics wait for a filesystem that does not

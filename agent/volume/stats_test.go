@@ -1,0 +1,63 @@
+package volume
+
+import (
+	"context"
+	"os/exec"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/mount/mounttest"
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// How long a caller waits is no sign of anything: who waits for less than a filesystem has
+// to answer learns that, and no condition; nor does anybody after him.
+func TestCallersOwnDeadlineIsNoCondition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &Volume{Mountpoint: "/volume", FSType: "ext4", last: &Stats{at: time.Now()}}
+		m, _ := v.begin() // a statfs that has not answered yet
+		ask := func(patience time.Duration) (Stats, error) {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			return v.stats(ctx)
+		}
+		for range 3 {
+			if stats, err := ask(measureLimit / 4); refusal.KindOf(err) != refusal.DeadlineExceeded || len(stats.Conditions) > 0 {
+				t.Errorf("by who waits for less\nwant a DeadlineExceeded\ngot  %v, error %v", stats.Conditions, err)
+			}
+		}
+		if stats, err := ask(time.Hour); err != nil || len(stats.Conditions) != 1 || stats.Conditions[0].Reason != health.ReasonIOSlow {
+			t.Errorf("when it has been waited for for as long as it has\nwant %s\ngot  %v, error %v", health.ReasonIOSlow, stats.Conditions, err)
+		}
+		m.stats = &Stats{}
+		v.last, v.measuring = m.stats, nil
+		close(m.done)
+		v.measuring = &measurement{began: time.Now(), done: m.done, stats: m.stats}
+		if stats, err := ask(time.Hour); err != nil || len(stats.Conditions) > 0 {
+			t.Errorf("when it answers\nwant no condition\ngot  %v, error %v", stats.Conditions, err)
+		}
+	})
+}
+
+// An ext4 answers statfs with an identity that is made from its UUID, which may be changed
+// while it is mounted (tune2fs -U).
+func TestVolumeWithANewUUIDIsTheSame(t *testing.T) {
+	dir := mounttest.Dir(t)
+	disk := mounttest.Attach(t, mounttest.Image(t, "ext4", "-O", "metadata_csum_seed"))
+	mounttest.Mount(t, disk, dir, "ext4", 0, "")
+	table := newTable()
+	if _, err := table.Stats(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("tune2fs", "-U", "random", disk).CombinedOutput(); err != nil {
+		t.Skipf("it gives a mounted ext4 another UUID: tune2fs: %v: %s", err, out)
+	}
+	for range 2 {
+		if _, err := table.Stats(t.Context(), dir); err != nil {
+			t.Errorf("want its statistics\ngot  %v", err)
+		}
+	}
+	table.Forget(dir)
+}
