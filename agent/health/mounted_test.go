@@ -1,9 +1,11 @@
 package health
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -145,5 +147,22 @@ func TestExt4ThatRemountedItselfIsInaccessible(t *testing.T) {
 		if len(f.conditions) == 0 || f.conditions[0].Status != Inaccessible || f.conditions[0].Reason != ReasonReadOnly {
 			t.Errorf("%+v\nwant %s first\ngot  %+v", way, ReasonReadOnly, f)
 		}
+	}
+}
+
+// A server's filesystem that hangs is mounted over a folder above: that says nothing of the
+// disk, which is not to be taken for a slow one.
+func TestVolumeOutOfSightIsLostAndNotSlow(t *testing.T) {
+	target := onDisk(t, "xfs", "")
+	if f := examine(target, true, false); f.failure != nil || len(f.conditions) > 0 {
+		t.Fatalf("in sight\nwant nothing found\ngot  %+v", f)
+	}
+	release := mounttest.Hang(t, filepath.Dir(target.Mountpoint))
+	guard := time.AfterFunc(time.Minute, release) // what waits for it fails then
+	if f := examine(target, true, false); !errors.Is(f.failure, errUnmounted) {
+		t.Errorf("out of sight\nwant %v\ngot  %+v", errUnmounted, f)
+	}
+	if !guard.Stop() {
+		t.Error("the examination waited for the server")
 	}
 }

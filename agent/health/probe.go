@@ -69,6 +69,9 @@ func recordedErrors(fstype filesystem.Type, device string) (count uint64, repair
 // look asks the filesystem for what it knows without a write, and without a file that is
 // open when somebody unmounts it.
 func look(t Target) (readOnly bool, err error) {
+	if !inSight(t) { // or a server that is mounted over a folder above may not answer
+		return false, errUnmounted
+	}
 	mark, err := mount.Look(t.Mountpoint)
 	if err == nil && !t.Mount.Bears(mark) || errors.Is(err, mount.ErrNotExist) || errors.Is(err, mount.ErrNoMount) {
 		return false, errUnmounted
@@ -85,6 +88,13 @@ func look(t Target) (readOnly bool, err error) {
 		return false, &fs.PathError{Op: "statfs", Path: t.Mountpoint, Err: err}
 	}
 	return all.Flags&unix.ST_RDONLY != 0, nil
+}
+
+// inSight reports whether the target's path leads to it, by mountinfo, as far as that can be
+// read.
+func inSight(t Target) bool {
+	all, err := mount.All()
+	return err != nil || t.Mount.ID == 0 || slices.ContainsFunc(mount.InSight(all), func(m *mount.Info) bool { return m.ID == t.Mount.ID })
 }
 
 // isShutDown tells whether what fails has shut down, and not one write of it.

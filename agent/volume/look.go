@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -18,11 +19,12 @@ import (
 const lookLimit = time.Second
 
 // look is mount.Look, which waits for nobody at a mount point, but for the server of a
-// filesystem that the path leads through. Another path may have its filesystem read a disk.
-// If one hangs, one thread a mount waits for it, whatever paths are asked for.
+// filesystem that the path leads through, and that may have been mounted there since the
+// volume was found. Another path may have its filesystem read a disk. If one hangs, one
+// thread a mount waits for it, whatever paths are asked for.
 func (t *Table) look(path string, known *Volume) (mount.Mark, error) {
 	if known != nil && known.behind == "" {
-		return mount.Look(path)
+		return t.walk(path, path, true)
 	}
 	all, err := mount.All()
 	if err != nil {
@@ -47,10 +49,9 @@ func (t *Table) look(path string, known *Volume) (mount.Mark, error) {
 func (t *Table) walk(path, through string, mounted bool) (mount.Mark, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), lookLimit)
 	defer cancel()
-	late := refusal.New(refusal.DeadlineExceeded, "volume %.200q: the filesystem at %s, which the path leads through, does not answer whether it exists", path, through)
 	done, err := t.walks.Take(ctx, through)
 	if err != nil {
-		return mount.Mark{}, late
+		return mount.Mark{}, refuseLate(path, through)
 	}
 	type answer struct {
 		mark mount.Mark
@@ -72,8 +73,17 @@ func (t *Table) walk(path, through string, mounted bool) (mount.Mark, error) {
 	case a := <-answers:
 		return a.mark, a.err
 	case <-ctx.Done():
-		return mount.Mark{}, late
+		return mount.Mark{}, refuseLate(path, through)
 	}
+}
+
+// refuseLate is the answer to who has waited for the filesystem at through. Where that is the
+// volume's own path, another one has been mounted over a folder above since it was found.
+func refuseLate(path, through string) error {
+	if all, err := mount.All(); err == nil && through == path {
+		through = cmp.Or(mount.Behind(all, path), path)
+	}
+	return refusal.New(refusal.DeadlineExceeded, "volume %.200q: the filesystem at %s, which the path leads through, does not answer whether it exists", path, through)
 }
 
 // linkIn returns the first part of a clean path that is a symbolic link, or "": what is

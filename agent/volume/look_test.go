@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -99,4 +100,46 @@ func TestFirstLinkOfAPathIsFound(t *testing.T) {
 			t.Errorf("%s\nwant %q\ngot  %q", path, want, got)
 		}
 	}
+}
+
+// A server's filesystem is mounted over a folder above a volume that is known, and hangs:
+// the volume is out of sight then, and one thread at most waits for the server.
+func TestVolumeThatGetsAServerAboveItIsAnsweredFor(t *testing.T) {
+	above := filepath.Join(mounttest.Dir(t), "above")
+	dir := filepath.Join(above, "volume")
+	mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "xfs")), dir, "xfs", 0, "")
+	table := newTable()
+	if _, err := table.Stats(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	known := table.at(dir)
+	release := mounttest.Hang(t, above)
+	guard := time.AfterFunc(time.Minute, release) // what waits for the server fails then
+	const calls = 10
+	answers := make(chan error, calls)
+	for range calls {
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			_, err := table.Stats(ctx, dir)
+			answers <- err
+		}()
+	}
+	for range calls {
+		if err := <-answers; refusal.KindOf(err) != refusal.DeadlineExceeded {
+			t.Errorf("want a DeadlineExceeded\ngot  %v", err)
+		}
+	}
+	if !guard.Stop() {
+		t.Error("somebody waited for the server")
+	}
+	stacks := make([]byte, 1<<20)
+	if waiting := strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "mount.Look("); waiting > 1 {
+		t.Errorf("goroutines that wait for the server\nwant 1 at most\ngot  %d", waiting)
+	}
+	release()
+	if _, err := table.Stats(t.Context(), dir); err != nil || table.at(dir) != known {
+		t.Errorf("in sight again\nwant the volume as it was\ngot  error %v", err)
+	}
+	table.Forget(dir)
 }

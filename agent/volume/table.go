@@ -360,10 +360,7 @@ func discover(path string, mark mount.Mark) (*Volume, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, info := range slices.Backward(mounts) {
-		if info.Mountpoint != path {
-			continue
-		}
+	for _, info := range slices.Backward(mount.Stack(mounts, path)) {
 		identity := mount.Identify(info)
 		if mark != (mount.Mark{}) && !identity.Bears(mark) {
 			continue
