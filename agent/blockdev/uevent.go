@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/netlink"
 )
 
 // Limits of a uevent's text, from the kernel's lib/kobject_uevent.c:
@@ -57,15 +59,11 @@ func parseUevent(b []byte) (uevent, error) {
 type uevents struct{ file *os.File }
 
 func subscribe() (*uevents, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_KOBJECT_UEVENT)
+	file, err := netlink.Open(unix.NETLINK_KOBJECT_UEVENT, kernelGroup)
 	if err != nil {
-		return nil, os.NewSyscallError("socket(NETLINK_KOBJECT_UEVENT)", err)
+		return nil, fmt.Errorf("uevents: %w", err)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: kernelGroup}); err != nil {
-		unix.Close(fd)
-		return nil, os.NewSyscallError("bind(NETLINK_KOBJECT_UEVENT)", err)
-	}
-	return &uevents{os.NewFile(uintptr(fd), "uevents")}, nil
+	return &uevents{file}, nil
 }
 
 func (u *uevents) close() { u.file.Close() }
@@ -82,7 +80,7 @@ func (u *uevents) next(ctx context.Context, subsystem string) (uevent, error) {
 			return uevent{}, context.Cause(ctx)
 		case errors.Is(err, unix.ENOBUFS):
 			return uevent{}, nil
-		case errors.Is(err, errForeign):
+		case errors.Is(err, netlink.ErrForeign):
 			continue
 		case err != nil:
 			return uevent{}, err
@@ -92,34 +90,15 @@ func (u *uevents) next(ctx context.Context, subsystem string) (uevent, error) {
 	}
 }
 
-// errForeign marks a message that is not a well-formed one of the kernel.
-var errForeign = errors.New("uevent: not the kernel's")
-
 func (u *uevents) receive() (uevent, error) {
-	raw, err := u.file.SyscallConn()
-	if err != nil {
-		return uevent{}, err
-	}
 	var buf [2 * ueventBytes]byte
-	var n int
-	var from unix.Sockaddr
-	var recvErr error
-	err = raw.Read(func(fd uintptr) bool {
-		n, from, recvErr = unix.Recvfrom(int(fd), buf[:], 0)
-		return recvErr != unix.EAGAIN
-	})
-	if err == nil {
-		err = recvErr
-	}
+	n, err := netlink.Receive(u.file, buf[:])
 	if err != nil {
-		return uevent{}, fmt.Errorf("receive uevent: %w", err)
-	}
-	if nl, ok := from.(*unix.SockaddrNetlink); !ok || nl.Pid != 0 {
-		return uevent{}, errForeign
+		return uevent{}, fmt.Errorf("uevent: %w", err)
 	}
 	e, err := parseUevent(buf[:n])
 	if err != nil {
-		return uevent{}, errForeign
+		return uevent{}, netlink.ErrForeign
 	}
 	return e, nil
 }

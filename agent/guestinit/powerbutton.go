@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/netlink"
 )
 
 // The kernel tells of ACPI events by generic netlink: family and group of drivers/acpi/event.c, whose one attribute is a
@@ -32,15 +34,11 @@ const netlinkBytes = 16 << 10
 // AwaitPowerButton returns nil when the guest's power button is pressed, by its host (QEMU's system_powerdown). It wants the
 // module button. When ctx ends first it returns ctx's error.
 func AwaitPowerButton(ctx context.Context) error {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_GENERIC)
+	socket, err := netlink.Open(unix.NETLINK_GENERIC, 0)
 	if err != nil {
-		return os.NewSyscallError("socket(NETLINK_GENERIC)", err)
+		return err
 	}
-	socket := os.NewFile(uintptr(fd), "generic netlink")
 	defer socket.Close()
-	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		return os.NewSyscallError("bind(NETLINK_GENERIC)", err)
-	}
 	stop := context.AfterFunc(ctx, func() { socket.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if _, err := socket.Write(familyRequest(acpiFamily)); err != nil {
@@ -49,10 +47,12 @@ func AwaitPowerButton(ctx context.Context) error {
 	var family, group uint32
 	buffer := make([]byte, netlinkBytes)
 	for {
-		n, err := socket.Read(buffer)
+		n, err := netlink.Receive(socket, buffer)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return context.Cause(ctx)
+		case errors.Is(err, netlink.ErrForeign):
+			continue
 		case errors.Is(err, unix.ENOBUFS): // events were lost: a button can be pressed again
 			continue
 		case err != nil:
@@ -62,8 +62,8 @@ func AwaitPowerButton(ctx context.Context) error {
 			if family, group, err = familyOf(buffer[:n]); err != nil {
 				return err
 			}
-			if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, int(group)); err != nil {
-				return os.NewSyscallError("setsockopt(NETLINK_ADD_MEMBERSHIP)", err)
+			if err := join(socket, group); err != nil {
+				return err
 			}
 			continue
 		}
@@ -71,6 +71,18 @@ func AwaitPowerButton(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+func join(socket *os.File, group uint32) error {
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var refused error
+	err = raw.Control(func(fd uintptr) {
+		refused = unix.SetsockoptInt(int(fd), unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, int(group))
+	})
+	return errors.Join(err, os.NewSyscallError("setsockopt(NETLINK_ADD_MEMBERSHIP)", refused))
 }
 
 // familyRequest asks the controller for a family by its name (linux/genetlink.h).

@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"os"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -58,6 +61,62 @@ func TestWaitForThePowerButtonEndsWithItsContext(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("want %v\ngot  %v", context.Canceled, err)
 	}
+}
+
+// A program in the guest may send to any netlink socket of its network namespace, and is
+// not the kernel.
+func TestOnlyTheKernelPressesThePowerButton(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- AwaitPowerButton(ctx) }()
+	var port uint32
+	for port == 0 {
+		select {
+		case err := <-ended:
+			t.Skipf("it waits for the power button: %v: run it where the kernel has ACPI", err)
+		default:
+			port, _ = listening(t)
+		}
+	}
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_GENERIC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	for family := uint16(unix.GENL_ID_CTRL); family < 100; family++ {
+		if err := unix.Sendto(fd, acpiEvent(family, powerButton), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: port}); errors.Is(err, unix.EPERM) {
+			t.Skip("it sends to a netlink socket: run it as root")
+		} else if err != nil {
+			break // it has ended
+		}
+	}
+	for waiting := true; waiting; {
+		_, waiting = listening(t)
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("want %v\ngot  %v", context.Canceled, err)
+	}
+}
+
+// listening returns the port of this process's socket that has joined a group of generic
+// netlink, and whether it has something to read (netlink_native_seq_show in
+// net/netlink/af_netlink.c); 0 where there is none.
+func listening(t *testing.T) (port uint32, hasMore bool) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/net/netlink")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		var socket, groups string
+		var protocol, waiting int
+		if _, err := fmt.Sscan(line, &socket, &protocol, &port, &groups, &waiting); err == nil && protocol == unix.NETLINK_GENERIC && int(port) == os.Getpid() && strings.Trim(groups, "0") != "" {
+			return port, waiting > 0
+		}
+	}
+	return 0, false
 }
 
 // familyAnswer is the controller's.
