@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -179,7 +180,7 @@ func unmount(m *mounted) error {
 }
 
 func unmountThere(m *mounted) error {
-	switch err := unix.Unmount(m.mountPoint, unix.UMOUNT_NOFOLLOW); {
+	switch err := unmountAt(m.mountPoint, 0); {
 	case errors.Is(err, unix.EBUSY):
 		return inUse(m.mountPoint, err)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, fs.ErrNotExist):
@@ -191,4 +192,29 @@ func unmountThere(m *mounted) error {
 		return &fs.PathError{Op: "unmount", Path: m.mountPoint, Err: err}
 	}
 	return nil
+}
+
+// A mount that is busy is tried so often, with a pause: whoever looks at its root, as we do
+// for statistics, uses it until he has looked, and the kernel has no event for that.
+const (
+	busyTries = 5
+	busyPause = 5 * time.Millisecond
+)
+
+// unmountAt is umount(2) of what is mounted at a path, and in use for longer than a moment
+// by nobody.
+func unmountAt(path string, flags int) error {
+	return unlessBusy(func() error { return unix.Unmount(path, flags|unix.UMOUNT_NOFOLLOW) })
+}
+
+func unlessBusy(try func() error) (err error) {
+	pause := time.NewTicker(busyPause)
+	defer pause.Stop()
+	for range busyTries - 1 {
+		if err = try(); !errors.Is(err, unix.EBUSY) {
+			return err
+		}
+		<-pause.C
+	}
+	return try()
 }

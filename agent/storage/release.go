@@ -98,7 +98,7 @@ func idle(mountPoint string) error {
 	if err := use(); err != nil {
 		return err
 	}
-	err := unix.Unmount(mountPoint, unix.MNT_EXPIRE|unix.UMOUNT_NOFOLLOW)
+	err := unmountAt(mountPoint, unix.MNT_EXPIRE)
 	switch {
 	case errors.Is(err, unix.EAGAIN):
 		return use()

@@ -79,7 +79,7 @@ func takeBackOther(r request, from origin) error {
 	if len(mounts) > 0 && mounts[len(mounts)-1].Source != from.path {
 		return refusal.New(refusal.FailedPrecondition, "storage %s: %s is mounted there, and %s is not any more: call again", r.mountPoint, nameOf(mounts[len(mounts)-1]), from.named(r.fstype))
 	}
-	if undo := unix.Unmount(r.mountPoint, unix.UMOUNT_NOFOLLOW); undo != nil && !errors.Is(undo, unix.EINVAL) {
+	if undo := unmountAt(r.mountPoint, 0); undo != nil && !errors.Is(undo, unix.EINVAL) {
 		err = errors.Join(err, &fs.PathError{Op: "unmount", Path: r.mountPoint, Err: undo})
 	}
 	return errors.Join(refusal.New(refusal.FailedPrecondition, "storage %s: what was mounted is not %s: call again", r.mountPoint, from.named(r.fstype)), err)

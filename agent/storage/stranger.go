@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 )
@@ -130,7 +128,7 @@ func (t *Table) unmountStranger(ctx context.Context, s stranger) error {
 		t.setLeaving(s.mountPoint, true)
 		defer t.setLeaving(s.mountPoint, false)
 		return t.volumes.Unmount(ctx, s.mountPoint, func() (gone bool, err error) {
-			if err := unix.Unmount(s.mountPoint, unix.UMOUNT_NOFOLLOW); err != nil {
+			if err := unmountAt(s.mountPoint, 0); err != nil {
 				return false, inUse(s.mountPoint, err)
 			}
 			return true, nil
