@@ -26,11 +26,10 @@ package transport
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"os"
+	"strings"
 	"sync"
 
 	"github.com/sirupsen/logrus"
@@ -50,9 +49,10 @@ type Listener struct {
 	admit func(fd int, peer unix.Sockaddr) (remote addr, err error)
 	open  func(fd int, remote addr) (net.Conn, error)
 	log   *logrus.Entry
-	path  string // of a unix socket, which is removed at the end
-	room  *room  // of connections with calls
-	most  int    // streams at once
+	room  *room // of connections with calls
+	most  int   // streams at once
+
+	remove func() // what Close is to remove, which may be another's by then; nil where nothing is
 
 	mu     sync.Mutex
 	conns  int
@@ -94,6 +94,7 @@ func ListenStreams(to address.Address, most int, log *logrus.Entry) (*Listener, 
 }
 
 func (l *Listener) listenAt(to address.Address) (*Listener, error) {
+	l.closed = make(chan struct{})
 	var err error
 	switch to.Scheme {
 	case address.VSock:
@@ -121,50 +122,25 @@ func (l *Listener) listenVsock(port uint32) error {
 	return nil
 }
 
-// listenUnix listens on a unix socket, which it makes with mode 0600, in place
-// of one that nobody listens on any more. Only root is admitted.
+// listenUnix listens on a unix socket, as address.ListenUnix makes it, or on an abstract
+// one. Only root is admitted.
 func (l *Listener) listenUnix(path string) error {
-	if err := removeStale(path); err != nil {
-		return err
-	}
-	l.addr, l.admit, l.path = addr{"unix", path}, admitRoot, path
-	old := unix.Umask(0o177)
-	err := l.listen(unix.AF_UNIX, &unix.SockaddrUnix{Name: path})
-	unix.Umask(old)
-	if err != nil {
-		return fmt.Errorf("listen on unix socket %s: %w", path, err)
-	}
-	return nil
-}
-
-// removeStale removes a socket that nobody listens on any more, and nothing else.
-func removeStale(path string) error {
-	info, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	l.addr, l.admit = addr{"unix", path}, admitRoot
+	if strings.HasPrefix(path, "@") {
+		if err := l.listen(unix.AF_UNIX, &unix.SockaddrUnix{Name: path}); err != nil {
+			return fmt.Errorf("listen on unix socket %s: %w", path, err)
+		}
 		return nil
 	}
+	socket, err := address.ListenUnix(path)
 	if err != nil {
-		return fmt.Errorf("listen on unix socket: %w", err)
+		return err
 	}
-	if info.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("listen on unix socket %s: it is there, and no socket", path)
-	}
-	conn, err := net.Dial("unix", path)
-	if err == nil {
-		conn.Close()
-		return fmt.Errorf("listen on unix socket %s: another process does already", path)
-	}
-	if !errors.Is(err, unix.ECONNREFUSED) {
-		return fmt.Errorf("listen on unix socket %s: it is another process's: %w", path, err)
-	}
-	if err := os.Remove(path); err != nil {
-		return fmt.Errorf("listen on unix socket: %w", err)
-	}
+	l.file, l.remove = os.NewFile(uintptr(socket.FD), path), socket.Remove
 	return nil
 }
 
 func (l *Listener) listen(family int, to unix.Sockaddr) error {
-	l.closed = make(chan struct{})
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return os.NewSyscallError("socket", err)
@@ -267,8 +243,8 @@ func (l *Listener) Answered(ctx context.Context) error { return l.room.owed.awai
 // Close stops listening. Connections stay open.
 func (l *Listener) Close() error {
 	err := l.file.Close()
-	if err == nil && l.path != "" {
-		os.Remove(l.path)
+	if err == nil && l.remove != nil {
+		l.remove()
 	}
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -232,6 +233,33 @@ func TestUnixSocketIsRootsAndReplacedWhenStale(t *testing.T) {
 	l.Close()
 	if _, err := os.Stat(stale); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is left behind: %v", err)
+	}
+}
+
+// An agent that ends does not take away the socket that another one has made in its place.
+func TestSocketOfAnotherAgentStays(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.sock")
+	listen := func() *Listener {
+		l, err := Listen(address.Address{Scheme: address.Unix, Path: path}, serving, nil, logrus.NewEntry(logrus.New()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	first := listen()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	second := listen()
+	for range 2 {
+		first.Close()
+		if _, err := os.Lstat(path); err != nil {
+			t.Fatalf("want the other agent's\ngot  %v", err)
+		}
+	}
+	second.Close()
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("in the end\nwant none\ngot  %v", err)
 	}
 }
 
