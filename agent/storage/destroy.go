@@ -23,18 +23,16 @@ const restoreLimit = 10 * time.Second
 // disk hangs comes back when it answers, and keeps nobody else. No other call may be
 // under way.
 func (t *Table) ReleaseAll(ctx context.Context, agreed func() bool) error {
-	all := t.heldBy(func(*mounted) bool { return true })
+	strangers, err := t.leavers()
+	if err != nil {
+		return err
+	}
+	all := nestedFirst(append(t.heldBy(func(*mounted) bool { return true }), strangers...))
 	if err := t.each(all, func(m *mounted) error { return t.couldGo(ctx, m, all) }); err != nil {
 		return err
 	}
-	if err := t.strangersCouldGo(ctx); err != nil {
-		return err
-	}
 	leaving := t.leave(ctx, all)
-	err := leaving.await(ctx)
-	if err == nil { // behind all others, as nobody knows how to mount them again
-		err = t.unmountStrangers(ctx)
-	}
+	err = leaving.await(ctx)
 	if err == nil && !agreed() { // from here on the caller waits: no disk is asked any more
 		err = refusal.New(refusal.DeadlineExceeded, "the call has ended before everything was unmounted")
 	}
@@ -94,6 +92,8 @@ func (t *Table) leave(ctx context.Context, all []*mounted) *departure {
 		d.all = append(d.all, one)
 		go func() {
 			defer close(one.done)
+			t.setLeaving(m.mountPoint, true)
+			defer t.setLeaving(m.mountPoint, false)
 			for _, other := range before {
 				if m.hasNested([]*mounted{other.mounted}) {
 					select {
@@ -122,7 +122,7 @@ func (t *Table) depart(ctx context.Context, d *departure, one *departing) error 
 	was, err := m.driver.there(m)
 	var kept *os.File
 	if err == nil && was {
-		kept, err = keepContents(m)
+		kept, err = keepMount(m)
 	}
 	if kept != nil {
 		defer kept.Close()
@@ -191,13 +191,18 @@ func (t *Table) UnmountEach(ctx context.Context) error {
 	})
 }
 
-// keepContents returns a second mount of what is lost with its last one: a tmpfs.
-func keepContents(m *mounted) (*os.File, error) {
-	if m.fstype != "tmpfs" {
+// keepMount returns a second mount of what cannot be mounted again as it was: a tmpfs, whose
+// contents are lost with its last mount, and a stranger, where the kernel allows it. Its disk
+// is free when that is closed.
+func keepMount(m *mounted) (*os.File, error) {
+	if m.fstype != "tmpfs" && m.driver != foreign {
 		return nil, nil
 	}
 	fd, err := unix.OpenTree(unix.AT_FDCWD, m.mountPoint, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
-	if err != nil {
+	switch {
+	case errors.Is(err, unix.EINVAL) && m.driver == foreign: // an unbindable one
+		return nil, nil
+	case err != nil:
 		return nil, &fs.PathError{Op: "open_tree", Path: m.mountPoint, Err: err}
 	}
 	return os.NewFile(uintptr(fd), m.mountPoint), nil

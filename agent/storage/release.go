@@ -73,7 +73,7 @@ func (t *Table) couldGo(ctx context.Context, m *mounted, all []*mounted) error {
 
 // couldUnmount is couldGo of what is mounted.
 func couldUnmount(ctx context.Context, t *Table, m *mounted, nested bool) error {
-	there, err := m.stands()
+	there, err := m.driver.there(m)
 	if err != nil || !there {
 		return err
 	}
@@ -152,7 +152,7 @@ func (t *Table) flush(ctx context.Context, m *mounted) error {
 	if !m.driver.volume || m.fstype == "tmpfs" { // which has no disk
 		return nil
 	}
-	if there, err := m.stands(); err != nil || !there {
+	if there, err := m.driver.there(m); err != nil || !there {
 		return err
 	}
 	if err := t.volumes.Flush(ctx, m.mountPoint); err != nil {

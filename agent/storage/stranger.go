@@ -18,7 +18,7 @@ type stranger struct {
 	mountPoint string
 	holders    []string // who may have it: everybody where there is nobody
 	record     record   // as it was read, for the agent after this one
-	leaving    bool     // umount(2) has not returned: it may be in use, and in no list of mounts
+	leaving    bool     // with a destroy: it may be in use, or come back, and in no list of mounts
 }
 
 // storageRoot is where the hosts that we know have storages mounted.
@@ -89,55 +89,37 @@ func (t *Table) refuseStrangers(holder string) error {
 	return nil
 }
 
-// strangersCouldGo refuses those that somebody uses, or whose disk does not answer.
-func (t *Table) strangersCouldGo(ctx context.Context) error {
-	left, err := t.remaining()
-	errs := []error{err}
-	for _, s := range left {
-		if err := t.volumes.Flush(ctx, s.mountPoint); err != nil {
-			return err
-		}
-		errs = append(errs, t.volumes.Quiet(ctx, s.mountPoint, func() error { return idle(s.mountPoint) }))
-	}
-	return errors.Join(errs...)
-}
-
-// unmountStrangers is for the sandbox's end: all that is mounted in it goes. It waits
-// until ctx ends.
-func (t *Table) unmountStrangers(ctx context.Context) error {
-	left, err := t.remaining()
-	errs := []error{err}
-	for _, s := range slices.Backward(left) {
-		errs = append(errs, t.unmountStranger(ctx, s))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	left, err = t.remaining()
-	errs = []error{err}
-	for _, s := range left {
-		errs = append(errs, inUse(s.mountPoint, errStillThere))
-	}
-	return errors.Join(errs...)
-}
-
-// unmountStranger waits for the disk until ctx ends. A umount(2) that goes on behind that
-// has taken the mount out of sight: it stays a stranger until its disk is free of it.
-func (t *Table) unmountStranger(ctx context.Context, s stranger) error {
-	err, ended := t.strangersLeave.Ask(ctx, s.mountPoint, func() error {
-		t.setLeaving(s.mountPoint, true)
-		defer t.setLeaving(s.mountPoint, false)
-		return t.volumes.Unmount(ctx, s.mountPoint, func() (gone bool, err error) {
-			if err := unmountAt(s.mountPoint, 0); err != nil {
-				return false, inUse(s.mountPoint, err)
+// foreign is the driver of a stranger, while it leaves with all other storages at the
+// sandbox's end.
+var foreign = &driver{
+	name: "foreign", volume: true,
+	mount: func(_ context.Context, _ *devices, r request, _ origin) (did, error) {
+		return did{}, refusal.New(refusal.FailedPrecondition, "storage %s is unmounted, and how it was mounted is not known", r.mountPoint)
+	},
+	unmount: func(m *mounted) error {
+		for { // what it lies on, too
+			if there, err := m.driver.there(m); !there || err != nil {
+				return err
 			}
-			return true, nil
-		})
-	})
-	if !ended {
-		return refusal.New(refusal.DeadlineExceeded, "unmount %s: not done in time, its disk may not answer: %w", s.mountPoint, ctx.Err())
+			if err := unmountAt(m.mountPoint, 0); err != nil {
+				return inUse(m.mountPoint, err)
+			}
+		}
+	},
+	couldGo: couldUnmount,
+	there: func(m *mounted) (bool, error) {
+		mounts, err := mount.At(m.mountPoint)
+		return len(mounts) > 0, err
+	},
+}
+
+// leavers are the strangers as storages that nobody holds.
+func (t *Table) leavers() (all []*mounted, err error) {
+	left, err := t.remaining()
+	for _, s := range left {
+		all = append(all, &mounted{request: request{driver: foreign, mountPoint: s.mountPoint}})
 	}
-	return err
+	return all, err
 }
 
 func (t *Table) setLeaving(mountPoint string, leaving bool) {
@@ -149,5 +131,3 @@ func (t *Table) setLeaving(mountPoint string, leaving bool) {
 		}
 	}
 }
-
-var errStillThere = errors.New("it is still mounted")

@@ -140,23 +140,32 @@ func TestStrangerThatIsTakenOverKeepsItsHolders(t *testing.T) {
 	}
 }
 
-// The disk of a stranger takes no flush in umount(2), which has taken the mount out of sight
-// by then: a destroy ends with its caller's time, and the stranger stays one.
-func TestStrangerThatHangsAsItLeavesKeepsNobodyWaiting(t *testing.T) {
+// The disk of a stranger takes no flush as its last mount goes, which nobody sees by then:
+// it stays a stranger until its disk is free of it.
+func TestStrangerThatHangsAsItLeavesStaysOne(t *testing.T) {
 	file, server := mounttest.ServeDisk(t, mounttest.Image(t, "xfs"))
 	disk, place := mounttest.Attach(t, file), filepath.Join(mounttest.Dir(t), "volume")
 	mounttest.Mount(t, disk, place, "xfs", 0, "")
 	table := besideStranger(t, place)
+	all, err := table.leavers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaving := table.leave(t.Context(), all)
+	if err := leaving.await(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	release := server.HoldFlushes()
 	defer release()
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	err := table.unmountStrangers(ctx) // as ReleaseAll calls it, whose look at the disk was before
-	if refusal.KindOf(err) != refusal.DeadlineExceeded || !strings.Contains(err.Error(), place) {
-		t.Errorf("want it given up, and the mount named\ngot  %v", err)
-	}
+	go leaving.decide(true)
+	<-leaving.decided
 	if err := table.Release(t.Context(), "c1"); refusal.KindOf(err) != refusal.FailedPrecondition {
 		t.Errorf("its container, meanwhile\nwant it refused\ngot  %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := table.ReleaseAll(ctx, always); refusal.KindOf(err) != refusal.DeadlineExceeded || !strings.Contains(err.Error(), place) {
+		t.Errorf("destroyed, meanwhile\nwant it given up, and the mount named\ngot  %v", err)
 	}
 	release()
 	if err := table.ReleaseAll(t.Context(), always); err != nil {
@@ -170,4 +179,44 @@ func TestStrangerThatHangsAsItLeavesKeepsNobodyWaiting(t *testing.T) {
 		t.Fatal(err)
 	}
 	free.Close()
+}
+
+// A destroy that fails when it has unmounted a stranger puts it back as it was, with what is
+// in it: nobody else knows how to mount it.
+func TestDestroyThatFailsLatePutsStrangersBack(t *testing.T) {
+	place := filepath.Join(mounttest.Dir(t), "volume")
+	nested := filepath.Join(place, "nested")
+	mounttest.Mount(t, "later", place, "tmpfs", 0, "mode=700")
+	mounttest.Mount(t, "later", nested, "tmpfs", 0, "")
+	table, err := recovered(t, filepath.Join(t.TempDir(), "state.json"), fmt.Sprintf(
+		`{"version":3,"boot_id":"BOOT","storages":[{"driver":"later","mount_point":%q,"holders":["c1"]},{"driver":"later","mount_point":%q,"holders":["c1"]}]}`, place, nested))
+	if err == nil {
+		t.Fatal("they are no strangers")
+	}
+	for _, file := range []string{place + "/file", nested + "/file"} {
+		if err := os.WriteFile(file, []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := table.ReleaseAll(t.Context(), func() bool { return false }); refusal.KindOf(err) != refusal.DeadlineExceeded {
+			t.Fatalf("want it refused at the end\ngot  %v", err)
+		}
+		for _, file := range []string{place + "/file", nested + "/file"} {
+			if got, err := os.ReadFile(file); err != nil || string(got) != file {
+				t.Errorf("%s\nwant it there\ngot  %q, error %v", file, got, err)
+			}
+		}
+		if left, err := table.remaining(); err != nil || len(left) != 2 {
+			t.Errorf("strangers\nwant 2\ngot  %v, error %v", left, err)
+		}
+	}
+	if err := table.ReleaseAll(t.Context(), always); err != nil {
+		t.Error(err)
+	}
+	for _, path := range []string{nested, place} {
+		if top, err := mount.Topmost(path); top != nil || err != nil {
+			t.Errorf("%s, in the end\nwant it gone\ngot  %v, error %v", path, top, err)
+		}
+	}
 }

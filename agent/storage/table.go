@@ -41,8 +41,6 @@ type Table struct {
 	turns   turns.Turns // by mount point
 	devices devices
 
-	strangersLeave flight.Flights[string, error] // by mount point
-
 	mu        sync.Mutex
 	past      snapshot // of the state that was read: what is written back as it was
 	strangers []stranger
