@@ -28,7 +28,23 @@ func Own(t *testing.T) (dir string) {
 	if err != nil {
 		t.Skipf("mounts of its own: %v: run it as root, with sudo go test -run '^%s$'", err, t.Name())
 	}
+	leaveOthers(t)
 	return Dir(t)
+}
+
+// leaveOthers ends the copies that a new namespace has of other tests' mounts: they would
+// keep their disks in use.
+func leaveOthers(t *testing.T) {
+	t.Helper()
+	copies, err := os.ReadFile("/proc/thread-self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(copies)) {
+		if fields := strings.Fields(line); strings.HasPrefix(fields[1], os.TempDir()+"/") {
+			_ = unix.Unmount(fields[1], unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) // one within another has gone with it
+		}
+	}
 }
 
 // Dir returns an empty folder by the path that mountinfo has for it, for mounts that
