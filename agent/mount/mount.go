@@ -6,7 +6,6 @@ package mount
 
 import (
 	"cmp"
-	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -167,28 +166,6 @@ func number(m *Info) uint64 { return unix.Mkdev(uint32(m.Major), uint32(m.Minor)
 // OnDisk reports whether a mount's data lies on a disk, and is lost with it: btrfs has
 // a number without a disk.
 func OnDisk(m *Info) bool { return m.Major != 0 || m.FSType == btrfs }
-
-// Elsewhere names a process of each other mount namespace that has a block device
-// mounted, by its dev_t.
-func Elsewhere(device uint64) (processes []string) {
-	seen := map[string]bool{}
-	all, _ := os.ReadDir("/proc")
-	for _, entry := range all {
-		pid := entry.Name()
-		namespace, err := os.Readlink("/proc/" + pid + "/ns/mnt")
-		if err != nil || seen[namespace] {
-			continue // no process, or known
-		}
-		mounts, err := readInfo("/proc/" + pid + "/mountinfo")
-		seen[namespace] = err == nil
-		if err != nil || !hasDevice(mounts, device) {
-			continue
-		}
-		name, _ := os.ReadFile("/proc/" + pid + "/comm")
-		processes = append(processes, fmt.Sprintf("mounted where process %s runs, %.15q", pid, strings.TrimSpace(string(name))))
-	}
-	return processes
-}
 
 func readInfo(path string) ([]*Info, error) {
 	file, err := os.Open(path)

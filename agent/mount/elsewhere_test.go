@@ -1,0 +1,37 @@
+package mount
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestProcessThatCannotBeLookedAtKeepsNobody: reading what such a process has mounted
+// blocks, as a FIFO does that nobody writes.
+func TestProcessThatCannotBeLookedAtKeepsNobody(t *testing.T) {
+	proc := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(proc, "1/ns"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("mnt:[1]", filepath.Join(proc, "1/ns/mnt")); err != nil {
+		t.Fatal(err)
+	}
+	stuck := filepath.Join(proc, "1/mountinfo")
+	if err := unix.Mkfifo(stuck, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	want := "a process does not let its mounts be read"
+	for range 2 {
+		if got := elsewhere(proc, 1); strings.Join(got, ", ") != want {
+			t.Errorf("users\nwant %s\ngot  %q", want, got)
+		}
+	}
+	writer, err := os.OpenFile(stuck, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writer.Close()
+}
