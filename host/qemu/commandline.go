@@ -49,7 +49,7 @@ func (vm *VM) command(monitor *os.File) *exec.Cmd {
 	files := []*os.File{monitor}
 	var args []string
 	for _, d := range vm.disks.bootDisks() {
-		args = append(args, "-add-fd", fmt.Sprintf("fd=%d,set=%d,opaque=%s", firstExtraFile+len(files), d.set, d.ID))
+		args = append(args, "-add-fd", fmt.Sprintf("fd=%d,set=%d,opaque=%s", firstExtraFile+len(files), d.number, d.ID))
 		files = append(files, d.store.File())
 	}
 	args = append(args, vm.arguments(fmt.Sprintf("fd=%d", firstExtraFile), (*disk).setName)...)
@@ -94,7 +94,7 @@ func (vm *VM) arguments(monitor string, name func(*disk) string) []string {
 	}
 	args = append(args, vm.vsockArguments()...)
 	for _, d := range vm.disks.bootDisks() {
-		args = append(args, "-blockdev", toJSON(d.fileNode(name(d))), "-blockdev", toJSON(d.rawNode(FileNode(d.ID))), "-device", toJSON(d.device()))
+		args = append(args, "-blockdev", toJSON(d.fileNode(name(d))), "-blockdev", toJSON(d.rawNode(FileNode(d.ID))), "-device", toJSON(d.deviceOptions()))
 	}
 	for _, option := range []struct{ name, value string }{{"-kernel", cfg.Kernel}, {"-initrd", cfg.Initrd}, {"-append", cfg.Append}} {
 		if option.value != "" {

@@ -56,7 +56,7 @@ func TestRealQEMUThatWaitsForADeadDiskIsNamedAndEndsWithIt(t *testing.T) {
 	must(t, err)
 	freeze()
 	must(t, vm.execute(limited(t), "human-monitor-command", map[string]string{
-		"command-line": `qemu-io -d /machine/peripheral/` + DeviceID("dead") + `/virtio-backend "aio_write 0 4k"`,
+		"command-line": `qemu-io -d /machine/peripheral/` + deviceOf(vm, "dead") + `/virtio-backend "aio_write 0 4k"`,
 	}, nil))
 	awaitState(t, vm.qemu, "D")
 	for range 2 {

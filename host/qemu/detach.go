@@ -45,13 +45,22 @@ func (vm *VM) DetachDisk(ctx context.Context, id string) error {
 	if d.slot.bridge == 0 {
 		return fmt.Errorf("detach disk %s: it is a boot disk, on a bus without hotplug: it stays as long as the VM", id)
 	}
-	if err := vm.unplug(ctx, d); err != nil {
-		return fmt.Errorf("detach disk %s: %w", id, err)
+	err = vm.unplugAndRemove(ctx, d)
+	if errors.Is(err, errThere) { // it was wrong that it had left
+		d.isBack()
+		err = vm.unplugAndRemove(ctx, d)
 	}
-	if err := vm.remove(ctx, d); err != nil {
+	if err != nil {
 		return fmt.Errorf("detach disk %s: %w", id, err)
 	}
 	return nil
+}
+
+func (vm *VM) unplugAndRemove(ctx context.Context, d *disk) error {
+	if err := vm.unplug(ctx, d); err != nil {
+		return err
+	}
+	return vm.remove(ctx, d)
 }
 
 // remove takes away what is left of a disk whose device is not there.
@@ -97,7 +106,7 @@ func (vm *VM) awaitLeaving(ctx context.Context, d *disk, refused <-chan struct{}
 	defer timer.Stop()
 	for {
 		select {
-		case <-d.gone:
+		case <-d.whenGone():
 			return false, nil
 		case <-refused:
 			return false, ErrKept
@@ -133,7 +142,7 @@ func (vm *VM) requestAgain(ctx context.Context, d *disk) (gone bool, err error) 
 
 // sendUnplug sends a request that was noted; asked says that it is not the first one.
 func (vm *VM) sendUnplug(ctx context.Context, d *disk, asked bool) (gone bool, err error) {
-	err = vm.execute(ctx, "device_del", map[string]string{"id": DeviceID(d.ID)}, nil)
+	err = vm.execute(ctx, "device_del", map[string]string{"id": d.device()}, nil)
 	answer := new(qmp.Error)
 	d.answer(err == nil || errors.As(err, &answer))
 	switch {
@@ -142,7 +151,7 @@ func (vm *VM) sendUnplug(ctx context.Context, d *disk, asked bool) (gone bool, e
 	case !errors.As(err, &answer):
 		return false, err
 	case answer.Class == qmp.DeviceNotFound:
-		d.leaves(time.Time{})
+		d.leaves()
 		return true, nil
 	case asked: // "already in the process of unplug", which has no error class of its own
 		return false, nil
@@ -153,8 +162,8 @@ func (vm *VM) sendUnplug(ctx context.Context, d *disk, asked bool) (gone bool, e
 }
 
 // hasLeft notes that a disk has left, and reports whether that is new.
-func (vm *VM) hasLeft(d *disk, when time.Time) bool {
-	left, byItself := d.leaves(when)
+func (vm *VM) hasLeft(d *disk) bool {
+	left, byItself := d.leaves()
 	if byItself {
 		vm.log.Warnf("disk %s (%s) has left the VM, and nobody detached it", d.ID, d.Path)
 	}
@@ -188,7 +197,7 @@ func (vm *VM) diskEvent(event qmp.Event) {
 	switch {
 	case d == nil: // a part of a disk, or none of ours
 	case event.Name == "DEVICE_DELETED":
-		vm.hasLeft(d, event.Time)
+		vm.hasLeft(d)
 	default:
 		d.refuses(event.Time)
 	}

@@ -28,6 +28,8 @@ type Attached struct {
 	Disk
 	// PCIPath is where the guest finds it, as protocols/pcipath writes it.
 	PCIPath string
+	// Device is the name of its device in QEMU, as QMP events have it. No other disk of the VM has or had it.
+	Device string
 	// Gone is closed when the VM has the disk no more, whoever took it.
 	Gone <-chan struct{}
 }
@@ -37,9 +39,6 @@ func FileNode(id string) string { return "file-" + id }
 
 // RawNode returns the name of the block node that a disk's device uses, above FileNode.
 func RawNode(id string) string { return "drive-" + id }
-
-// DeviceID returns the name of a disk's device, as QMP events have it.
-func DeviceID(id string) string { return "disk-" + id }
 
 // maxSerial is VIRTIO_BLK_ID_BYTES of <linux/virtio_blk.h>.
 const maxSerial = 20
@@ -101,11 +100,11 @@ type deviceOptions struct {
 // guess it (hd_geometry_guess), in its main loop: a store that hangs then stops the whole VM.
 var geometry = struct{ cylinders, heads, sectors int }{16383, 16, 63}
 
-// device returns the disk's device. A guest has some two hundred interrupt vectors, and a disk with MSI-X takes three: it gets
+// deviceOptions returns those of the disk's device. A guest has some two hundred interrupt vectors, and a disk with MSI-X takes three: it gets
 // none, and shares a line. An I/O error is the guest's to handle: the default for a full store stops the VM, with all its disks.
-func (d *disk) device() deviceOptions {
+func (d *disk) deviceOptions() deviceOptions {
 	return deviceOptions{
-		Driver: "virtio-blk-pci", ID: DeviceID(d.ID), Bus: d.slot.bus(), Address: d.slot.address(), Drive: RawNode(d.ID), Serial: d.Serial,
+		Driver: "virtio-blk-pci", ID: d.device(), Bus: d.slot.bus(), Address: d.slot.address(), Drive: RawNode(d.ID), Serial: d.Serial,
 		Vectors: 0, DisableLegacy: "on", WriteError: "report", ReadError: "report",
 		Cylinders: geometry.cylinders, Heads: geometry.heads, Sectors: geometry.sectors,
 	}
@@ -204,14 +203,11 @@ func (vm *VM) plug(ctx context.Context, d *disk, again bool) error {
 	}
 	defer done()
 	if again {
-		if now, err = vm.state(ctx); err != nil || now.devices[DeviceID(d.ID)] {
+		if now, err = vm.state(ctx); err != nil || now.devices[d.device()] {
 			return err
 		}
 	}
-	d.mu.Lock()
-	d.added = time.Now()
-	d.mu.Unlock()
-	return vm.execute(ctx, "device_add", d.device(), nil)
+	return vm.execute(ctx, "device_add", d.deviceOptions(), nil)
 }
 
 // removeNodes removes a disk's block nodes, or what is there of them, and takes the store from QEMU.
@@ -229,6 +225,9 @@ const (
 	freeLimit = 5 * time.Second
 	freeAgain = 10 * time.Millisecond
 )
+
+// errThere is the failure to take away what a device uses.
+var errThere = errors.New("QEMU has its device")
 
 // removeNode removes one block node. QEMU says of a device that it is gone before it has freed it, which it does when no thread
 // looks at it any more (RCU) and without an event: until then its node is in use. So a refusal counts where the device is there, or
@@ -250,8 +249,8 @@ func (vm *VM) removeNode(ctx context.Context, d *disk, node string) error {
 		if !now.nodes[node] {
 			return nil
 		}
-		if now.devices[DeviceID(d.ID)] {
-			return err
+		if now.devices[d.device()] {
+			return fmt.Errorf("%w: %w", errThere, err)
 		}
 		select {
 		case <-again.C:

@@ -70,7 +70,8 @@ func TestAttachThatCannotBeUndoneIsLeftToDetach(t *testing.T) {
 	vm, q := fakeVM(t)
 	q.answerBy(func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
 		if command == "device_add" {
-			q.devices[DeviceID("data")] = true
+			device := deviceOf(vm, "data")
+			q.devices[device], q.drives[device] = true, RawNode("data")
 			return nil, &qmp.Error{Class: "GenericError", Desc: "no"}, true
 		}
 		return nil, nil, false
@@ -252,7 +253,7 @@ func TestDetachIsTakenUpWhereItStopped(t *testing.T) {
 	}
 	// The guest lets go while nobody waits, and a node stays in use.
 	q.with(func() {
-		q.letGo(DeviceID("data"))
+		q.letGo(deviceOf(vm, "data"))
 		q.hook = refusing(-1)
 	})
 	late, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)

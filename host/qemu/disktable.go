@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,13 +24,14 @@ var (
 type disk struct {
 	Disk
 	store *registry.Store
-	set   int // the set of descriptors by which QEMU has the store (add-fd)
-	slot  slot
+	// number is one that no other disk of the VM has or had. Its device has it in its name: QEMU says that a device is gone when it has
+	// freed it, and the next device of a disk may be there by then. The set of descriptors by which QEMU has the store (add-fd) has it too.
+	number int
+	slot   slot
 	// busy holds a token while one call changes the disk; what follows belongs to that call.
 	busy chan struct{}
 	half bool // an attach of it was cut off, or could not be undone
 
-	gone  chan struct{}          // closed when the machine has its device no more
 	doubt chan struct{}          // gets a token when the guest refuses, and it is open which request
 	close func() <-chan struct{} // has the store closed, and returns what is closed when it has
 
@@ -40,10 +40,10 @@ type disk struct {
 
 	owned bool // its store is claimed; the table's mutex guards it
 
-	mu    sync.Mutex // guards what follows
-	added time.Time  // before its device was; zero until then
-	asked bool       // the guest was asked to let go of it, and may at any moment
-	isOut bool       // gone is closed
+	mu    sync.Mutex    // guards what follows
+	asked bool          // the guest was asked to let go of it, and may at any moment
+	isOut bool          // gone is closed
+	gone  chan struct{} // closed when the machine has its device no more
 	requests
 }
 
@@ -54,12 +54,18 @@ func (d *disk) isGone() bool {
 	return d.isOut
 }
 
-// leaves notes that the device has left, and reports whether that is new, and whether nobody had asked for it. when is when that was
-// heard, and zero where it is known of this device: a word that came before the device was added is of the one that had its name.
-func (d *disk) leaves(when time.Time) (left, byItself bool) {
+// whenGone returns a channel that is closed when the machine has the device no more.
+func (d *disk) whenGone() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.isOut || !when.IsZero() && (d.added.IsZero() || when.Before(d.added)) {
+	return d.gone
+}
+
+// leaves notes that the device has left, and reports whether that is new, and whether nobody had asked for it.
+func (d *disk) leaves() (left, byItself bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.isOut {
 		return false, false
 	}
 	d.isOut = true
@@ -67,10 +73,22 @@ func (d *disk) leaves(when time.Time) (left, byItself bool) {
 	return true, !d.asked
 }
 
+// isBack notes that the device is there, whatever said that it had left.
+func (d *disk) isBack() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.isOut {
+		d.isOut, d.asked, d.gone = false, false, make(chan struct{})
+	}
+}
+
 func (d *disk) unlock() { <-d.busy }
 
+// device returns the name of the disk's device.
+func (d *disk) device() string { return fmt.Sprintf("disk-%s-%d", d.ID, d.number) }
+
 func (d *disk) attached() Attached {
-	return Attached{Disk: d.Disk, PCIPath: d.slot.path().String(), Gone: d.gone}
+	return Attached{Disk: d.Disk, PCIPath: d.slot.path().String(), Device: d.device(), Gone: d.whenGone()}
 }
 
 // diskTable is the disks of one VM.
@@ -80,7 +98,7 @@ type diskTable struct {
 	owner   string // of the stores
 	claim   func(store *registry.Store, owner string, readOnly bool) error
 	mu      sync.Mutex
-	sets    int // the last one that was given
+	numbers int // of disks so far
 	disks   map[string]*disk
 	ended   error           // why no disk comes any more, once QEMU has ended
 	freed   map[slot]uint64 // the number of the release that freed a slot last
@@ -136,7 +154,6 @@ func (t *diskTable) addBoot(number int, want Disk) error {
 		return fmt.Errorf("boot %w", err)
 	}
 	d.plugged.Store(true) // it comes with QEMU
-	d.added = time.Now()
 	d.unlock()
 	return nil
 }
@@ -200,9 +217,9 @@ func (t *diskTable) place(want Disk, store *registry.Store, choose func(taken ma
 	if err != nil {
 		return nil, fmt.Errorf("disk %s: %w", want.ID, err)
 	}
-	t.sets++
+	t.numbers++
 	d := &disk{
-		Disk: want, store: store, set: t.sets, slot: place, busy: make(chan struct{}, 1), gone: make(chan struct{}),
+		Disk: want, store: store, number: t.numbers, slot: place, busy: make(chan struct{}, 1), gone: make(chan struct{}),
 		doubt: make(chan struct{}, 1), close: closing(store), requests: requests{refused: make(chan struct{})},
 	}
 	d.busy <- struct{}{}
@@ -245,11 +262,14 @@ func (t *diskTable) find(id string) *disk {
 
 // byDevice returns the disk of a device, nil where there is none.
 func (t *diskTable) byDevice(device string) *disk {
-	id, ok := strings.CutPrefix(device, DeviceID(""))
-	if !ok {
-		return nil
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, d := range t.disks {
+		if d.device() == device {
+			return d
+		}
 	}
-	return t.find(id)
+	return nil
 }
 
 // acquire returns a disk, locked.
@@ -357,7 +377,7 @@ func (t *diskTable) allGone() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, d := range t.disks {
-		d.leaves(time.Time{})
+		d.leaves()
 	}
 }
 

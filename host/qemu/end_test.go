@@ -229,12 +229,13 @@ func TestDiskThatLeavesAmongTooManyEventsIsKnownToHave(t *testing.T) {
 	vm, q := fakeVM(t)
 	a, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)})
 	must(t, err)
+	device := deviceOf(vm, "data")
 	vm.disks.mu.Lock() // who reads the events waits for it
 	q.with(func() {
 		for range 200 {
 			q.refuse("other")
 		}
-		q.letGo(DeviceID("data"))
+		q.letGo(device)
 	})
 	_, err = vm.blockNodes(limited(t)) // behind the events
 	vm.disks.mu.Unlock()
@@ -263,7 +264,7 @@ func TestDisksThatLeaveUnseenAreAllKnownToHave(t *testing.T) {
 		before := vm.QMP().Connection()
 		q.with(func() {
 			for id := range q.devices {
-				if id != DeviceID("stays") {
+				if id != deviceOf(vm, "stays") {
 					delete(q.devices, id)
 				}
 			}

@@ -43,7 +43,8 @@ type fakeQEMU struct {
 	sets     map[int]*os.File  // sets of descriptors, of one each
 	received []*os.File        // that no command has taken yet
 	devices  map[string]bool
-	leaving  map[string]bool // devices that the guest was asked to let go of
+	drives   map[string]string // what node a device uses
+	leaving  map[string]bool   // devices that the guest was asked to let go of
 	// hook may answer a command first, where it says that it does.
 	hook func(command string, arguments json.RawMessage) (result any, err *qmp.Error, answered bool)
 	// guestLetsGo says whether an unplug request is obeyed.
@@ -52,7 +53,7 @@ type fakeQEMU struct {
 
 func newFakeQEMU() *fakeQEMU {
 	return &fakeQEMU{
-		nodes: make(map[string]uint64), files: make(map[string]string), devices: make(map[string]bool), sets: make(map[int]*os.File), leaving: make(map[string]bool), guestLetsGo: true,
+		nodes: make(map[string]uint64), files: make(map[string]string), devices: make(map[string]bool), drives: make(map[string]string), sets: make(map[int]*os.File), leaving: make(map[string]bool), guestLetsGo: true,
 	}
 }
 
@@ -168,7 +169,7 @@ func (q *fakeQEMU) run(command string, arguments json.RawMessage) (any, *qmp.Err
 		if q.devices[a.ID] {
 			return nil, &qmp.Error{Class: "GenericError", Desc: "Duplicate device ID '" + a.ID + "'"}
 		}
-		q.devices[a.ID] = true
+		q.devices[a.ID], q.drives[a.ID] = true, a.Drive
 	case "device_del":
 		return q.deviceDel(a.ID)
 	case "block_resize":
@@ -257,8 +258,10 @@ func (q *fakeQEMU) blockdevDel(name string) (any, *qmp.Error) {
 			return nil, &qmp.Error{Class: "GenericError", Desc: "Node " + name + " is in use"}
 		}
 	}
-	if len(name) > len("drive-") && q.devices[DeviceID(name[len("drive-"):])] {
-		return nil, &qmp.Error{Class: "GenericError", Desc: "Node " + name + " is in use"}
+	for device := range q.devices {
+		if q.drives[device] == name {
+			return nil, &qmp.Error{Class: "GenericError", Desc: "Node " + name + " is in use"}
+		}
 	}
 	delete(q.nodes, name)
 	delete(q.files, name)
@@ -287,6 +290,9 @@ func (q *fakeQEMU) letGo(id string) {
 	q.event("DEVICE_DELETED", `{"device": "some-other", "path": "/machine/peripheral/some-other"}`)
 	q.event("DEVICE_DELETED", `{"device": "%s", "path": "/machine/peripheral/%s"}`, id, id)
 }
+
+// deviceOf returns the name of a disk's device.
+func deviceOf(vm *VM, id string) string { return vm.disks.find(id).device() }
 
 // event says something, by a clock that was set back: the host's may be at any time.
 func (q *fakeQEMU) event(name, data string, args ...any) {

@@ -143,7 +143,7 @@ func TestCommandLine(t *testing.T) {
 		"-chardev", "socket,id=vsock,path=/run/a,,b/vhost.sock", "-device", "vhost-user-vsock-pci,bus=pcie.0,addr=0x10,chardev=vsock",
 		"-blockdev", `{"driver":"file","node-name":"file-root","filename":"` + root + `","read-only":true,"discard":"unmap"}`,
 		"-blockdev", `{"driver":"raw","node-name":"drive-root","file":"file-root","read-only":true,"discard":"unmap"}`,
-		"-device", `{"driver":"virtio-blk-pci","id":"disk-root","bus":"pcie.0","addr":"0x11","drive":"drive-root","vectors":0,"disable-legacy":"on","werror":"report","rerror":"report","cyls":16383,"heads":16,"secs":63}`,
+		"-device", `{"driver":"virtio-blk-pci","id":"disk-root-1","bus":"pcie.0","addr":"0x11","drive":"drive-root","vectors":0,"disable-legacy":"on","werror":"report","rerror":"report","cyls":16383,"heads":16,"secs":63}`,
 		"-kernel", "vmlinuz", "-append", "console=ttyS0 panic=-1",
 	}
 	if got := vm.CommandLine(); !slices.Equal(got, want) {

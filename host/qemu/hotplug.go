@@ -83,7 +83,7 @@ func awaitOne(ctx context.Context, other *disk, refused <-chan struct{}, again t
 	timer := time.NewTimer(again)
 	defer timer.Stop()
 	select {
-	case <-other.gone:
+	case <-other.whenGone():
 	case <-refused:
 	case <-timer.C:
 		select {

@@ -55,7 +55,7 @@ func TestGuestThatKeepsADiskHoldsUpOthersForALimitedTime(t *testing.T) {
 			t.Errorf("the disk itself is tried again: %v", err)
 		}
 		done()
-		kept.leaves(time.Time{})
+		kept.leaves()
 		if done, err = h.take(t.Context(), other); err != nil {
 			t.Errorf("when it has left: %v", err)
 		}
@@ -80,38 +80,66 @@ func TestDetachThatIsRepeatedHoldsUpOthersNoLonger(t *testing.T) {
 	})
 }
 
-// A device's end may be told twice, the second time when another device has its name.
-func TestEndOfADeviceIsNotThatOfTheNext(t *testing.T) {
-	d := leavingDisk("data")
-	if d.leaves(time.Now()); d.isGone() {
-		t.Error("it is gone, and was not there yet")
-	}
-	d.added = time.Now()
-	if d.leaves(d.added.Add(-time.Second)); d.isGone() {
-		t.Error("it is gone, by word of what was there before it")
-	}
-	if d.leaves(d.added.Add(time.Second)); !d.isGone() {
-		t.Error("it is not gone, by word of itself")
-	}
-}
-
-// The device before it is said to have gone, late: the next one of its name has its place by then, and is not added yet.
-func TestDiskThatIsNotAddedYetCannotHaveLeft(t *testing.T) {
+// QEMU has no device of a name any more, and says so: the event that says it comes when the device is freed, which may be when the
+// next one of that disk is there.
+func TestLateEndOfADeviceIsNotThatOfTheNext(t *testing.T) {
 	vm, q := fakeVM(t)
+	d := Disk{ID: "data", Path: image(t, mib)}
+	_, err := vm.AttachDisk(limited(t), d)
+	must(t, err)
+	var first string
+	q.with(func() { // somebody else has asked the guest for it
+		for first = range q.devices {
+		}
+		delete(q.devices, first)
+	})
+	must(t, vm.DetachDisk(limited(t), "data"))
+	ends := func() { q.event("DEVICE_DELETED", `{"device": "%s", "path": "/machine/peripheral/%[1]s"}`, first) }
 	q.answerBy(func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
-		if command == "blockdev-add" {
-			vm.hasLeft(vm.disks.find("data"), time.Now())
+		if command == "blockdev-add" || command == "device_add" {
+			ends()
 		}
 		return nil, nil, false
 	})
-	a, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)})
+	again, err := vm.AttachDisk(limited(t), d)
 	must(t, err)
+	q.with(ends)
+	_, err = vm.AttachDisk(limited(t), Disk{ID: "other", Path: image(t, mib)})
+	must(t, err)
+	q.with(func() {
+		for device := range q.devices {
+			if q.drives[device] == RawNode("other") {
+				q.letGo(device)
+			}
+		}
+	})
+	other, _ := vm.Disk("other")
+	<-other.Gone // behind the events of the first
 	select {
-	case <-a.Gone:
+	case <-again.Gone:
 		t.Error("it was attached, and is said to be gone")
 	default:
 	}
 	must(t, vm.DetachDisk(limited(t), "data"))
+	q.with(func() {
+		if len(q.devices) != 0 {
+			t.Errorf("left behind: %v", q.devices)
+		}
+	})
+}
+
+// Whatever said that the device has left was wrong.
+func TestDiskThatIsSaidToBeGoneAndIsThereIsDetached(t *testing.T) {
+	vm, q := fakeVM(t)
+	_, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)})
+	must(t, err)
+	vm.disks.allGone()
+	must(t, vm.DetachDisk(limited(t), "data"))
+	q.with(func() {
+		if len(q.devices) != 0 || len(q.nodes) != 0 || len(q.sets) != 0 {
+			t.Errorf("left behind: devices %v, nodes %v, sets %v", q.devices, q.nodes, q.sets)
+		}
+	})
 }
 
 func TestDisksComeAndGoInTheirCallersOrder(t *testing.T) {
@@ -174,10 +202,10 @@ func TestNothingIsAddedBesideARemoval(t *testing.T) {
 		}
 	}
 	q.with(func() {
-		if q.devices[DeviceID("late")] || q.leaving[DeviceID("b")] {
+		if q.devices[deviceOf(vm, "late")] || q.leaving[deviceOf(vm, "b")] {
 			t.Errorf("beside a removal: devices %v, asked for %v", q.devices, q.leaving)
 		}
-		q.letGo(DeviceID("a"))
+		q.letGo(deviceOf(vm, "a"))
 		q.guestLetsGo = true
 	})
 	<-a.Gone
@@ -193,7 +221,7 @@ func TestDiskThatLeavesByItselfIsTold(t *testing.T) {
 	d := Disk{ID: "data", Path: image(t, mib)}
 	a, err := vm.AttachDisk(limited(t), d)
 	must(t, err)
-	q.with(func() { q.letGo(DeviceID("data")) })
+	q.with(func() { q.letGo(deviceOf(vm, "data")) })
 	<-a.Gone
 	if _, err := vm.AttachDisk(limited(t), d); !errors.Is(err, ErrAttached) {
 		t.Errorf("before what is left of it was detached\nwant %v\ngot  %v", ErrAttached, err)
@@ -248,8 +276,8 @@ func TestAttachThatWasCutOffAndLostItsDiskBeginsAnew(t *testing.T) {
 	cutAttach(t, vm, q, d)
 	_, err := vm.blockNodes(limited(t)) // QEMU has carried the device_add out
 	must(t, err)
-	gone := vm.disks.find("data").gone
-	q.with(func() { q.letGo(DeviceID("data")) })
+	gone := vm.disks.find("data").whenGone()
+	q.with(func() { q.letGo(deviceOf(vm, "data")) })
 	<-gone
 	a, err := vm.AttachDisk(limited(t), d)
 	must(t, err)
@@ -304,7 +332,7 @@ func TestAttachTakesUpNoDiskThatLeaves(t *testing.T) {
 // A store that hangs must not be read by QEMU's main loop when its device is added.
 func TestGeometryIsAlwaysGiven(t *testing.T) {
 	d := &disk{Disk: Disk{ID: "data"}, slot: slot{1, 1}}
-	if o := d.device(); o.Cylinders < 1 || o.Cylinders > 65535 || o.Heads < 1 || o.Heads > 255 || o.Sectors < 1 || o.Sectors > 255 {
+	if o := d.deviceOptions(); o.Cylinders < 1 || o.Cylinders > 65535 || o.Heads < 1 || o.Heads > 255 || o.Sectors < 1 || o.Sectors > 255 {
 		t.Errorf("want a geometry that QEMU takes\ngot  %d, %d, %d", o.Cylinders, o.Heads, o.Sectors)
 	}
 }

@@ -106,18 +106,17 @@ func (vm *VM) settle(ctx context.Context, ask qmp.Ask) ([]qmp.Event, error) {
 // whatHasLeft asks what QEMU has, and notes the disks that have left and were not known to, with an event for each. Others may attach
 // disks meanwhile: it is about those whose devices were there before.
 func (vm *VM) whatHasLeft(ctx context.Context, ask qmp.Ask) (now state, missed []qmp.Event, err error) {
-	asked, before := time.Now(), vm.disks.plugged()
+	before := vm.disks.plugged()
 	if now, err = askState(ctx, ask); err != nil {
 		return state{}, nil, err
 	}
 	for _, d := range before {
-		device := DeviceID(d.ID)
-		if !now.devices[device] && vm.hasLeft(d, asked) {
-			data, err := json.Marshal(map[string]string{"device": device})
+		if !now.devices[d.device()] && vm.hasLeft(d) {
+			data, err := json.Marshal(map[string]string{"device": d.device()})
 			if err != nil {
 				return state{}, nil, err
 			}
-			missed = append(missed, qmp.Event{Name: "DEVICE_DELETED", Data: data, Time: asked})
+			missed = append(missed, qmp.Event{Name: "DEVICE_DELETED", Data: data, Time: time.Now()})
 		}
 	}
 	return now, missed, nil

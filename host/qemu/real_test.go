@@ -120,7 +120,7 @@ func TestRealQEMUIsConfined(t *testing.T) {
 
 // attachIsUndone makes QEMU refuse a device by taking its slot.
 func attachIsUndone(t *testing.T, vm *VM) {
-	thief := &disk{Disk: Disk{ID: "thief", Path: image(t, mib)}, set: 1000, slot: slot{1, 2}}
+	thief := &disk{Disk: Disk{ID: "thief", Path: image(t, mib)}, number: 1000, slot: slot{1, 2}}
 	var err error
 	thief.store, err = vm.cfg.Stores.Find(thief.Path)
 	must(t, err)

@@ -11,17 +11,17 @@ import (
 	"github.com/directvol/directvol/host/qmp"
 )
 
-// refuse is the guest refusing to let go of a disk.
-func (q *fakeQEMU) refuse(id string) {
-	delete(q.leaving, DeviceID(id))
-	q.event("DEVICE_UNPLUG_GUEST_ERROR", `{"device": "%s", "path": "/machine/peripheral/%[1]s"}`, DeviceID(id))
+// refuse is the guest refusing to let go of a device.
+func (q *fakeQEMU) refuse(device string) {
+	delete(q.leaving, device)
+	q.event("DEVICE_UNPLUG_GUEST_ERROR", `{"device": "%s", "path": "/machine/peripheral/%[1]s"}`, device)
 }
 
 // refuseAfterAnswer refuses once the host knows that QEMU took the request.
 func (q *fakeQEMU) refuseAfterAnswer(vm *VM, id string) {
 	d := vm.disks.find(id)
 	d.awaitRequest(context.Background())
-	q.with(func() { q.refuse(id) })
+	q.with(func() { q.refuse(d.device()) })
 }
 
 // awaitRequest waits until QEMU has taken a request for the disk.
@@ -59,7 +59,7 @@ func TestOldRefusalIsNotTheNextAnswer(t *testing.T) {
 	givenUpDetach(t, vm, q, "data")
 	d := vm.disks.find("data")
 	late := d.refusal()
-	q.with(func() { q.refuse("data") })
+	q.with(func() { q.refuse(deviceOf(vm, "data")) })
 	<-late
 	q.with(func() { q.guestLetsGo = true })
 	if err := vm.DetachDisk(limited(t), "data"); err != nil {
@@ -117,7 +117,7 @@ func TestGuestIsAskedAgainByWhoWaitsForTheDisk(t *testing.T) {
 				must(t, err)
 			}
 			givenUpDetach(t, vm, q, "a")
-			q.with(func() { delete(q.leaving, DeviceID("a")); q.guestLetsGo = true })
+			q.with(func() { delete(q.leaving, deviceOf(vm, "a")); q.guestLetsGo = true })
 			vm.hotplug.mu.Lock()
 			vm.hotplug.since = time.Now().Add(-time.Hour)
 			vm.hotplug.last = vm.hotplug.since
@@ -138,14 +138,14 @@ func TestGuestThatHasRefusedIsNotAskedByWhoWaited(t *testing.T) {
 	givenUpDetach(t, vm, q, "a")
 	d := vm.disks.find("a")
 	refused := d.refusal()
-	q.with(func() { q.refuse("a") })
+	q.with(func() { q.refuse(deviceOf(vm, "a")) })
 	<-refused
 	q.with(func() { q.guestLetsGo = true })
 	if gone, err := vm.hotplug.ask(limited(t), d); gone || err != nil || d.leaving() {
 		t.Errorf("the next request\nwant none\ngot  gone %v, leaving %v, %v", gone, d.leaving(), err)
 	}
 	q.with(func() {
-		if !q.devices[DeviceID("a")] {
+		if !q.devices[deviceOf(vm, "a")] {
 			t.Error("the guest has let go of a disk that it had refused to let go of, and nobody detaches it")
 		}
 	})

@@ -9,7 +9,7 @@ import (
 )
 
 // setName is the file name by which QEMU's block nodes find the descriptor of a disk's store.
-func (d *disk) setName() string { return fmt.Sprintf("/dev/fdset/%d", d.set) }
+func (d *disk) setName() string { return fmt.Sprintf("/dev/fdset/%d", d.number) }
 
 // addStore passes a disk's store to QEMU by descriptor, and adds the block node that uses it. A running QEMU drops a set of
 // descriptors that no node uses when its QMP client has gone (monitor_fdset_cleanup in monitor/misc.c): then it is passed again.
@@ -30,11 +30,11 @@ func (vm *VM) addStore(ctx context.Context, d *disk, again bool) error {
 // passStore gives QEMU a descriptor of a disk's store, in a set of its own, where it has none yet.
 func (vm *VM) passStore(ctx context.Context, d *disk, again bool) error {
 	if again {
-		if now, err := vm.state(ctx); err != nil || now.sets[d.set] {
+		if now, err := vm.state(ctx); err != nil || now.sets[d.number] {
 			return err
 		}
 	}
-	arguments := map[string]any{"fdset-id": d.set, "opaque": d.ID}
+	arguments := map[string]any{"fdset-id": d.number, "opaque": d.ID}
 	return vm.explained(ctx, vm.decided(ctx, "add-fd", arguments, func() error {
 		return vm.qmp.ExecuteWithFile(ctx, "add-fd", arguments, nil, d.store.File())
 	}))
@@ -43,7 +43,7 @@ func (vm *VM) passStore(ctx context.Context, d *disk, again bool) error {
 // takeStore takes the descriptor from QEMU, when no node uses it any more. A QEMU whose machine stands still keeps it open until it
 // runs again.
 func (vm *VM) takeStore(ctx context.Context, d *disk) error {
-	err := vm.execute(ctx, "remove-fd", map[string]int{"fdset-id": d.set}, nil)
+	err := vm.execute(ctx, "remove-fd", map[string]int{"fdset-id": d.number}, nil)
 	if answer := new(qmp.Error); !errors.As(err, &answer) {
 		return err
 	}
@@ -51,7 +51,7 @@ func (vm *VM) takeStore(ctx context.Context, d *disk) error {
 	if stateErr != nil {
 		return stateErr
 	}
-	if now.sets[d.set] {
+	if now.sets[d.number] {
 		return err
 	}
 	return nil

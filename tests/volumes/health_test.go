@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/protocols/volumepb"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
@@ -198,11 +197,18 @@ func TestShutdownIsAConditionUntilItIsMountedAgain(t *testing.T) {
 	})
 }
 
+// pull takes a volume's disk from the machine behind the host's back.
+func pull(t *testing.T, g *vm.Guest, v *vm.Volume) {
+	t.Helper()
+	disk, _ := g.VM().Disk(v.DiskID())
+	must(t, g.VM().QMP().Execute(limited(t), "device_del", map[string]string{"id": disk.Device}, nil))
+}
+
 func TestUnpluggedDiskIsAConditionAndCanBeUnmounted(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
 		writer := written(t, v, 0)
-		must(t, g.VM().QMP().Execute(limited(t), "device_del", map[string]string{"id": qemu.DeviceID(v.DiskID())}, nil))
+		pull(t, g, v)
 		fails(t, writer)
 		becomes(t, v, isGone)
 		if total := stats(t, v).Usage[0].Total; total == 0 {

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/volumepb"
 	"github.com/directvol/directvol/tests/vm"
@@ -91,7 +90,7 @@ func TestFailedRequestsAreTheirPartitions(t *testing.T) {
 		t.Errorf("what was acknowledged\nwant %d bytes\ngot  %d, error %v", writer.Ledger().Bytes(), got, err)
 	}
 
-	must(t, g.VM().QMP().Execute(limited(t), "device_del", map[string]string{"id": qemu.DeviceID(v.DiskID())}, nil))
+	pull(t, g, v)
 	becomes(t, v, isGone)
 	names(t, v, device+"1", isGone)
 	remove(t, g, "part-1")
