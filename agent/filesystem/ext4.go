@@ -23,7 +23,7 @@ import (
 // before it replays the journal, so the next growth damages the filesystem,
 // unless it is mounted afresh first (EndOnDisk).
 var ext4 = Type{
-	Name: "ext4", Geometry: ext4Geometry, Goal: func(_ Geometry, blocks, _ uint64) uint64 { return blocks }, CanGrow: ext4CanGrow, Grow: ext4Grow,
+	Name: "ext4", Geometry: ext4Geometry, Goal: func(_ Geometry, blocks, _ uint64) uint64 { return blocks }, CanGrow: ext4CanGrow, OnDisk: func(disk *os.File) (Geometry, error) { return ext4Geometry(Mounted{Disk: disk}) }, Grow: ext4Grow,
 	RecordedErrors: ext4RecordedErrors, EndOnDisk: ext4EndOnDisk, Options: ext4Options, BeforeMount: func() {}, Settle: func(context.Context, Mounted) error { return nil }, MountRefused: ext4MountRefused, UUID: ext4UUID,
 }
 

@@ -45,6 +45,10 @@ type Geometry struct {
 // Bytes is where the filesystem ends on its device.
 func (g Geometry) Bytes() uint64 { return g.BlockSize * g.Blocks }
 
+// EndsWithin reports whether a device of so many bytes has all blocks, by the rule that the
+// kernel mounts by: a rest that is no whole block is no block.
+func (g Geometry) EndsWithin(device uint64) bool { return g.Blocks <= device/g.BlockSize }
+
 // Type is what this package can do with one type of filesystem. Every function is
 // set.
 type Type struct {
@@ -52,6 +56,10 @@ type Type struct {
 
 	// Geometry reads the extent from the running filesystem.
 	Geometry func(Mounted) (Geometry, error)
+
+	// OnDisk is Geometry by the superblock on the disk below, without the filesystem's root:
+	// it may be older than a growth that is under way, and smaller.
+	OnDisk func(disk *os.File) (Geometry, error)
 
 	// Goal is the end, in blocks, that a request for so many blocks leads to on
 	// a device that has room for device blocks: the same, or a little more where

@@ -42,7 +42,7 @@ import (
 // kernel keeps the old length of the group that was the last one, and fails the
 // next growth, unless the filesystem is mounted afresh first (EndOnDisk).
 var xfs = Type{
-	Name: "xfs", Geometry: xfsGeometry, Goal: xfsGoal, CanGrow: xfsCanGrow, Grow: xfsGrow,
+	Name: "xfs", Geometry: xfsGeometry, OnDisk: xfsOnDisk, Goal: xfsGoal, CanGrow: xfsCanGrow, Grow: xfsGrow,
 	BeforeMount: xfsHurry, Settle: xfsSettle, Options: func(*os.File) string { return "" },
 	RecordedErrors: func(*os.File) (uint64, string, error) { return 0, "", nil },
 	EndOnDisk:      xfsEndOnDisk,

@@ -49,16 +49,36 @@ func (d *xfsDisk) read(bytes int, at uint64) ([]byte, error) {
 	return d.page[:bytes], nil
 }
 
-// readSuper reads the superblock. The headers of groups that have one behind them in it are
-// whole.
-func (d *xfsDisk) readSuper() error {
+// xfsOnDisk is the extent by the superblock on the disk.
+func xfsOnDisk(disk *os.File) (Geometry, error) {
+	d, err := openXFSDisk(Mounted{Disk: disk})
+	if err != nil {
+		return Geometry{}, err
+	}
+	defer d.close()
+	super, err := d.super()
+	return Geometry{BlockSize: super.blockSize, Blocks: super.blocks, GroupBlocks: super.groupBlocks}, err
+}
+
+// super reads the superblock.
+func (d *xfsDisk) super() (xfsSuper, error) {
 	b, err := d.read(xfsSuperSize, 0)
 	if err != nil {
-		return err
+		return xfsSuper{}, err
 	}
 	super, err := parseXFSSuper(b)
 	if err != nil {
-		return fmt.Errorf("%s: %w", d.Disk.Name(), err)
+		return xfsSuper{}, fmt.Errorf("%s: %w", d.Disk.Name(), err)
+	}
+	return super, nil
+}
+
+// readSuper notes what the superblock has. The headers of groups that have one behind them
+// in it are whole.
+func (d *xfsDisk) readSuper() error {
+	super, err := d.super()
+	if err != nil {
+		return err
 	}
 	d.Proven.blocks, d.Proven.whole = super.blocks, max(d.Proven.whole, super.groups-1)
 	return nil

@@ -15,16 +15,18 @@ const (
 
 // Reasons of conditions, in CamelCase as CSI wants them.
 const (
-	ReasonDeviceGone     = "DeviceGone"
-	ReasonIOHung         = "IOHung" // requests are in flight, and none has ended for a while
-	ReasonIOSlow         = "IOSlow" // it answers, and takes long
-	ReasonIOError        = "IOError"
-	ReasonReadOnly       = "ReadOnly"
-	ReasonShutdown       = "Shutdown"
-	ReasonOutOfSpace     = "OutOfSpace"
-	ReasonRecordedErrors = "RecordedErrors"
-	ReasonPastIOError    = "PastIOError"
-	ReasonReadError      = "ReadError"
+	ReasonDeviceGone         = "DeviceGone"
+	ReasonDeviceTooSmall     = "DeviceTooSmall" // it ends before the filesystem does
+	ReasonIOHung             = "IOHung"         // requests are in flight, and none has ended for a while
+	ReasonIOSlow             = "IOSlow"         // it answers, and takes long
+	ReasonIOError            = "IOError"
+	ReasonReadOnly           = "ReadOnly"
+	ReasonShutdown           = "Shutdown"
+	ReasonOutOfSpace         = "OutOfSpace"
+	ReasonRecordedErrors     = "RecordedErrors"
+	ReasonPastIOError        = "PastIOError"
+	ReasonPastDeviceTooSmall = "PastDeviceTooSmall"
+	ReasonReadError          = "ReadError"
 )
 
 // Condition is one thing that is wrong with a volume. (Status, Reason) is

@@ -17,8 +17,13 @@ import (
 // onDisk is a mounted filesystem of its own, and what there is to watch.
 func onDisk(t *testing.T, fstype, data string) Target {
 	t.Helper()
+	return onImage(t, mounttest.Image(t, fstype), fstype, data)
+}
+
+func onImage(t *testing.T, image, fstype, data string) Target {
+	t.Helper()
 	dir := mounttest.Dir(t)
-	disk := mounttest.Attach(t, mounttest.Image(t, fstype))
+	disk := mounttest.Attach(t, image)
 	mounttest.Mount(t, disk, dir, fstype, 0, data)
 	device, err := blockdev.ByPath(disk)
 	if err != nil {
@@ -164,5 +169,28 @@ func TestVolumeOutOfSightIsLostAndNotSlow(t *testing.T) {
 	}
 	if !guard.Stop() {
 		t.Error("the examination waited for the server")
+	}
+}
+
+// A disk that has become smaller under its mount, as one whose store was cut off. One that
+// is larger by less than a block is well.
+func TestDiskSmallerThanItsFilesystemIsInaccessible(t *testing.T) {
+	for _, fstype := range []string{"ext4", "xfs"} {
+		image := mounttest.Image(t, fstype)
+		info, err := os.Stat(image)
+		if err != nil {
+			t.Fatal(err)
+		}
+		target, whole := onImage(t, image, fstype, ""), info.Size()
+		for _, size := range []int64{whole, whole + 512} {
+			mounttest.SetSize(t, target.Device.Path, image, size)
+			if f := examine(target, true, false); len(f.conditions) > 0 || f.failure != nil {
+				t.Errorf("%s on a disk of %d bytes\nwant nothing wrong\ngot  %+v", fstype, size, f)
+			}
+		}
+		for _, size := range []int64{whole / 2, whole - 512} {
+			mounttest.SetSize(t, target.Device.Path, image, size)
+			finds(t, target, Inaccessible, ReasonDeviceTooSmall)
+		}
 	}
 }

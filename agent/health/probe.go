@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/filesystem"
 	"github.com/directvol/directvol/agent/mount"
 )
@@ -39,7 +40,8 @@ func examine(t Target, owned, stopped bool) finding {
 		return finding{} // what it does with a probe is not known here
 	}
 	readOnly, err := look(t)
-	probed := err == nil && owned && !readOnly
+	small := tooSmall(t, fstype)
+	probed := err == nil && owned && !readOnly && small == nil
 	if probed {
 		if err = probe(t); errors.Is(err, unix.EIO) && isShutDown(t) {
 			err = fmt.Errorf("%w: %w", unix.ESHUTDOWN, err)
@@ -50,11 +52,36 @@ func examine(t Target, owned, stopped bool) finding {
 		err = unix.EROFS
 	}
 	f := judge(t, err)
+	if f.failure == nil {
+		f.conditions = append(small, f.conditions...)
+	}
 	if errorsErr == nil && count > 0 {
 		f.conditions = append(f.conditions, Condition{Degraded, ReasonRecordedErrors, fmt.Sprintf(
 			"%s on %s: its superblock records errors (%d): unmount, run %s on the detached disk and mount it again", t.FSType, t.Device.Path, count, repair)})
 	}
 	return f
+}
+
+// tooSmall returns the condition of a disk that has become smaller than what is mounted from
+// it, or nil. Nothing of the bytes is proven lost: who has cut the disk off may give them
+// back. The filesystem's end is read before the disk's: a growth in between is one of both.
+func tooSmall(t Target, fstype filesystem.Type) []Condition {
+	disk, err := os.Open(t.Device.Path)
+	if err != nil {
+		return nil
+	}
+	defer disk.Close()
+	extent, err := fstype.OnDisk(disk)
+	if err != nil {
+		return nil // the probe tells
+	}
+	size, err := blockdev.SizeOf(disk)
+	if err != nil || extent.EndsWithin(size) {
+		return nil
+	}
+	return []Condition{{Inaccessible, ReasonDeviceTooSmall, fmt.Sprintf(
+		"%s on %s: its disk has %d bytes, and it ends at %d: what lies beyond the disk's end fails: unmount, give the disk its size and its content back, check it and mount it",
+		t.FSType, t.Device.Path, size, extent.Bytes())}}
 }
 
 func recordedErrors(fstype filesystem.Type, device string) (count uint64, repair string, err error) {

@@ -61,6 +61,8 @@ type Past struct {
 	// Failed is when a probe last failed with an I/O error, or the kernel's log
 	// had a write that failed.
 	Failed time.Time `json:"failed,omitzero"`
+	// Smaller is when its disk was last found to end before it does.
+	Smaller time.Time `json:"smaller,omitzero"`
 	// Unreadable is how many reads have failed, and LastRead what the kernel's
 	// log said of the last one.
 	Unreadable int    `json:"unreadable,omitempty"`
@@ -79,6 +81,9 @@ func (w *Watch) Remember(past Past) {
 	w.mu.Lock()
 	if past.Failed.After(w.past.Failed) {
 		w.past.Failed = past.Failed
+	}
+	if past.Smaller.After(w.past.Smaller) {
+		w.past.Smaller = past.Smaller
 	}
 	if w.past.Unreadable += past.Unreadable; w.past.LastRead == "" {
 		w.past.LastRead = past.LastRead
@@ -507,14 +512,18 @@ func (w *Watch) all() []Condition {
 
 // remember adds what has passed and cannot be seen any more: a write that
 // failed with an I/O error was lost to whoever did not look at fsync's answer,
-// and a read that failed shows in the kernel's log alone.
+// a read that failed shows in the kernel's log alone, and a disk that was smaller for a
+// while may have come back without what it had.
 func (w *Watch) remember(found []Condition) []Condition {
 	found = slices.DeleteFunc(slices.Clone(found), func(c Condition) bool {
-		return c.Reason == ReasonPastIOError || c.Reason == ReasonReadError
+		return c.Reason == ReasonPastIOError || c.Reason == ReasonReadError || c.Reason == ReasonPastDeviceTooSmall
 	})
 	for _, c := range found {
-		if c.Reason == ReasonIOError {
-			w.failedNow()
+		switch c.Reason {
+		case ReasonIOError:
+			w.seenNow(&w.past.Failed)
+		case ReasonDeviceTooSmall:
+			w.seenNow(&w.past.Smaller)
 		}
 		if isInaccessible(c) {
 			return found
@@ -527,15 +536,19 @@ func (w *Watch) remember(found []Condition) []Condition {
 	if !past.Failed.IsZero() {
 		add(ReasonPastIOError, "writes failed until %s and work again: what was written then and not fsynced may be lost; unmount and mount it to clear this", past.Failed.UTC().Format(time.RFC3339))
 	}
+	if !past.Smaller.IsZero() {
+		add(ReasonPastDeviceTooSmall, "its disk ended before it until %s, and is large enough again: what lay beyond may be lost: unmount it and check the detached disk; mounting it again clears this", past.Smaller.UTC().Format(time.RFC3339))
+	}
 	if past.Unreadable > 0 {
 		add(ReasonReadError, "%d reads have failed since it was mounted, the last with %q: part of the disk cannot be read; restore what lies there", past.Unreadable, past.LastRead)
 	}
 	return found
 }
 
-func (w *Watch) failedNow() {
+// seenNow notes when something of the past was last seen.
+func (w *Watch) seenNow(when *time.Time) {
 	w.mu.Lock()
-	w.past.Failed = time.Now()
+	*when = time.Now()
 	w.mu.Unlock()
 	w.monitor.remembers()
 }

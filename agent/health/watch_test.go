@@ -154,3 +154,22 @@ func TestWatchLooksOnlyBehindItsPause(t *testing.T) {
 		says("behind that", 0)
 	})
 }
+
+// What a disk had beyond an earlier end may be lost, though it has its size again.
+func TestDiskThatHasItsSizeAgainIsRemembered(t *testing.T) {
+	w := &Watch{monitor: NewMonitor(nil), target: Target{FSType: "ext4", Device: blockdev.Device{Path: "/dev/vda"}}}
+	now := []Condition{{Inaccessible, ReasonDeviceTooSmall, "x"}}
+	if got := w.remember(now); fmt.Sprint(got) != fmt.Sprint(now) {
+		t.Errorf("while it is smaller\nwant %v\ngot  %v", now, got)
+	}
+	got := w.remember(nil)
+	got = w.remember(got) // nothing was learnt
+	if len(got) != 1 || got[0].Status != Degraded || got[0].Reason != ReasonPastDeviceTooSmall {
+		t.Errorf("with its size again\nwant it remembered once\ngot  %v", got)
+	}
+	after := &Watch{monitor: w.monitor, target: w.target, poked: make(chan struct{}, 1)}
+	after.Remember(w.Past())
+	if again := after.remember(nil); fmt.Sprint(again) != fmt.Sprint(got) {
+		t.Errorf("after the agent's restart\nwant %v\ngot  %v", got, again)
+	}
+}

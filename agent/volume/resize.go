@@ -157,8 +157,15 @@ func (v *Volume) resize(ctx context.Context, g *growth, size uint64, wait time.D
 	return nil
 }
 
-// canReach refuses a size that the filesystem can never have.
+// canReach refuses a size that the filesystem can never have, and every one on a disk that
+// ends before it does.
 func (v *Volume) canReach(g *growth, size uint64) error {
+	if has, err := blockdev.SizeOf(g.Disk); err != nil { // behind the look at the filesystem's end
+		return v.growError(err)
+	} else if !g.before.EndsWithin(has) {
+		return refusal.New(refusal.FailedPrecondition, "volume %s cannot grow: %s on %s ends at %d bytes, and its disk has only %d: unmount it, give the disk its size and its content back, check it and mount it",
+			v.Mountpoint, v.FSType, v.Device.Path, g.before.Bytes(), has)
+	}
 	goal, err := g.goal(size)
 	if err != nil {
 		return v.growError(err)
@@ -226,15 +233,15 @@ func (v *Volume) open() (*growth, error) {
 	return refuse("the superblock of %s records errors (%d): unmount, run %s on the detached disk and mount it again", v.Device.Path, count, repair)
 }
 
-// refuseInaccessible refuses to grow what cannot be written to. A slow volume may grow, and
-// so may one that nobody has looked at yet.
+// refuseInaccessible refuses to grow what cannot be written to, and what may have lost its
+// end. A slow volume may grow, and so may one that nobody has looked at yet.
 func (v *Volume) refuseInaccessible() error {
 	if v.watch == nil {
 		return nil
 	}
 	conditions, _ := v.watch.Latest()
 	for _, c := range conditions {
-		if c.Status == health.Inaccessible {
+		if c.Status == health.Inaccessible || c.Reason == health.ReasonPastDeviceTooSmall {
 			return refusal.New(refusal.FailedPrecondition, "volume %s cannot grow: %s", v.Mountpoint, c.Message)
 		}
 	}

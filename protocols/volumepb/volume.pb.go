@@ -104,7 +104,7 @@ func (m *GetVolumeHealthResponse) GetConditions() []*Condition {
 // Condition is one thing that is wrong. Its status and reason together are unique in a list.
 type Condition struct {
 	Status Condition_Status `protobuf:"varint,1,opt,name=status,proto3,enum=directvol.v1.Condition_Status" json:"status,omitempty"`
-	// A word in CamelCase for programs: DeviceGone, IOHung, IOSlow, IOError, ReadOnly, Shutdown, OutOfSpace, RecordedErrors, PastIOError, ReadError.
+	// A word in CamelCase for programs: DeviceGone, DeviceTooSmall, IOHung, IOSlow, IOError, ReadOnly, Shutdown, OutOfSpace, RecordedErrors, PastIOError, PastDeviceTooSmall, ReadError.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// A sentence for people.
 	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`

@@ -21,6 +21,8 @@ var (
 	hasShutDown = is(volumepb.Condition_INACCESSIBLE, "Shutdown")
 	failsWrites = is(volumepb.Condition_INACCESSIBLE, "IOError")
 	isGone      = is(volumepb.Condition_INACCESSIBLE, "DeviceGone")
+	isTooSmall  = is(volumepb.Condition_INACCESSIBLE, "DeviceTooSmall")
+	wasTooSmall = is(volumepb.Condition_DEGRADED, "PastDeviceTooSmall")
 	hasErrors   = is(volumepb.Condition_DEGRADED, "RecordedErrors")
 	isFull      = is(volumepb.Condition_DEGRADED, "OutOfSpace")
 )

@@ -1,7 +1,9 @@
 package volumes
 
 import (
+	"context"
 	"errors"
+	"os"
 	"os/exec"
 	"path"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/protocols/volumepb"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
@@ -322,6 +325,40 @@ func TestReadOnlyDiskIsMountedAndHealthy(t *testing.T) {
 		isHealthy(t, v)
 		if err := g.Act.WriteFile(limited(t), v.GuestPath+"/file", nil); err == nil {
 			t.Error("a file could be made on a read-only volume")
+		}
+	})
+}
+
+// notAsBefore is of a volume whose disk was smaller for a while: an xfs may have shut down by
+// that, as its log lies in the middle.
+func notAsBefore(all []*volumepb.Condition) bool {
+	return wasTooSmall(all) || hasShutDown(all) && !isTooSmall(all)
+}
+
+// The store of a volume is cut off under its mount, which QEMU does when it is asked to.
+func TestDiskCutOffUnderItsFilesystemIsSaidAndNotGrown(t *testing.T) {
+	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+		v, err := g.Volume(limited(t), "cut-"+fstype, fstype, int64(disks[fstype]))
+		must(t, err)
+		must(t, v.Mount(limited(t)))
+		t.Cleanup(func() { // its content is lost
+			ctx, cancel := context.WithTimeout(context.Background(), vm.Limit(callLimit))
+			defer cancel()
+			if err := errors.Join(v.Detach(ctx), os.Remove(v.Path)); err != nil {
+				t.Error(err)
+			}
+		})
+		for _, step := range []struct {
+			bytes uint64
+			says  func([]*volumepb.Condition) bool
+		}{{disks[fstype] / 2, isTooSmall}, {disks[fstype], notAsBefore}} {
+			must(t, g.VM().QMP().Execute(limited(t), "block_resize", map[string]any{"node-name": qemu.RawNode(v.DiskID()), "size": step.bytes}, nil))
+			becomes(t, v, step.says)
+			refused(t, resize(t, g, v, 0), codes.FailedPrecondition, v.GuestPath)
+			refused(t, v.Resize(limited(t), 2*disks[fstype]), codes.FailedPrecondition, v.GuestPath)
+			if info, err := os.Stat(v.Path); err != nil || uint64(info.Size()) != step.bytes {
+				t.Errorf("its disk\nwant %d bytes still\ngot  %v, error %v", step.bytes, info, err)
+			}
 		}
 	})
 }

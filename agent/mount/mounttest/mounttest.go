@@ -116,6 +116,15 @@ func Reattach(t *testing.T, device, image string) {
 	Run(t, "losetup", device, image)
 }
 
+// SetSize makes a disk as large as its image is made, under whatever is mounted from it.
+func SetSize(t *testing.T, device, image string, bytes int64) {
+	t.Helper()
+	if err := os.Truncate(image, bytes); err != nil {
+		t.Fatal(err)
+	}
+	Run(t, "losetup", "-c", device)
+}
+
 // Mount mounts something, until the test ends.
 func Mount(t *testing.T, source, dir, fstype string, flags uintptr, data string) {
 	t.Helper()
