@@ -113,7 +113,7 @@ func TestDetachThatEndsWhileItAsksAgainKeepsTheConnection(t *testing.T) {
 			t.Errorf("want a deadline that is over\ngot  %v", err)
 		}
 	}
-	if _, err := vm.blockNodes(limited(t)); err != nil {
+	if _, err := vm.state(limited(t)); err != nil {
 		t.Errorf("afterwards: %v", err)
 	}
 	if want, got := uint64(1), vm.qmp.Connection(); got != want {
@@ -143,7 +143,7 @@ func TestDiskThatLeavesWhileNobodyListensIsSaid(t *testing.T) {
 	if err := json.Unmarshal(event.Data, &data); err != nil || data.Device != deviceOf(vm, "leaves") {
 		t.Errorf("missed event:\nwant %s\ngot  %s, %v", deviceOf(vm, "leaves"), event.Data, err)
 	}
-	if _, err := vm.blockNodes(limited(t)); err != nil {
+	if _, err := vm.state(limited(t)); err != nil {
 		t.Error(err)
 	}
 	if left := len(events.Events()); left != 0 {

@@ -31,6 +31,8 @@ type disk struct {
 	// busy holds a token while one call changes the disk; what follows belongs to that call.
 	busy chan struct{}
 	half bool // an attach of it was cut off, or could not be undone
+	// bytes is its size as QEMU has it: its store's when that was claimed, and since the last growth.
+	bytes uint64
 
 	doubt chan struct{}          // gets a token when the guest refuses, and it is open which request
 	close func() <-chan struct{} // has the store closed, and returns what is closed when it has
@@ -185,6 +187,9 @@ func (t *diskTable) add(want Disk, choose func(taken map[slot]bool) (slot, error
 	}
 	if err = t.claim(store, t.owner, want.ReadOnly); err == nil {
 		err = t.owns(d)
+	}
+	if err == nil {
+		d.bytes, err = store.Bytes()
 	}
 	if err != nil {
 		t.undo(d)

@@ -237,7 +237,7 @@ func TestDiskThatLeavesAmongTooManyEventsIsKnownToHave(t *testing.T) {
 		}
 		q.letGo(device)
 	})
-	_, err = vm.blockNodes(limited(t)) // behind the events
+	_, err = vm.state(limited(t)) // behind the events
 	vm.disks.mu.Unlock()
 	must(t, err)
 	select {
@@ -271,7 +271,7 @@ func TestDisksThatLeaveUnseenAreAllKnownToHave(t *testing.T) {
 			q.conn.Close()
 		})
 		for vm.QMP().Connection() == before {
-			_, err := vm.blockNodes(limited(t)) // waits for the next connection
+			_, err := vm.state(limited(t)) // waits for the next connection
 			must(t, err)
 		}
 		for i, g := range gone {

@@ -37,8 +37,8 @@ func limited(t *testing.T) context.Context {
 type fakeQEMU struct {
 	mu       sync.Mutex
 	conn     net.Conn
-	commands []string          // what came in, in order
-	nodes    map[string]uint64 // virtual sizes
+	commands []string // what came in, in order
+	nodes    map[string]bool
 	files    map[string]string // what a node is above, or its filename
 	sets     map[int]*os.File  // sets of descriptors, of one each
 	received []*os.File        // that no command has taken yet
@@ -53,7 +53,7 @@ type fakeQEMU struct {
 
 func newFakeQEMU() *fakeQEMU {
 	return &fakeQEMU{
-		nodes: make(map[string]uint64), files: make(map[string]string), devices: make(map[string]bool), drives: make(map[string]string), sets: make(map[int]*os.File), leaving: make(map[string]bool), guestLetsGo: true,
+		nodes: make(map[string]bool), files: make(map[string]string), devices: make(map[string]bool), drives: make(map[string]string), sets: make(map[int]*os.File), leaving: make(map[string]bool), guestLetsGo: true,
 	}
 }
 
@@ -173,13 +173,7 @@ func (q *fakeQEMU) run(command string, arguments json.RawMessage) (any, *qmp.Err
 	case "device_del":
 		return q.deviceDel(a.ID)
 	case "block_resize":
-		q.nodes[a.NodeName] = a.Size
-	case "query-named-block-nodes":
-		nodes := []any{}
-		for name, size := range q.nodes {
-			nodes = append(nodes, map[string]any{"node-name": name, "image": map[string]any{"virtual-size": size}})
-		}
-		return nodes, nil
+		return q.blockResize(a.NodeName, a.Size)
 	case "query-blockstats":
 		nodes := []any{}
 		for name := range q.nodes {
@@ -222,35 +216,47 @@ func (q *fakeQEMU) fdset(command string, id int) (any, *qmp.Error) {
 }
 
 func (q *fakeQEMU) blockdevAdd(name, file, filename string) (any, *qmp.Error) {
-	if _, exists := q.nodes[name]; exists {
+	if q.nodes[name] {
 		return nil, &qmp.Error{Class: "GenericError", Desc: "Duplicate nodes with node-name='" + name + "'"}
 	}
-	size, below := q.nodes[file]
-	var info os.FileInfo
 	err := errors.New("No such file or directory")
-	if filename == "" && !below {
+	if filename == "" && !q.nodes[file] {
 		return nil, &qmp.Error{Class: "GenericError", Desc: "Cannot find device='' nor node-name='" + file + "'"}
 	}
 	if id := 0; strings.HasPrefix(filename, "/dev/fdset/") {
 		fmt.Sscanf(filename, "/dev/fdset/%d", &id)
 		if q.sets[id] != nil {
-			info, err = q.sets[id].Stat()
+			_, err = q.sets[id].Stat()
 		}
 	} else if filename != "" {
-		info, err = os.Stat(filename)
+		_, err = os.Stat(filename)
 	}
 	if filename != "" {
 		if err != nil {
 			return nil, &qmp.Error{Class: "GenericError", Desc: "Could not open '" + filename + "': " + err.Error()}
 		}
-		size, file = uint64(info.Size()), filename
+		file = filename
 	}
-	q.nodes[name], q.files[name] = size, file
+	q.nodes[name], q.files[name] = true, file
 	return struct{}{}, nil
 }
 
+// blockResize makes the store of a raw node larger or smaller.
+func (q *fakeQEMU) blockResize(raw string, bytes uint64) (any, *qmp.Error) {
+	for id, file := range q.sets {
+		if setName(id) != q.files[q.files[raw]] {
+			continue
+		}
+		if err := file.Truncate(int64(bytes)); err != nil {
+			return nil, &qmp.Error{Class: "GenericError", Desc: "Failed to resize file: " + err.Error()}
+		}
+		return struct{}{}, nil
+	}
+	return nil, &qmp.Error{Class: "GenericError", Desc: "Cannot find device='' nor node-name='" + raw + "'"}
+}
+
 func (q *fakeQEMU) blockdevDel(name string) (any, *qmp.Error) {
-	if _, ok := q.nodes[name]; !ok {
+	if !q.nodes[name] {
 		return nil, &qmp.Error{Class: "GenericError", Desc: "Failed to find node with node-name='" + name + "'"}
 	}
 	for _, file := range q.files {

@@ -274,7 +274,7 @@ func TestAttachThatWasCutOffAndLostItsDiskBeginsAnew(t *testing.T) {
 	vm, q := fakeVM(t)
 	d := Disk{ID: "data", Path: image(t, mib)}
 	cutAttach(t, vm, q, d)
-	_, err := vm.blockNodes(limited(t)) // QEMU has carried the device_add out
+	_, err := vm.state(limited(t)) // QEMU has carried the device_add out
 	must(t, err)
 	gone := vm.disks.find("data").whenGone()
 	q.with(func() { q.letGo(deviceOf(vm, "data")) })

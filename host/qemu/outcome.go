@@ -73,24 +73,6 @@ func (vm *VM) state(ctx context.Context) (state, error) {
 	return now, vm.explained(ctx, err)
 }
 
-// askNodes asks for the virtual size of each block node. QEMU asks all stores for theirs.
-func askNodes(ctx context.Context, ask qmp.Ask) (map[string]uint64, error) {
-	var answer []struct {
-		NodeName string `json:"node-name"`
-		Image    struct {
-			VirtualSize uint64 `json:"virtual-size"`
-		} `json:"image"`
-	}
-	if err := ask(ctx, "query-named-block-nodes", map[string]bool{"flat": true}, &answer); err != nil {
-		return nil, err
-	}
-	nodes := make(map[string]uint64, len(answer))
-	for _, node := range answer {
-		nodes[node.NodeName] = node.Image.VirtualSize
-	}
-	return nodes, nil
-}
-
 // settle asks what is true on a new QMP connection, and notes what was missed without one: the devices that have gone. Subscribers
 // get an event for each, so far as they have room; the disks themselves need none.
 func (vm *VM) settle(ctx context.Context, ask qmp.Ask) ([]qmp.Event, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -127,15 +128,15 @@ func attachIsUndone(t *testing.T, vm *VM) {
 	t.Cleanup(thief.store.Close)
 	must(t, thief.store.Claim("thief", false))
 	must(t, vm.plug(limited(t), thief, false))
-	want, err := vm.blockNodes(limited(t))
+	want, err := vm.state(limited(t))
 	must(t, err)
 	if _, err := vm.AttachDisk(limited(t), Disk{ID: "late", Path: image(t, mib)}); err == nil {
 		t.Error("attached in a slot that is taken")
 	}
-	got, err := vm.blockNodes(limited(t))
+	got, err := vm.state(limited(t))
 	must(t, err)
-	if len(got) != len(want) {
-		t.Errorf("block nodes:\nwant %v\ngot  %v", want, got)
+	if !maps.Equal(got.nodes, want.nodes) {
+		t.Errorf("block nodes:\nwant %v\ngot  %v", want.nodes, got.nodes)
 	}
 	if _, ok := vm.Disk("late"); ok {
 		t.Error("the VM has a disk that it has not")
@@ -187,10 +188,10 @@ func detachForReal(t *testing.T, vm *VM) {
 	if err := <-detached; err != nil {
 		t.Error(err)
 	}
-	nodes, err := vm.blockNodes(limited(t))
+	now, err := vm.state(limited(t))
 	must(t, err)
 	for _, name := range []string{FileNode("data"), RawNode("data")} {
-		if _, ok := nodes[name]; ok {
+		if now.nodes[name] {
 			t.Errorf("block node %s is left", name)
 		}
 	}
