@@ -51,8 +51,9 @@ const (
 	tryLimit = 5 * time.Second
 	endLimit = 5 * time.Second
 	// killLimit is how long the end of a machine that is killed is waited for, when the
-	// time of who wants it is over.
-	killLimit = 5 * time.Second
+	// time of who wants it is over. QEMU waits 5 s for its process to be reaped, 5 s for
+	// the vsock backend's, and 2 s for its stores to close.
+	killLimit = 15 * time.Second
 	// stopLimit is how long a Stop lasts whose caller sets no limit.
 	stopLimit = 5 * time.Minute
 	// trialLimit is how long a store has for the small read that is made before a machine

@@ -80,7 +80,7 @@ func TestStopTriesThePowerButtonBeforeItKills(t *testing.T) {
 		{"it is heard, and the call was cut off", ending{vsock: lostVsock, button: true, works: true}, agentclient.ErrOutcomeUnknown, true, 0, nil},
 		{"nobody hears it", ending{vsock: lostVsock, button: true}, unreachable, true, time.Minute, []string{"power button", "killed", "cannot be reached"}},
 		{"there is none", ending{vsock: lostVsock}, unreachable, false, 0, []string{"no power button", "killed"}},
-		{"QEMU waits for a disk", ending{vsock: lostVsock, stays: true}, unreachable, false, 5 * time.Second, []string{"state D"}},
+		{"QEMU waits for a disk", ending{vsock: lostVsock, stays: true}, unreachable, false, 15 * time.Second, []string{"state D"}},
 		{"a volume is in use", ending{button: true}, status.Error(codes.FailedPrecondition, "in use"), false, 0, []string{"in use"}},
 		{"no answer ever comes, and the guest goes on", ending{button: true}, agentclient.ErrOutcomeUnknown, false, time.Minute, []string{"did not power off in time", "killed", agentclient.ErrOutcomeUnknown.Error()}},
 	} {

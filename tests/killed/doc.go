@@ -1,7 +1,7 @@
 // Package killed holds the kill campaign: while volumes grow under their writers in a
 // guest, and another one comes and goes, one part of what serves them is killed with
-// SIGKILL. TestKillOfEachPart is its short form, in `make test`; `make test-long` runs
-// TestCampaignOfKills and writes what came of it to build/killed.md.
+// SIGKILL. TestKillOfEachPartLosesNothing is its short form, in `make test`; `make test-long` runs
+// TestCampaignOfKillsLosesNothing and writes what came of it to build/killed.md.
 //
 // The parts, and what happens to the volumes:
 //
