@@ -55,13 +55,14 @@ type ext4Super struct {
 }
 
 const (
-	ext4SuperOffset = 1024
-	ext4SuperSize   = 1024
-	ext4Magic       = 0xef53
-	ext4ErrorFS     = 0x2
-	ext4ErrorsPanic = 3
-	ext4Feature64   = 0x80  // INCOMPAT_64BIT
-	ext4SparseV2    = 0x200 // COMPAT_SPARSE_SUPER2
+	ext4SuperOffset   = 1024
+	ext4SuperSize     = 1024
+	ext4Magic         = 0xef53
+	ext4ErrorFS       = 0x2
+	ext4ErrorsPanic   = 3
+	ext4JournalDevice = 0x8   // INCOMPAT_JOURNAL_DEV
+	ext4Feature64     = 0x80  // INCOMPAT_64BIT
+	ext4SparseV2      = 0x200 // COMPAT_SPARSE_SUPER2
 )
 
 // parseExt4Super reads a superblock that anyone may have written.
@@ -73,6 +74,9 @@ func parseExt4Super(b []byte) (ext4Super, error) {
 	u32 := func(at int) uint64 { return uint64(binary.LittleEndian.Uint32(b[at:])) }
 	if u16(0x38) != ext4Magic {
 		return ext4Super{}, fmt.Errorf("ext4 superblock: magic %#x, not %#x", u16(0x38), ext4Magic)
+	}
+	if u32(0x60)&ext4JournalDevice != 0 {
+		return ext4Super{}, errors.New("ext4 superblock: it is that of another one's journal")
 	}
 	logBlock, logCluster := u32(0x18), u32(0x1c)
 	if logBlock > 6 || logCluster < logBlock || logCluster > 20 {
@@ -188,6 +192,8 @@ func ext4MountRefused(_ *os.File, err error) string {
 	case errors.Is(err, unix.EUCLEAN):
 		// The kernel checks the group descriptors before it replays the journal.
 		return "if it was cut off while it grew, detach it and run on the host: directvol rescue DISK, or e2fsck -p DISK. Both replay the journal first"
+	case errors.Is(err, unix.ESRCH): // dquot_load_quota_sb in fs/quota/dquot.c
+		return "it keeps quotas in a format that the guest's kernel does not have: detach it and run on the host: tune2fs -O ^quota DISK"
 	case errors.Is(err, unix.EBADMSG):
 		return "its metadata is damaged: detach it and run on the host: e2fsck -p DISK"
 	}

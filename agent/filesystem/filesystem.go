@@ -107,6 +107,10 @@ type Type struct {
 	RecordedErrors func(disk *os.File) (count uint64, repair string, err error)
 }
 
+// LeastBytes is less than any filesystem that is known here takes: a disk that is smaller was
+// cut off, or never made.
+const LeastBytes = 64 << 10
+
 var types = []Type{ext4, xfs}
 
 // Lookup returns the type that mount(2) and mountinfo call name.

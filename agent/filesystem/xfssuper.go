@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -92,6 +93,9 @@ func xfsMountRefused(disk *os.File, err error) string {
 		return ""
 	}
 	const rescue = "detach it and run on the host: directvol rescue DISK. That boots a newer kernel, which recovers the disk"
+	if fault := xfsSuperFault(disk); fault != "" {
+		return fault + ": detach it and run on the host: xfs_repair -n DISK, which changes nothing and says what is wrong, then xfs_repair DISK"
+	}
 	super, readErr := readXFSSuper(disk, 0)
 	if readErr != nil {
 		return ""
@@ -100,4 +104,51 @@ func xfsMountRefused(disk *os.File, err error) string {
 		return fmt.Sprintf("it was cut off while it grew from %d to %d bytes, which this kernel cannot recover: %s", super.blocks*super.blockSize, to*super.blockSize, rescue)
 	}
 	return "if it was cut off within a minute of a growth, this kernel cannot recover it: " + rescue
+}
+
+// Of struct xfs_dsb (fs/xfs/libxfs/xfs_format.h), what a kernel refuses to mount for.
+const (
+	xfsSuperSector     = 102 // sb_sectsize
+	xfsSuperVersion    = 100 // sb_versionnum
+	xfsSuperInProgress = 126 // sb_inprogress
+	xfsSuperIncompat   = 216 // sb_features_incompat
+	xfsSuperCRC        = 224 // sb_crc, little-endian, of the sector with zeroes here
+	xfsNeedsRepair     = 1 << 4
+	xfsLargestSector   = 32 << 10
+)
+
+// xfsSuperFault says what is wrong with the superblock itself, or "".
+func xfsSuperFault(disk *os.File) string {
+	sector := make([]byte, xfsLargestSector)
+	n, _ := disk.ReadAt(sector, 0) // as much as there is
+	return xfsFaultOf(sector[:n])
+}
+
+// xfsFaultOf is xfsSuperFault of a disk's first bytes, which anyone may have written.
+func xfsFaultOf(b []byte) string {
+	if len(b) < xfsSuperCRC+4 {
+		return ""
+	}
+	size := int(binary.BigEndian.Uint16(b[xfsSuperSector:]))
+	five := binary.BigEndian.Uint16(b[xfsSuperVersion:])&0xf == 5
+	if five && (size < 512 || size > len(b) || size&(size-1) != 0) {
+		return fmt.Sprintf("its superblock is damaged: it has sectors of %d bytes", size)
+	}
+	switch {
+	case five && xfsChecksum(b[:size]) != binary.LittleEndian.Uint32(b[xfsSuperCRC:]):
+		return "its superblock is damaged: the checksum does not fit"
+	case b[xfsSuperInProgress] != 0:
+		return "the mkfs.xfs or xfs_copy that made it did not come to its end (inprogress)"
+	case five && binary.BigEndian.Uint32(b[xfsSuperIncompat:])&xfsNeedsRepair != 0:
+		return "it is marked as one to be repaired first (needsrepair)"
+	}
+	return ""
+}
+
+// xfsChecksum is that of a superblock's sector (fs/xfs/libxfs/xfs_cksum.h).
+func xfsChecksum(sector []byte) uint32 {
+	table := crc32.MakeTable(crc32.Castagnoli)
+	sum := crc32.Update(0, table, sector[:xfsSuperCRC])
+	sum = crc32.Update(sum, table, make([]byte, 4))
+	return crc32.Update(sum, table, sector[xfsSuperCRC+4:])
 }

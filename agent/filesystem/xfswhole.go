@@ -116,7 +116,7 @@ func (d *xfsDisk) isWhole(g *xfsGeom, group uint64) (bool, error) {
 // xfs_agi (fs/xfs/libxfs/xfs_format.h) have their number at 8 and the length at 12.
 func xfsHeaderLength(header []byte, magic string, group uint64) (blocks uint32, err error) {
 	if len(header) < 16 || !bytes.HasPrefix(header, []byte(magic)) || uint64(binary.BigEndian.Uint32(header[8:])) != group {
-		return 0, fmt.Errorf("no %s of it", magic)
+		return 0, fmt.Errorf("no %s of it: %w", magic, unix.EUCLEAN)
 	}
 	return binary.BigEndian.Uint32(header[12:]), nil
 }
