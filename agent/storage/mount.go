@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/filesystem"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
@@ -47,39 +48,67 @@ func mountOrigin(ctx context.Context, d *devices, r request, from origin) (did, 
 	if refusal.KindOf(err) != refusal.Internal {
 		return did{}, err
 	}
-	return did{}, refusal.New(mountKind(err), "mount %s of %s at %s with %q: %w: %s", r.fstype, from.path, r.mountPoint, r.data, err, wayOut(r, from, err, said))
+	kind, why := wayOut(r, from, err, said)
+	return did{}, refusal.New(kind, "mount %s of %s at %s with %q: %w: %s", r.fstype, from.path, r.mountPoint, r.data, err, why)
 }
 
-// wayOut is what is known of a disk that could not be mounted: by its filesystem's rules, by what it holds, or by what the
-// kernel has said of it.
-func wayOut(r request, from origin, err error, log *health.KernelLog) string {
-	kernel := "the guest's kernel says nothing of it"
+// wayOut is what is known of a disk that could not be mounted, and whether that is the
+// request's fault: by its filesystem's rules, by what it holds, or by what the kernel has
+// said of it.
+func wayOut(r request, from origin, err error, log *health.KernelLog) (refusal.Kind, string) {
+	kind, kernel := mountKind(err), "the guest's kernel says nothing of it"
 	if said := log.Said(filepath.Base(from.path)); said != "" {
 		kernel = "the guest's kernel says: " + said
 	}
 	fstype, ok := filesystem.Lookup(r.fstype)
 	if !ok {
-		return kernel
+		return kind, kernel
 	}
 	disk, openErr := os.Open(from.path)
+	if errors.Is(openErr, fs.ErrNotExist) || errors.Is(openErr, unix.ENXIO) {
+		return refusal.FailedPrecondition, "the disk is gone: attach it again"
+	}
 	if openErr != nil {
-		return kernel
+		return kind, kernel
 	}
 	defer disk.Close()
-	holds := ""
-	if errors.Is(err, unix.EINVAL) {
-		switch found := filesystem.Identify(disk); found {
-		case r.fstype:
-			if r.data != "" {
-				holds = fmt.Sprintf("is each of its options one that %s has? %s", r.fstype, kernel)
-			}
-		case "":
-			holds = fmt.Sprintf("the disk holds none of %v: is it formatted, and not partitioned? %s", filesystem.Names(), kernel)
-		default:
-			holds = "the disk holds " + found
-		}
+	if short := tooShort(fstype, disk); short != "" {
+		return refusal.FailedPrecondition, short + ": give the disk its size and its content back"
 	}
-	return cmp.Or(fstype.MountRefused(disk, err), holds, kernel)
+	if said := fstype.MountRefused(disk, err); said != "" {
+		return kind, said
+	}
+	if !errors.Is(err, unix.EINVAL) {
+		return kind, kernel
+	}
+	switch found := filesystem.Identify(disk); {
+	case found == r.fstype && r.data != "":
+		return kind, fmt.Sprintf("is each of its options one that %s has? %s", r.fstype, kernel)
+	case found == r.fstype:
+		return refusal.FailedPrecondition, kernel
+	case found != "":
+		return kind, "the disk holds " + found
+	}
+	found := filesystem.Found(disk)
+	if found == "" {
+		found = "nothing that is known here"
+	}
+	return kind, fmt.Sprintf("the disk holds %s, and none of %v: is it formatted, and not partitioned? %s", found, filesystem.Names(), kernel)
+}
+
+// tooShort says that a disk ends before the filesystem on it does, or before any could.
+func tooShort(fstype filesystem.Type, disk *os.File) string {
+	size, err := blockdev.SizeOf(disk)
+	if err != nil {
+		return ""
+	}
+	if size < filesystem.LeastBytes {
+		return fmt.Sprintf("the disk has only %d bytes", size)
+	}
+	if extent, err := fstype.OnDisk(disk); err == nil && !extent.EndsWithin(size) {
+		return fmt.Sprintf("the %s ends at %d bytes, and its disk has only %d", fstype.Name, extent.Bytes(), size)
+	}
+	return ""
 }
 
 // occupied refuses a mount point at which something else is mounted.
@@ -109,7 +138,8 @@ func nameOf(top *mount.Info) string {
 
 // mountKind is what an error of mount(2) means to who asked for the mount.
 func mountKind(err error) refusal.Kind {
-	for _, errno := range []unix.Errno{unix.EACCES, unix.EROFS, unix.EBUSY, unix.ENODEV, unix.EUCLEAN, unix.EBADMSG, unix.EIO, unix.ENXIO} {
+	for _, errno := range []unix.Errno{unix.EACCES, unix.EROFS, unix.EBUSY, unix.ENODEV, unix.EUCLEAN, unix.EBADMSG, unix.EIO, unix.ENXIO,
+		unix.ENOENT, unix.ENOSYS, unix.EOPNOTSUPP, unix.ESRCH, unix.EFBIG} {
 		if errors.Is(err, errno) {
 			return refusal.FailedPrecondition // the disk's or the kernel's state
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -275,11 +276,11 @@ func (v *Volume) check(dir *os.File) error {
 	} else if !mine {
 		return refusal.New(refusal.NotFound, "volume %s was unmounted meanwhile", v.Mountpoint)
 	}
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(int(dir.Fd()), &fs); err != nil {
+	var all unix.Statfs_t
+	if err := unix.Fstatfs(int(dir.Fd()), &all); err != nil {
 		return err
 	}
-	if fs.Flags&unix.ST_RDONLY != 0 {
+	if all.Flags&unix.ST_RDONLY != 0 {
 		return refusal.New(refusal.FailedPrecondition, "volume %s cannot grow: it is mounted read-only", v.Mountpoint)
 	}
 	return nil
@@ -297,8 +298,10 @@ func (v *Volume) growError(err error) error {
 		return refuse(refusal.DeadlineExceeded, "the kernel is resizing it already; try again")
 	case errors.Is(err, unix.EIO), errors.Is(err, unix.EROFS), errors.Is(err, unix.ESHUTDOWN):
 		return refuse(refusal.FailedPrecondition, v.FSType+" on "+v.Device.Path+" has stopped after an error: mend the disk, unmount and mount it again")
+	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, fs.ErrNotExist):
+		return refuse(refusal.FailedPrecondition, v.Device.Path+" is gone from under "+v.FSType+": unmount, attach the disk again and mount it")
 	case errors.Is(err, unix.EUCLEAN):
-		return refuse(refusal.FailedPrecondition, "the kernel finds the metadata of "+v.FSType+" on "+v.Device.Path+" damaged: unmount it and check the detached disk")
+		return refuse(refusal.FailedPrecondition, "the metadata of "+v.FSType+" on "+v.Device.Path+" is damaged: unmount it and check the detached disk")
 	case errors.Is(err, unix.EPERM):
 		return refuse(refusal.FailedPrecondition, "the kernel allows it neither with recorded errors (run e2fsck -p on the detached disk) nor without CAP_SYS_RESOURCE")
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -64,6 +65,7 @@ func TestWhatTheKernelRefusesHasAKindToActOn(t *testing.T) {
 	v := &Volume{Mountpoint: "/volume", FSType: "ext4"}
 	for errno, want := range map[error]refusal.Kind{
 		unix.EIO: refusal.FailedPrecondition, unix.EROFS: refusal.FailedPrecondition, unix.ESHUTDOWN: refusal.FailedPrecondition,
+		unix.ENXIO: refusal.FailedPrecondition, unix.ENODEV: refusal.FailedPrecondition, fs.ErrNotExist: refusal.FailedPrecondition, unix.EUCLEAN: refusal.FailedPrecondition,
 		unix.EPERM: refusal.FailedPrecondition, unix.EBUSY: refusal.DeadlineExceeded, unix.EINVAL: refusal.Internal,
 		context.DeadlineExceeded: refusal.DeadlineExceeded, context.Canceled: refusal.DeadlineExceeded,
 	} {

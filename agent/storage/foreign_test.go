@@ -1,0 +1,141 @@
+package storage
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/mount/mounttest"
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// poke writes a few bytes at a place of an image.
+func poke(at int64, b ...byte) func(*testing.T, string) {
+	return func(t *testing.T, image string) {
+		t.Helper()
+		file, err := os.OpenFile(image, os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		if _, err := file.WriteAt(b, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// run has a program change an image, whose path is its last argument.
+func run(name string, args ...string) func(*testing.T, string) {
+	return func(t *testing.T, image string) { t.Helper(); mounttest.Run(t, name, append(args, image)...) }
+}
+
+// db writes a field of an xfs's superblock, and its checksum.
+func db(field string) func(*testing.T, string) {
+	return run("xfs_db", "-x", "-c", "sb 0", "-c", "write -d "+field)
+}
+
+func cut(bytes int64) func(*testing.T, string) {
+	return func(t *testing.T, image string) {
+		t.Helper()
+		if err := os.Truncate(image, bytes); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// image makes one with a filesystem, or without where fstype is "", and changes it.
+func image(t *testing.T, fstype string, change func(*testing.T, string), options ...string) (path string) {
+	t.Helper()
+	if fstype != "" {
+		path = mounttest.Image(t, fstype, options...)
+	} else {
+		path = t.TempDir() + "/blank.img"
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cut(16<<20)(t, path)
+	}
+	if change != nil {
+		change(t, path)
+	}
+	return path
+}
+
+// Disks that are refused, as they are or by what was changed on them, and what is said of
+// each. Which words the kernel has for it is its own.
+func TestDiskThatCannotBeMountedIsRefusedForWhatItHolds(t *testing.T) {
+	const wrong, broken = refusal.InvalidArgument, refusal.FailedPrecondition
+	plain := []string{"-O", "^metadata_csum"}
+	for name, c := range map[string]struct {
+		holds   string
+		change  func(*testing.T, string)
+		options []string
+		as      string
+		kind    refusal.Kind
+		says    string
+	}{
+		"zeroes":               {"", nil, nil, "ext4", wrong, "the disk holds nothing, 69632 zeroes to begin with"},
+		"something":            {"", poke(0, bytes.Repeat([]byte("text"), 1<<10)...), nil, "xfs", wrong, "the disk holds nothing that is known here"},
+		"btrfs":                {"btrfs", nil, nil, "ext4", wrong, "the disk holds btrfs"},
+		"swap":                 {"", run("mkswap"), nil, "ext4", wrong, "the disk holds swap space"},
+		"LUKS":                 {"", poke(0, []byte("LUKS\xba\xbe\x00\x02")...), nil, "xfs", wrong, "the disk holds LUKS"},
+		"LVM":                  {"", poke(512, []byte("LABELONE")...), nil, "ext4", wrong, "the disk holds an LVM physical volume"},
+		"GPT":                  {"", poke(512, []byte("EFI PART")...), nil, "ext4", wrong, "the disk holds a table of partitions (GPT)"},
+		"MBR":                  {"", poke(510, 0x55, 0xaa), nil, "xfs", wrong, "(MBR)"},
+		"ext4's journal":       {"ext4", nil, []string{"-O", "journal_dev"}, "ext4", wrong, "the external journal of an ext4"},
+		"xfs as ext4":          {"xfs", nil, nil, "ext4", wrong, "the disk holds xfs"},
+		"tiny":                 {"", cut(1536), nil, "ext4", broken, "only 1536 bytes"},
+		"ext4, cut off":        {"ext4", cut(200 << 20), nil, "ext4", broken, "ends at 335544320 bytes, and its disk has only 209715200"},
+		"xfs, cut off":         {"xfs", cut(200 << 20), nil, "xfs", broken, "ends at 335544320 bytes, and its disk has only 209715200"},
+		"ext4, unknown":        {"ext4", poke(1024+0x63, 0x40), plain, "ext4", broken, "kernel says: EXT4-fs ("},
+		"ext4, no inodes":      {"ext4", poke(1024+0x28, 0, 0, 0, 0), plain, "ext4", broken, "kernel says: EXT4-fs ("},
+		"ext4, its blocks":     {"ext4", poke(1024+0x18, 60), plain, "ext4", wrong, "an ext4 whose superblock makes no sense"},
+		"xfs, unknown":         {"xfs", db("features_incompat 0x80000003"), nil, "xfs", broken, "kernel says: XFS ("},
+		"xfs, to be repaired":  {"xfs", db("features_incompat 0x1b"), nil, "xfs", broken, "(needsrepair): detach it and run on the host: xfs_repair"},
+		"xfs, half made":       {"xfs", db("inprogress 1"), nil, "xfs", broken, "(inprogress): detach it and run on the host: xfs_repair"},
+		"xfs, its checksum":    {"xfs", poke(110, 0x55), nil, "xfs", broken, "the checksum does not fit: detach it and run on the host: xfs_repair"},
+		"an option, and sound": {"xfs", nil, nil, "xfs", wrong, "one that xfs has?"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			disk := mounttest.Attach(t, image(t, c.holds, c.change, c.options...))
+			var options []string
+			if c.says == "one that xfs has?" {
+				options = []string{"speed=high"}
+			}
+			err := hold(t, newTable(), onDisk(disk, c.as, mounttest.Dir(t), options...))
+			if err == nil || refusal.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "directvol rescue") {
+				t.Errorf("\nwant kind %d, and %q\ngot  kind %d, %v", c.kind, c.says, refusal.KindOf(err), err)
+			}
+		})
+	}
+}
+
+// One disk beside a copy of it: xfs mounts no two of one UUID.
+func TestCopyOfAMountedXFSIsRefusedAsItIs(t *testing.T) {
+	path := mounttest.Image(t, "xfs")
+	twin := t.TempDir() + "/twin.img"
+	mounttest.Run(t, "cp", "--sparse=always", path, twin)
+	mounttest.Mount(t, mounttest.Attach(t, path), mounttest.Dir(t), "xfs", 0, "")
+	err := hold(t, newTable(), onDisk(mounttest.Attach(t, twin), "xfs", mounttest.Dir(t)))
+	if refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), "duplicate UUID") {
+		t.Errorf("want a FailedPrecondition in the kernel's words\ngot  %v", err)
+	}
+}
+
+// Errors that not every kernel has for the disks that provoke them.
+func TestWhatTheKernelOfTheGuestLacksIsNoFaultOfTheAgent(t *testing.T) {
+	for _, errno := range []unix.Errno{unix.ENOSYS, unix.ESRCH, unix.EOPNOTSUPP, unix.EFBIG, unix.ENXIO, unix.ENOENT} {
+		if got := mountKind(&fs.PathError{Op: "fsconfig", Path: "/dev/vda", Err: errno}); got != refusal.FailedPrecondition {
+			t.Errorf("%v\nwant kind %d\ngot  %d", errno, refusal.FailedPrecondition, got)
+		}
+	}
+	xfs := request{fstype: "xfs"}
+	if kind, why := wayOut(xfs, origin{path: "/dev/none"}, unix.ENOENT, &health.KernelLog{}); kind != refusal.FailedPrecondition || !strings.Contains(why, "gone") {
+		t.Errorf("of a disk that has left\nwant it said\ngot  kind %d, %s", kind, why)
+	}
+}
