@@ -15,50 +15,46 @@ import (
 // keep everybody waiting who looks at its folder below /proc.
 const elsewhereLimit = time.Second
 
-var looks flight.Flights[string, []namespace]
-
-// namespace is a mount namespace, by a process in it.
-type namespace struct {
-	pid, name string
-	mounts    []*Info
+// search is a question: who has a device mounted.
+type search struct {
+	proc   string
+	device uint64
 }
+
+var looks flight.Flights[search, []string]
 
 // Elsewhere names a process of each other mount namespace that has a block device
 // mounted, by its dev_t. Where that takes more than a second it says so instead, and one
-// thread goes on.
-func Elsewhere(device uint64) (processes []string) { return elsewhere("/proc", device) }
+// thread a device goes on.
+func Elsewhere(device uint64) (processes []string) { return elsewhere(search{"/proc", device}) }
 
-func elsewhere(proc string, device uint64) (processes []string) {
+func elsewhere(one search) (processes []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), elsewhereLimit)
 	defer cancel()
-	all, ok := looks.Ask(ctx, proc, func() []namespace { return namespaces(proc) })
+	processes, ok := looks.Ask(ctx, one, one.at)
 	if !ok {
 		return []string{"a process does not let its mounts be read"}
-	}
-	for _, n := range all {
-		if hasDevice(n.mounts, device) {
-			processes = append(processes, fmt.Sprintf("mounted where process %s runs, %.15q", n.pid, n.name))
-		}
 	}
 	return processes
 }
 
-// namespaces reads the mounts of each mount namespace that a process is in.
-func namespaces(proc string) (found []namespace) {
+// at looks, at one mount namespace after the other: each may hold many mounts.
+func (s search) at() (processes []string) {
 	seen := map[string]bool{}
-	all, _ := os.ReadDir(proc)
+	all, _ := os.ReadDir(s.proc)
 	for _, entry := range all {
 		pid := entry.Name()
-		id, err := os.Readlink(filepath.Join(proc, pid, "ns/mnt"))
-		if err != nil || seen[id] {
+		namespace, err := os.Readlink(filepath.Join(s.proc, pid, "ns/mnt"))
+		if err != nil || seen[namespace] {
 			continue // no process, or known
 		}
-		mounts, err := readInfo(filepath.Join(proc, pid, "mountinfo"))
-		if seen[id] = err == nil; err != nil {
+		mounts, err := readInfo(filepath.Join(s.proc, pid, "mountinfo"))
+		seen[namespace] = err == nil
+		if err != nil || !hasDevice(mounts, s.device) {
 			continue
 		}
-		name, _ := os.ReadFile(filepath.Join(proc, pid, "comm"))
-		found = append(found, namespace{pid, strings.TrimSpace(string(name)), mounts})
+		name, _ := os.ReadFile(filepath.Join(s.proc, pid, "comm"))
+		processes = append(processes, fmt.Sprintf("mounted where process %s runs, %.15q", pid, strings.TrimSpace(string(name))))
 	}
-	return found
+	return processes
 }

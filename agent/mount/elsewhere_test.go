@@ -25,7 +25,7 @@ func TestProcessThatCannotBeLookedAtKeepsNobody(t *testing.T) {
 	}
 	want := "a process does not let its mounts be read"
 	for range 2 {
-		if got := elsewhere(proc, 1); strings.Join(got, ", ") != want {
+		if got := elsewhere(search{proc, 1}); strings.Join(got, ", ") != want {
 			t.Errorf("users\nwant %s\ngot  %q", want, got)
 		}
 	}
