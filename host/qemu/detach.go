@@ -65,11 +65,11 @@ func (vm *VM) unplugAndRemove(ctx context.Context, d *disk) error {
 
 // remove takes away what is left of a disk whose device is not there.
 func (vm *VM) remove(ctx context.Context, d *disk) error {
-	err := vm.removeNodes(ctx, d)
-	if err == nil {
-		err = vm.disks.release(ctx, d)
+	if err := vm.removeNodes(ctx, d); err != nil {
+		return err
 	}
-	return err
+	d.leaves() // no attach may go on with a store that closes
+	return vm.disks.release(ctx, d)
 }
 
 // unplug removes a disk's device and waits until it is gone. No other disk comes or goes meanwhile, up to hotplugLimit.

@@ -360,3 +360,54 @@ func cutAttach(t *testing.T, vm *VM, q *fakeQEMU, d Disk) {
 	close(goOn)
 	q.answerBy(nil)
 }
+
+// TestAttachThatIsRepeatedWhileItsStoreClosesPassesNoOtherFile: close(2) gives a descriptor's number back before it writes, so that
+// another file of this process may have it while a store that hangs is closing.
+func TestAttachThatIsRepeatedWhileItsStoreClosesPassesNoOtherFile(t *testing.T) {
+	device, freeze, thaw := deadDevice(t)
+	vm, q := fakeVM(t)
+	refuse, number := true, -1
+	q.answerBy(func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
+		if command != "device_add" || !refuse {
+			return nil, nil, false
+		}
+		refuse = false
+		store := vm.disks.find("dead").store.File()
+		number = int(store.Fd())
+		if _, err := store.WriteAt(make([]byte, 4*mib), 0); err != nil {
+			t.Error(err)
+		}
+		freeze()
+		return nil, &qmp.Error{Class: "GenericError", Desc: "no"}, true
+	})
+	attach := func(limit time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		_, err := vm.AttachDisk(ctx, Disk{ID: "dead", Path: device})
+		return err
+	}
+	if err := attach(2 * time.Second); err == nil {
+		t.Error("an attach that QEMU refuses: want an error")
+	}
+	other := image(t, mib)
+	for range 50 {
+		file, err := os.Open(other)
+		must(t, err)
+		defer file.Close()
+		if int(file.Fd()) == number {
+			break
+		}
+	}
+	if err := attach(time.Second); err == nil {
+		t.Error("an attach of a store that closes: want an error")
+	}
+	q.with(func() {
+		if len(q.sets) != 0 || len(q.devices) != 0 {
+			t.Errorf("QEMU has\nwant no file and no device\ngot  %v, %v", q.sets, q.devices)
+		}
+	})
+	thaw()
+	<-vm.disks.find("dead").close()
+	must(t, vm.DetachDisk(limited(t), "dead"))
+	end(vm)
+}

@@ -9,9 +9,9 @@ import (
 	"io"
 	"net"
 	"os"
-	"runtime"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -232,6 +232,9 @@ func (c *connection) write(ctx context.Context, line []byte, file *os.File) erro
 	if err == nil {
 		return nil
 	}
+	if errors.Is(err, errFile) {
+		return fmt.Errorf("%w: %w", ErrNotSent, err)
+	}
 	late := errors.Is(err, os.ErrDeadlineExceeded)
 	if late { // the context's, which may be noticed later
 		err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
@@ -249,11 +252,20 @@ func (c *connection) write(ctx context.Context, line []byte, file *os.File) erro
 	return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 }
 
+// errFile is of a file that is closed, or being closed: its number may be another file's by now.
+var errFile = errors.New("the file that goes with it")
+
 // send writes a line, with a file's descriptor beside its first byte (SCM_RIGHTS of unix(7)).
 func (c *connection) send(line []byte, file *os.File) (sent int, err error) {
 	if file != nil {
-		sent, _, err = c.conn.WriteMsgUnix(line, unix.UnixRights(int(file.Fd())), nil)
-		runtime.KeepAlive(file)
+		var raw syscall.RawConn
+		if raw, err = file.SyscallConn(); err != nil {
+			return 0, fmt.Errorf("%w: %w", errFile, err)
+		}
+		held := raw.Control(func(fd uintptr) { sent, _, err = c.conn.WriteMsgUnix(line, unix.UnixRights(int(fd)), nil) })
+		if held != nil {
+			return 0, fmt.Errorf("%w: %w", errFile, held)
+		}
 		if err != nil {
 			return sent, err
 		}

@@ -290,3 +290,20 @@ func TestFileGoesWithItsCommand(t *testing.T) {
 	}
 	echoes(t, c)
 }
+
+func TestClosedFileIsNotSentAndEndsNoConnection(t *testing.T) {
+	c := dial(t, serve)
+	file, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.Close()
+	err = c.ExecuteWithFile(limited(t), "add-fd", nil, nil, file)
+	if !errors.Is(err, ErrNotSent) || !errors.Is(err, errFile) {
+		t.Errorf("want %v and %v\ngot  %v", ErrNotSent, errFile, err)
+	}
+	echoes(t, c)
+	if want, got := uint64(1), c.Connection(); got != want {
+		t.Errorf("connection:\nwant %d\ngot  %d", want, got)
+	}
+}
