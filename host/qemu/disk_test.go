@@ -376,3 +376,29 @@ func TestSlotsAreReusedAndRunOut(t *testing.T) {
 		t.Errorf("PCI path:\nwant %s\ngot  %s", want, got)
 	}
 }
+
+// TestStoreThatSomebodyElseGrowsMeanwhileIsResizedAgain: its size is then not the one that QEMU was told.
+func TestStoreThatSomebodyElseGrowsMeanwhileIsResizedAgain(t *testing.T) {
+	vm, q := fakeVM(t)
+	path := image(t, mib)
+	_, err := vm.AttachDisk(limited(t), Disk{ID: "d", Path: path})
+	must(t, err)
+	asked := 0
+	q.answerBy(func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
+		if command != "block_resize" {
+			return nil, nil, false
+		}
+		asked++
+		return struct{}{}, nil, os.Truncate(path, 3*mib) == nil // QEMU has made it 2 MiB before
+	})
+	if err := vm.ResizeDisk(limited(t), "d", 2*mib); err == nil {
+		t.Error("a disk of another size: want an error")
+	}
+	must(t, vm.ResizeDisk(limited(t), "d", 3*mib))
+	q.with(func() {
+		if asked != 2 {
+			t.Errorf("block_resize was sent\nwant 2 times\ngot  %d", asked)
+		}
+	})
+	end(vm)
+}

@@ -58,11 +58,12 @@ func (vm *VM) resize(ctx context.Context, d *disk, bytes uint64) error {
 		return err
 	}
 	// QEMU and this process have one open file (add-fd), and QEMU takes its size when it resizes.
-	if d.bytes, err = d.store.Bytes(); err != nil {
+	if real, err = d.store.Bytes(); err != nil {
 		return err
 	}
-	if d.bytes != bytes {
-		return fmt.Errorf("QEMU answered OK, but the disk has %d bytes, not %d: a block device must be grown on the host first", d.bytes, bytes)
+	if real != bytes { // whatever grew it: QEMU need not know, and is asked again
+		return fmt.Errorf("QEMU answered OK, but the disk has %d bytes, not %d: a block device must be grown on the host first", real, bytes)
 	}
+	d.bytes = bytes
 	return nil
 }
