@@ -18,6 +18,10 @@
 //	byte 1  it is written          byte 3  a part of it is written
 //
 // The locks end with the process, O_EXCL and QEMU's when QEMU has ended too, as it has the same open file.
+//
+// A process that is killed ends when its open files are closed, which waits for the server of a file (FUSE, NFS): it stays, in state D,
+// for as long as that hangs, and so does QEMU. Nothing in the process can shorten this. The store stays its own until then, and
+// should: its QEMU may still write.
 package registry
 
 import (
