@@ -1,8 +1,11 @@
 package qemu
 
 import (
+	"os"
 	"slices"
 	"testing"
+
+	"github.com/directvol/directvol/host/trial/trialtest"
 )
 
 // QEMU asks every store for its size where it is asked for that of one (query-named-block-nodes), in its main loop: with one store
@@ -22,4 +25,23 @@ func TestDisksComeGrowAndGoWithoutALookAtOtherStores(t *testing.T) {
 			t.Errorf("QEMU was asked for the sizes of all stores: %q", q.commands)
 		}
 	})
+}
+
+func TestRealQEMUGrowsADiskBesideAStoreThatHangs(t *testing.T) {
+	hung, stop, answer := trialtest.Serve(t)
+	vm := realVM(t)
+	t.Cleanup(answer) // before the VM is killed
+	for id, path := range map[string]string{"hung": hung, "other": image(t, mib)} {
+		_, err := vm.AttachDisk(limited(t), Disk{ID: id, Path: path})
+		must(t, err)
+	}
+	store, err := os.OpenFile(hung, os.O_WRONLY, 0)
+	must(t, err)
+	_, err = store.Write(make([]byte, 512)) // the kernel knows its size and times no more
+	must(t, err)
+	must(t, store.Close())
+	stop()
+	must(t, vm.ResizeDisk(limited(t), "other", 2*mib))
+	_, err = vm.AttachDisk(limited(t), Disk{ID: "third", Path: image(t, mib)})
+	must(t, err)
 }

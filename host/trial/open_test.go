@@ -2,61 +2,19 @@ package trial
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/directvol/directvol/host/trial/trialtest"
 )
-
-// served returns a store whose descriptors take as long to close as its server wants, and
-// what stops the server and lets it go on.
-func served(t *testing.T) (path string, stop, answer func()) {
-	t.Helper()
-	dir := t.TempDir()
-	disk, path, pidFile := filepath.Join(dir, "disk"), filepath.Join(dir, "store"), filepath.Join(dir, "pid")
-	for file, bytes := range map[string]int{disk: 1 << 20, path: 0} {
-		if err := os.WriteFile(file, make([]byte, bytes), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	out, err := exec.CommandContext(t.Context(), "qemu-storage-daemon", "--daemonize", "--pidfile", pidFile,
-		"--blockdev", "driver=file,node-name=disk,filename="+disk, "--export", "type=fuse,id=export,node-name=disk,writable=on,mountpoint="+path).CombinedOutput()
-	if err != nil {
-		t.Skipf("serve a file: %v: %s: run go test ./host/trial as root, with /dev/fuse and the package qemu-system-common", err, out)
-	}
-	text, err := os.ReadFile(pidFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	signal := func(s unix.Signal) {
-		if err := unix.Kill(pid, s); err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(func() {
-		signal(unix.SIGCONT)
-		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-		signal(unix.SIGTERM)
-	})
-	return path, func() { signal(unix.SIGSTOP) }, func() { signal(unix.SIGCONT) }
-}
 
 // A process that is started closes what it has inherited before it runs.
 func TestStoreThatHangsAndIsOpenHoldsUpNoTrialOfAnother(t *testing.T) {
 	if err := Prepare(); err != nil {
 		t.Fatal(err)
 	}
-	path, stop, answer := served(t)
+	path, stop, answer := trialtest.Serve(t)
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,52 @@
+// Package trialtest has a store that hangs when a test wants it to. It is for tests.
+package trialtest
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Serve returns a store whose descriptors take as long to close as its server wants, and
+// what stops the server and lets it go on.
+func Serve(t *testing.T) (path string, stop, answer func()) {
+	t.Helper()
+	dir := t.TempDir()
+	disk, path, pidFile := filepath.Join(dir, "disk"), filepath.Join(dir, "store"), filepath.Join(dir, "pid")
+	for file, bytes := range map[string]int{disk: 1 << 20, path: 0} {
+		if err := os.WriteFile(file, make([]byte, bytes), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, err := exec.CommandContext(t.Context(), "qemu-storage-daemon", "--daemonize", "--pidfile", pidFile,
+		"--blockdev", "driver=file,node-name=disk,filename="+disk, "--export", "type=fuse,id=export,node-name=disk,writable=on,mountpoint="+path).CombinedOutput()
+	if err != nil {
+		t.Skipf("serve a file: %v: %s: run the test as root, with /dev/fuse and the package qemu-system-common", err, out)
+	}
+	text, err := os.ReadFile(pidFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	signal := func(s unix.Signal) {
+		if err := unix.Kill(pid, s); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(func() {
+		signal(unix.SIGCONT)
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+		signal(unix.SIGTERM)
+	})
+	return path, func() { signal(unix.SIGSTOP) }, func() { signal(unix.SIGCONT) }
+}
