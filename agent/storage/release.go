@@ -187,10 +187,14 @@ func (t *Table) proveFree(m *mounted) error {
 	case !isDevice(m.origin()), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
 		return nil // it is gone, or another one has its name
 	case errors.Is(err, unix.EBUSY):
-		return refusal.New(refusal.FailedPrecondition, "volume %s is unmounted, but its device %s is still in use in the guest%s: end that and try again: %w", m.mountPoint, m.origin().path, users(m.origin().device.Number), err)
+		return stillInUse(m.mountPoint, m.origin().path, m.origin().device.Number, err)
 	default:
 		return fmt.Errorf("volume %s is unmounted, but whether its device is free is not known: %w", m.mountPoint, err)
 	}
+}
+
+func stillInUse(mountPoint, path string, number uint64, err error) error {
+	return refusal.New(refusal.FailedPrecondition, "volume %s is unmounted, but its device %s is still in use in the guest%s: end that and try again: %w", mountPoint, path, users(number), err)
 }
 
 // isElsewhere reports whether another storage in the table has the same device, and is

@@ -3,9 +3,13 @@ package storage
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 )
@@ -19,6 +23,8 @@ type stranger struct {
 	holders    []string // who may have it: everybody where there is nobody
 	record     record   // as it was read, for the agent after this one
 	leaving    bool     // with a destroy: it may be in use, or come back, and in no list of mounts
+
+	disks []mount.Device // that a destroy has unmounted it from: one may be in use elsewhere
 }
 
 // storageRoot is where the hosts that we know have storages mounted.
@@ -63,7 +69,10 @@ func (t *Table) remaining() ([]stranger, error) {
 	for _, s := range known {
 		mounts, err := mount.At(s.mountPoint)
 		errs = append(errs, err)
-		gone[s.mountPoint] = err == nil && len(mounts) == 0
+		gone[s.mountPoint] = err == nil && len(mounts) == 0 && !s.leaving && !slices.ContainsFunc(s.disks, func(disk mount.Device) bool {
+			_, err := inUseStill(disk)
+			return err != nil
+		})
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -96,15 +105,14 @@ var foreign = &driver{
 	mount: func(_ context.Context, _ *devices, r request, _ origin) (did, error) {
 		return did{}, refusal.New(refusal.FailedPrecondition, "storage %s is unmounted, and how it was mounted is not known", r.mountPoint)
 	},
-	unmount: func(m *mounted) error {
-		for { // what it lies on, too
-			if there, err := m.driver.there(m); !there || err != nil {
-				return err
-			}
-			if err := unmountAt(m.mountPoint, 0); err != nil {
-				return inUse(m.mountPoint, err)
-			}
+	unmount: func(m *mounted) error { // the topmost one
+		if there, err := m.driver.there(m); !there || err != nil {
+			return err
 		}
+		if err := unmountAt(m.mountPoint, 0); err != nil {
+			return inUse(m.mountPoint, err)
+		}
+		return nil
 	},
 	couldGo: couldUnmount,
 	there: func(m *mounted) (bool, error) {
@@ -113,10 +121,15 @@ var foreign = &driver{
 	},
 }
 
-// leavers are the strangers as storages that nobody holds.
+// leavers are the strangers as storages that nobody holds, one for each mount point.
 func (t *Table) leavers() (all []*mounted, err error) {
 	left, err := t.remaining()
+	seen := map[string]bool{}
 	for _, s := range left {
+		if seen[s.mountPoint] {
+			continue
+		}
+		seen[s.mountPoint] = true
 		all = append(all, &mounted{request: request{driver: foreign, mountPoint: s.mountPoint}})
 	}
 	return all, err
@@ -129,5 +142,48 @@ func (t *Table) setLeaving(mountPoint string, leaving bool) {
 		if t.strangers[i].mountPoint == mountPoint {
 			t.strangers[i].leaving = leaving
 		}
+	}
+}
+
+// noteDisks has a stranger stay one until the disks of its topmost mount are free, and
+// has the departure know them, and those of the mounts above it.
+func (t *Table) noteDisks(one *departing) {
+	if one.driver != foreign {
+		return
+	}
+	var own, guests []mount.Device
+	if top, _ := mount.Topmost(one.mountPoint); top != nil {
+		own = mount.Identify(top).Devices
+	}
+	if root, _ := mount.Topmost("/"); root != nil {
+		guests = mount.Identify(root).Devices // in use for as long as the guest runs
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.strangers {
+		if s := &t.strangers[i]; s.mountPoint == one.mountPoint {
+			s.disks = append(slices.Clone(s.disks), slices.DeleteFunc(slices.Clone(own), func(d mount.Device) bool {
+				return slices.ContainsFunc(guests, d.Same) || slices.Contains(s.disks, d)
+			})...)
+			one.disks = s.disks
+		}
+	}
+}
+
+// inUseStill returns a disk's path, and an error where somebody uses it, or that is not
+// known. A disk that has gone is used by nobody.
+func inUseStill(disk mount.Device) (path string, err error) {
+	device, err := blockdev.ByNumber(disk.Number)
+	if err != nil || !disk.Same(mount.Device{Number: device.Number, Seq: device.Seq}) {
+		return "", nil
+	}
+	claimed, err := claim(device.Path)
+	switch {
+	case err == nil:
+		return device.Path, claimed.Close()
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
+		return "", nil
+	default:
+		return device.Path, err
 	}
 }

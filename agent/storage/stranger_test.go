@@ -8,9 +8,13 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
 	"github.com/directvol/directvol/agent/refusal"
@@ -157,8 +161,12 @@ func TestStrangerThatHangsAsItLeavesStaysOne(t *testing.T) {
 	}
 	release := server.HoldFlushes()
 	defer release()
-	go leaving.decide(true)
-	<-leaving.decided
+	late, over := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer over()
+	if err := leaving.letGo(late); refusal.KindOf(err) != refusal.DeadlineExceeded || !strings.Contains(err.Error(), place) {
+		t.Errorf("its last mount\nwant it given up, and named\ngot  %v", err)
+	}
+	leaving.decide(false)
 	if err := table.Release(t.Context(), "c1"); refusal.KindOf(err) != refusal.FailedPrecondition {
 		t.Errorf("its container, meanwhile\nwant it refused\ngot  %v", err)
 	}
@@ -218,5 +226,109 @@ func TestDestroyThatFailsLatePutsStrangersBack(t *testing.T) {
 		if top, err := mount.Topmost(path); top != nil || err != nil {
 			t.Errorf("%s, in the end\nwant it gone\ngot  %v, error %v", path, top, err)
 		}
+	}
+}
+
+// A mount over another one is a line of its own in mountinfo, and both leave in one turn.
+func TestStrangersOnEachOtherLeaveAndComeBackTogether(t *testing.T) {
+	place := filepath.Join(mounttest.Dir(t), "volume")
+	for _, name := range []string{"below", "above"} {
+		mounttest.Mount(t, name, place, "tmpfs", 0, "")
+		if err := os.WriteFile(filepath.Join(place, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	table := besideStranger(t, place)
+	table.strangers = append(table.strangers, table.strangers...)
+	ctx, cancel := context.WithTimeout(t.Context(), hangs)
+	defer cancel()
+	if err := table.ReleaseAll(ctx, func() bool { return false }); err == nil || ctx.Err() != nil {
+		t.Fatalf("want it refused at the end, at once\ngot  %v", err)
+	}
+	mounts, err := mount.At(place)
+	if err != nil || len(mounts) != 2 || mounts[0].Source != "below" || mounts[1].Source != "above" {
+		t.Fatalf("put back\nwant both, as they were\ngot  %v, error %v", mounts, err)
+	}
+	if _, err := os.Stat(filepath.Join(place, "above")); err != nil {
+		t.Error(err)
+	}
+	if err := table.ReleaseAll(ctx, always); err != nil {
+		t.Fatal(err)
+	}
+	if mounts, err := mount.At(place); err != nil || len(mounts) != 0 {
+		t.Errorf("destroyed\nwant nothing there\ngot  %v, error %v", mounts, err)
+	}
+}
+
+// hangs ends a call that waits for itself.
+const hangs = 30 * time.Second
+
+// Before the answer is agreed, while it can be a refusal still.
+func TestDiskOfAStrangerIsFreeBeforeADestroySucceeds(t *testing.T) {
+	disk, place := mounttest.Attach(t, mounttest.Image(t, "xfs")), filepath.Join(mounttest.Dir(t), "volume")
+	mounttest.Mount(t, disk, place, "xfs", 0, "")
+	table := besideStranger(t, place)
+	var free *os.File
+	var inUse error
+	if err := table.ReleaseAll(t.Context(), func() bool { free, inUse = claim(disk); return true }); err != nil {
+		t.Fatal(err)
+	}
+	if inUse != nil {
+		t.Fatalf("its disk\nwant it free\ngot  %v", inUse)
+	}
+	free.Close()
+}
+
+// Such as in a mount namespace that a process in the guest has made: the mount stays a
+// stranger, though it is in no list of mounts that we see.
+func TestStrangerThatIsMountedElsewhereStaysOne(t *testing.T) {
+	disk, place := mounttest.Attach(t, mounttest.Image(t, "xfs")), filepath.Join(mounttest.Dir(t), "volume")
+	mounttest.Mount(t, disk, place, "xfs", 0, "")
+	elsewhere, err := unix.OpenTree(unix.AT_FDCWD, place, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeIt := sync.OnceFunc(func() { unix.Close(elsewhere) })
+	defer closeIt()
+	table := besideStranger(t, place)
+	for range 2 {
+		if err := table.ReleaseAll(t.Context(), always); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), disk) {
+			t.Errorf("destroyed\nwant it refused, and the disk named\ngot  %v", err)
+		}
+		if err := table.Release(t.Context(), "c1"); refusal.KindOf(err) != refusal.FailedPrecondition {
+			t.Errorf("its container\nwant it refused\ngot  %v", err)
+		}
+	}
+	closeIt()
+	if err := table.ReleaseAll(t.Context(), always); err != nil {
+		t.Error(err)
+	}
+	if err := table.Release(t.Context(), "c1"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStrangerThatIsPutBackKeepsWhatIsRemembered(t *testing.T) {
+	disk, place := mounttest.Attach(t, mounttest.Image(t, "xfs")), filepath.Join(mounttest.Dir(t), "volume")
+	mounttest.Mount(t, disk, place, "xfs", 0, "")
+	table := besideStranger(t, place)
+	if _, err := table.volumes.Lookup(place); err != nil {
+		t.Fatal(err)
+	}
+	table.volumes.Remember(place, health.Past{Unreadable: 3, LastRead: "x"})
+	all, err := table.leavers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaving := table.leave(t.Context(), all)
+	if err := leaving.await(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	leaving.decide(false)
+	if _, past := table.volumes.Past(place); past.Unreadable != 3 {
+		t.Errorf("reads that failed\nwant 3\ngot  %d", past.Unreadable)
+	}
+	if err := table.ReleaseAll(t.Context(), always); err != nil {
+		t.Error(err)
 	}
 }
