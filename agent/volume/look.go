@@ -12,6 +12,7 @@ import (
 
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/turns"
 )
 
 // lookLimit is how long a filesystem is waited for that is to tell whether a path which
@@ -21,10 +22,11 @@ const lookLimit = time.Second
 // look is mount.Look, which waits for nobody at a mount point, but for the server of a
 // filesystem that the path leads through, and that may have been mounted there since the
 // volume was found. Another path may have its filesystem read a disk. If one hangs, one
-// thread a mount waits for it, whatever paths are asked for.
+// thread a mount waits for it, whatever paths are asked for; a question for a known volume
+// waits for none about paths inside it.
 func (t *Table) look(path string, known *Volume) (mount.Mark, error) {
 	if known != nil && known.behind == "" {
-		return t.walk(path, path, true)
+		return walk(&t.looks, path, path, true)
 	}
 	all, err := mount.All()
 	if err != nil {
@@ -40,16 +42,16 @@ func (t *Table) look(path string, known *Volume) (mount.Mark, error) {
 			return mount.Mark{}, err
 		}
 	}
-	return t.walk(path, through, mounted)
+	return walk(&t.walks, path, through, mounted)
 }
 
-// walk is look where the filesystem mounted at through may not answer. A path that is no
-// mount point may hold symbolic links: it is not followed through one, which could lead
-// into any other filesystem.
-func (t *Table) walk(path, through string, mounted bool) (mount.Mark, error) {
+// walk is look, in its turn, where the filesystem mounted at through may not answer. A path
+// that is no mount point may hold symbolic links: it is not followed through one, which could
+// lead into any other filesystem.
+func walk(among *turns.Turns, path, through string, mounted bool) (mount.Mark, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), lookLimit)
 	defer cancel()
-	done, err := t.walks.Take(ctx, through)
+	done, err := among.Take(ctx, through)
 	if err != nil {
 		return mount.Mark{}, refuseLate(path, through)
 	}

@@ -147,3 +147,26 @@ func TestVolumeThatGetsAServerAboveItIsAnsweredFor(t *testing.T) {
 	}
 	table.Forget(dir)
 }
+
+// A filesystem that hangs keeps who asks for a path inside it, and nobody who asks for the
+// volume itself.
+func TestVolumeIsFoundWhileAPathInsideItHangs(t *testing.T) {
+	dir := filepath.Join(mounttest.Dir(t), "volume")
+	guard := time.AfterFunc(time.Minute, mounttest.Hang(t, dir)) // what waits for it fails then
+	table := newTable()
+	known, err := table.Lookup(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := table.Lookup(filepath.Join(dir, "x")); refusal.KindOf(err) != refusal.DeadlineExceeded {
+			t.Errorf("a path inside\nwant a DeadlineExceeded\ngot  %v", err)
+		}
+		if v, err := table.Lookup(dir); err != nil || v != known {
+			t.Errorf("the volume, meanwhile\nwant it as it was\ngot  error %v", err)
+		}
+	}
+	if !guard.Stop() {
+		t.Error("somebody waited for the filesystem")
+	}
+}

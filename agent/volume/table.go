@@ -30,6 +30,7 @@ type Table struct {
 	syncing syncing
 
 	walks   turns.Turns // into mounts, by mount point
+	looks   turns.Turns // at volumes that are known, by mount point
 	changes mount.Changes
 
 	mu      sync.Mutex
