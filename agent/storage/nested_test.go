@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
@@ -85,6 +86,57 @@ func TestStorageThatIsHiddenIsNotSaidToBeThere(t *testing.T) {
 		t.Errorf("in sight again: %v", err)
 	}
 	if err := table.Release(t.Context(), "c1"); err != nil {
+		t.Error(err)
+	}
+}
+
+// A mount that stands already, with a storage in it, hides nothing by being taken over: its
+// container could not be removed otherwise.
+func TestMountWithAStorageInItIsTakenOver(t *testing.T) {
+	for name, table := range map[string]func(place string) *Table{
+		"somebody's":   func(string) *Table { return newTable() },
+		"a stranger's": func(place string) *Table { return besideStranger(t, place) },
+	} {
+		outer := inMemory(filepath.Join(mounttest.Dir(t), "a"))
+		inner := inMemory(filepath.Join(outer.MountPoint, "b"))
+		mounttest.Mount(t, outer.Source, outer.MountPoint, "tmpfs", 0, "")
+		table := table(outer.MountPoint)
+		if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{inner}, always); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := hold(t, table, outer); err != nil {
+				t.Errorf("%s\nwant it taken over\ngot  %v", name, err)
+			}
+		}
+		if mounts, err := mount.At(outer.MountPoint); err != nil || len(mounts) != 1 {
+			t.Errorf("%s\nwant one mount\ngot  %d, error %v", name, len(mounts), err)
+		}
+		for _, holder := range []string{"c2", "c1"} {
+			if err := table.Release(t.Context(), holder); err != nil {
+				t.Errorf("%s: %s: %v", name, holder, err)
+			}
+		}
+		if top, err := mount.Topmost(outer.MountPoint); top != nil || err != nil {
+			t.Errorf("%s, in the end\nwant it gone\ngot  %v, error %v", name, top, err)
+		}
+	}
+}
+
+// A mount that stands and does hide a storage is not taken over.
+func TestMountThatHidesAStorageIsNotTakenOver(t *testing.T) {
+	outer := inMemory(filepath.Join(mounttest.Dir(t), "a"))
+	inner := inMemory(filepath.Join(outer.MountPoint, "b"))
+	table := newTable()
+	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{inner}, always); err != nil {
+		t.Skipf("it mounts: %v: run it as root", err)
+	}
+	mounttest.Mount(t, outer.Source, outer.MountPoint, "tmpfs", 0, "")
+	if err := hold(t, table, outer); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), inner.MountPoint) {
+		t.Errorf("want it refused, and the hidden one named\ngot  %v", err)
+	}
+	mounttest.Unmount(t, outer.MountPoint)
+	if err := table.Release(t.Context(), "c2"); err != nil {
 		t.Error(err)
 	}
 }

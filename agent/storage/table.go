@@ -220,18 +220,24 @@ func (t *Table) needFound(ctx context.Context, c *call, r request, from origin) 
 }
 
 // refuseToHide refuses to mount over a folder above another storage, whose users would
-// find something else there. It goes while the intent stands: of two calls that mount at
-// once, one within the other, one finds the other's.
+// find something else there. A mount that stands already, and is only taken over, hides what
+// it hides: another storage that is in sight is no reason. It goes while the intent stands: of
+// two calls that mount at once, one within the other, one finds the other's.
 func (t *Table) refuseToHide(m *mounted) error {
 	if !m.driver.volume {
 		return nil
 	}
+	top, err := mount.Topmost(m.mountPoint)
+	if err != nil {
+		return err
+	}
+	stands := top != nil && m.isOf(m.origin(), top)
 	for _, inner := range t.known(func(o *mounted) bool { return m.hasNested([]*mounted{o}) }) {
 		there, err := inner.driver.there(inner)
 		if err != nil {
 			return err
 		}
-		if there || t.begins(inner) {
+		if !stands && (there || t.begins(inner)) {
 			return refusal.New(refusal.FailedPrecondition, "storage %s: it would hide storage %s: ask for that after it", m.mountPoint, inner.mountPoint)
 		}
 	}
