@@ -140,3 +140,70 @@ func TestMountThatHidesAStorageIsNotTakenOver(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// unmountedByOthers returns a table whose container c1 holds a storage that somebody has
+// unmounted, and a storage within it that nobody has asked for yet.
+func unmountedByOthers(t *testing.T) (table *Table, outer, inner *agentpb.Storage) {
+	t.Helper()
+	outer = inMemory(filepath.Join(mounttest.Dir(t), "a"))
+	inner = inMemory(filepath.Join(outer.MountPoint, "b"))
+	table = newTable()
+	if err := hold(t, table, outer); err != nil {
+		t.Skipf("it mounts: %v: run it as root", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(outer.MountPoint, unix.MNT_DETACH) })
+	mounttest.Unmount(t, outer.MountPoint)
+	return table, outer, inner
+}
+
+// Somebody has unmounted a storage, and another one is mounted within its folder since: to
+// mount the first one again would hide that.
+func TestStorageThatWouldHideAnotherIsNotMountedAgain(t *testing.T) {
+	table, outer, inner := unmountedByOthers(t)
+	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{inner}, always); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(inner.MountPoint, unix.MNT_DETACH) })
+	for range 2 {
+		if err := hold(t, table, outer); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), inner.MountPoint) {
+			t.Errorf("want it refused, and the other one named\ngot  %v", err)
+		}
+		if top, err := mount.Topmost(outer.MountPoint); top != nil || err != nil {
+			t.Errorf("want nothing mounted over the other one\ngot  %v, error %v", top, err)
+		}
+	}
+	if err := table.Release(t.Context(), "c2"); err != nil {
+		t.Error(err)
+	}
+	if err := hold(t, table, outer); err != nil {
+		t.Errorf("without the other one: %v", err)
+	}
+	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{inner}, always); err != nil {
+		t.Errorf("the other one, after it: %v", err)
+	}
+	for _, holder := range []string{"c2", "c1"} {
+		if err := table.Release(t.Context(), holder); err != nil {
+			t.Errorf("%s: %v", holder, err)
+		}
+	}
+}
+
+// While a storage is mounted again, another one is not mounted within its folder: one of the
+// two calls finds the other's.
+func TestStorageWaitsForTheOneThatIsMountedAgainAboveIt(t *testing.T) {
+	table, outer, inner := unmountedByOthers(t)
+	done := table.beginAgain(table.at(outer.MountPoint))
+	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{inner}, always); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), "call again") {
+		t.Errorf("before it is there\nwant it refused\ngot  %v", err)
+	}
+	mounttest.Mount(t, outer.Source, outer.MountPoint, "tmpfs", 0, "")
+	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{inner}, always); err != nil {
+		t.Errorf("when it is there: %v", err)
+	}
+	done()
+	for _, holder := range []string{"c2", "c1"} {
+		if err := table.Release(t.Context(), holder); err != nil {
+			t.Errorf("%s: %v", holder, err)
+		}
+	}
+}

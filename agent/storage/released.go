@@ -90,7 +90,7 @@ func (t *Table) known(matches func(*mounted) bool) []*mounted {
 func (t *Table) begins(m *mounted) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.intents[m.mountPoint] == m
+	return m.again || t.intents[m.mountPoint] == m
 }
 
 func holderNames(holders []string) string {

@@ -51,13 +51,14 @@ type Table struct {
 }
 
 // mounted is a storage that is mounted. It is changed in its mount point's turn
-// and under Table.mu, so that either is enough to read it: but for its owners, which
-// Table.mu alone guards, and what which guards. It gets new owners and loses its last
+// and under Table.mu, so that either is enough to read it: but for its owners and again,
+// which Table.mu alone guards, and what which guards. It gets new owners and loses its last
 // one in its turn only, and is unmounted in the same one.
 type mounted struct {
 	request
 	made    bool // the mount point's directory is ours to remove
 	found   bool // somebody else's mount, that calls under way alone need: it stays where they fail
+	again   bool // it is being mounted again
 	holders map[string]bool
 	calls   map[*call]string // that need it, and for whom: a holder once they have succeeded
 
@@ -221,8 +222,9 @@ func (t *Table) needFound(ctx context.Context, c *call, r request, from origin) 
 
 // refuseToHide refuses to mount over a folder above another storage, whose users would
 // find something else there. A mount that stands already, and is only taken over, hides what
-// it hides: another storage that is in sight is no reason. It goes while the intent stands: of
-// two calls that mount at once, one within the other, one finds the other's.
+// it hides: another storage that is in sight is no reason. It goes while begins says that the
+// storage is being mounted: of two calls that mount at once, one within the other, one finds
+// the other's.
 func (t *Table) refuseToHide(m *mounted) error {
 	if !m.driver.volume {
 		return nil
@@ -242,7 +244,12 @@ func (t *Table) refuseToHide(m *mounted) error {
 		}
 	}
 	for _, outer := range t.known(func(o *mounted) bool { return o.driver.volume && o.hasNested([]*mounted{m}) }) {
-		if t.begins(outer) && t.at(outer.mountPoint) != outer {
+		if !t.begins(outer) {
+			continue
+		}
+		if there, err := outer.driver.there(outer); err != nil {
+			return err
+		} else if !there {
 			return refusal.New(refusal.FailedPrecondition, "storage %s: storage %s is being mounted, and would hide it: call again", m.mountPoint, outer.mountPoint)
 		}
 	}
@@ -346,6 +353,10 @@ func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 		}
 		return t.volumes.Own(m.mountPoint, mount.Identity{}, health.Past{}) // it may be another mount than the last one
 	}
+	defer t.beginAgain(m)()
+	if err := t.refuseToHide(m); err != nil {
+		return err
+	}
 	t.volumes.Forget(m.mountPoint) // what was known of the mount that is gone
 	did, err := m.driver.mount(ctx, &t.devices, m.request, m.origin())
 	if err == nil {
@@ -363,6 +374,18 @@ func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 	t.mu.Unlock()
 	t.log.WithField("mountpoint", m.mountPoint).Warn("storage mounted again: it was not there")
 	return nil
+}
+
+// beginAgain has begins say that a storage is being mounted, until done. It stands written
+// down already.
+func (t *Table) beginAgain(m *mounted) (done func()) {
+	set := func(again bool) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		m.again = again
+	}
+	set(true)
+	return func() { set(false) }
 }
 
 // intend writes down what is about to be mounted, and whether its mount point
