@@ -30,7 +30,7 @@ var (
 	// ErrOutcomeUnknown: the call was cut off, and may have been carried out. Made again it
 	// goes on where it stopped.
 	ErrOutcomeUnknown = errors.New("whether it was carried out is not known: repeat it")
-	// ErrStoreHangs: the store did not answer a small read.
+	// ErrStoreHangs: the store did not answer a small read, or nobody could make one.
 	ErrStoreHangs = errors.New("its store does not answer")
 	// ErrHotplugHeld: the guest does not let go of another disk, and no disk comes or goes
 	// until it does.

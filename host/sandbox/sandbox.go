@@ -90,11 +90,11 @@ func newSandbox(id string, log *logrus.Entry, machine Machine, agent Agent) *San
 	return &Sandbox{id: id, log: log, machine: machine, agent: agent, try: tried(new(trial.Trials)), volumes: map[string]*volume{}}
 }
 
-// tried says of a store that hangs that it does.
+// tried says of a store that hangs, or may, that it does.
 func tried(trials *trial.Trials) func(context.Context, string) error {
 	return func(ctx context.Context, path string) error {
 		err := trials.Read(ctx, path, trialLimit)
-		if errors.Is(err, trial.ErrHangs) {
+		if errors.Is(err, trial.ErrHangs) || errors.Is(err, trial.ErrUntried) {
 			return also(ErrStoreHangs, err)
 		}
 		return err

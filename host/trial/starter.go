@@ -31,6 +31,7 @@ type report struct {
 	Ended bool
 	Hangs bool
 	Error string // "" where the store has answered
+	Lost  bool   // the process has told nothing of the store
 }
 
 // starter is such a process, as seen by who has started it.
@@ -122,7 +123,7 @@ func (s *starter) read(out io.Reader) {
 	s.waiting = nil
 	s.mu.Unlock()
 	for id, tell := range left {
-		tell(report{ID: id, Ended: true, Error: s.err.Error()})
+		tell(report{ID: id, Ended: true, Error: s.err.Error(), Lost: true})
 	}
 }
 
@@ -130,6 +131,15 @@ func (s *starter) ended() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
+}
+
+// have has the starter that runs try a store.
+func have(path string, limit time.Duration, tell func(report)) error {
+	s, err := current()
+	if err != nil {
+		return err
+	}
+	return s.order(path, limit, tell)
 }
 
 // order has a store tried, and tell called with each report of it.
@@ -143,7 +153,8 @@ func (s *starter) order(path string, limit time.Duration, tell func(report)) err
 	s.waiting[s.last] = tell
 	if err := s.orders.Encode(order{s.last, []byte(path), limit}); err != nil {
 		delete(s.waiting, s.last)
-		return err
+		s.err = fmt.Errorf("the process that starts the trials takes no orders: %w", err)
+		return s.err
 	}
 	return nil
 }
@@ -174,7 +185,7 @@ func serve(in io.Reader, out io.Writer) {
 		var said strings.Builder
 		cmd.Stderr = &said
 		if err := cmd.Start(); err != nil {
-			tell(report{ID: o.ID, Ended: true, Error: err.Error()})
+			tell(report{ID: o.ID, Ended: true, Error: err.Error(), Lost: true})
 			continue
 		}
 		mu.Lock()
@@ -198,7 +209,7 @@ func awaitChild(cmd *exec.Cmd, limit time.Duration, said *strings.Builder) repor
 	err := cmd.Wait()
 	r := report{PID: cmd.Process.Pid, Ended: true, Hangs: !overdue.Stop()}
 	if err != nil {
-		r.Error = errors.Join(err, errors.New(said.String())).Error()
+		r.Error, r.Lost = errors.Join(err, errors.New(said.String())).Error(), cmd.ProcessState.ExitCode() < 0
 	}
 	return r
 }

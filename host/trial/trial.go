@@ -22,8 +22,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrHangs is the failure of a store that has not answered in time.
-var ErrHangs = errors.New("the store does not answer")
+var (
+	// ErrHangs is the failure of a store that has not answered in time.
+	ErrHangs = errors.New("the store does not answer")
+	// ErrUntried is the failure of a trial that tells nothing of its store: it may hang.
+	ErrUntried = errors.New("the store was not tried")
+)
 
 // ErrNoStore is what the process says of a path that leads to something else. It reaches the
 // caller as text alone.
@@ -115,7 +119,7 @@ type running struct {
 }
 
 // Read returns when a store has answered. ErrHangs is wrapped where the store had so much time for it as limit says, which its
-// first caller sets; who gives up before learns nothing about the store. That a process runs may take up to ten seconds more.
+// first caller sets, and ErrUntried where nothing is known of it; who gives up before learns nothing about the store. That a process runs may take up to ten seconds more.
 func (t *Trials) Read(ctx context.Context, path string, limit time.Duration) error {
 	r, joined := t.start(path, limit)
 	select {
@@ -136,7 +140,7 @@ func (r *running) tooLate(path string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.pid == 0 { // of the store nothing is known
-		return fmt.Errorf("try store %s: no process for it could be started in time: this one may have another store open that does not answer", path)
+		return fmt.Errorf("try store %s: %w: no process for it could be started in time: this one may have another store open that does not answer", path, ErrUntried)
 	}
 	return fmt.Errorf("try store %s: %w a small read, which process %d waits for", path, ErrHangs, r.pid)
 }
@@ -163,19 +167,19 @@ func (t *Trials) start(path string, limit time.Duration) (r *running, joined boo
 		close(r.ended)
 	}
 	go func() {
-		s, err := current()
-		if err == nil {
-			err = s.order(path, limit, func(said report) {
+		var err error
+		for range 2 { // a starter may have ended before anybody noticed
+			if err = have(path, limit, func(said report) {
 				if !said.Ended {
 					r.runs(said.PID, limit)
 					return
 				}
 				end(said.err(path, limit))
-			})
+			}); err == nil {
+				return
+			}
 		}
-		if err != nil {
-			end(fmt.Errorf("try store %s: %w", path, err))
-		}
+		end(fmt.Errorf("try store %s: %w: %w", path, ErrUntried, err))
 	}()
 	return r, false
 }
@@ -195,6 +199,8 @@ func (r report) err(path string, limit time.Duration) error {
 	switch {
 	case r.Hangs:
 		return fmt.Errorf("try store %s: %w a small read within %v", path, ErrHangs, limit)
+	case r.Lost:
+		return fmt.Errorf("try store %s: %w: %s", path, ErrUntried, r.Error)
 	case r.Error != "":
 		return fmt.Errorf("try store %s: %s", path, r.Error)
 	}
