@@ -1,8 +1,8 @@
 // Package cuts holds the campaign of power cuts: volumes that grow under their
 // writers lose their power, and then have to mount, hold every block that was
-// acknowledged, grow on, and pass fsck without a word. TestTwentyCuts is its short
-// form, in `make test`; `make test-long` runs TestCampaignOfCuts and writes what
-// came of it to build/cuts.md.
+// acknowledged, grow on, and pass fsck without a word. TestTwentyCutsLoseNothing is
+// its short form, in `make test`; `make test-long` runs TestCampaignOfCutsLosesNothing
+// and writes what came of it to build/cuts.md, and the tests with the newer kernel.
 //
 // There are two kinds of cut. In a kill QEMU is killed at some moment: what it had
 // written is there, flushed or not, as the host's page cache stays. In a replay the

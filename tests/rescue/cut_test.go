@@ -23,12 +23,9 @@ const (
 	files      = 12 // after each growth
 )
 
-// The sizes that volumes are grown to. None ends with a group's end: the
+// grownOnce is the size that a volume is grown to. It does not end with a group's end: the
 // group that was last is short in the log then, for as long as it was.
-var (
-	grownOnce   = []uint64{420 * miB}
-	grownThrice = []uint64{420 * miB, 600 * miB, 900 * miB}
-)
+var grownOnce = []uint64{420 * miB}
 
 // cut is a volume that was cut off.
 type cut struct {

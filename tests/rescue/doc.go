@@ -1,4 +1,7 @@
 // Package rescue holds the tests of directvol rescue on volumes that a real power
-// cut has left: one that the guest's kernel refuses, and the newer one of the
-// rescue VM recovers, and one that both refuse until its superblock is told. There is nothing in it but tests.
+// cut has left. The guest's kernel refuses to mount them. The newer kernel of the
+// rescue VM recovers a volume that has grown once; it refuses one that has grown
+// several times, or whose directory leads beyond its end, until rescue has written
+// the later size into the superblock. The first kind is in `make test`, the others
+// are in `make test-long`.
 package rescue

@@ -44,35 +44,6 @@ func TestVolumeThatWasCutOffWhileItGrewIsRescuedWhole(t *testing.T) {
 	isWhole(t, c, keptOut)
 }
 
-// The same with more than one growth, which the newer kernel refuses too.
-func TestVolumeThatGrewThreeTimesBeforeTheCutIsRescuedWhole(t *testing.T) {
-	c := refusedVolume(t, 2, func() cut { return cutOff(t, grownThrice) })
-	unproven(t, c.copied(t))
-	isToldItsSize(t, c)
-}
-
-// The same with one growth, where a directory that leads into the new space is on the
-// disk, and the superblock that has that space is not.
-func TestVolumeWhoseDirectoryLeadsBeyondItsEndIsRescuedWhole(t *testing.T) {
-	isToldItsSize(t, refusedVolume(t, 2, func() cut { return cutBehindDirectory(t) }))
-}
-
-// isToldItsSize has a volume rescued that is refused until its superblock has grown.
-func isToldItsSize(t *testing.T, c cut) {
-	t.Helper()
-	report, said, exit := run(t, within(t, jobLimit), c.Path)
-	if exit != 0 || !report.Mounted || report.Recovered != rescue.RecoveredYes || report.Error != "" {
-		t.Fatalf("rescue\nwant exit 0, an xfs whose log was recovered\ngot  exit %d, %+v\n%s", exit, report, said)
-	}
-	s := report.Superblock
-	if s == nil || s.FromBytes != diskBytes || s.ToBytes != c.bytes || s.WroteBytes <= diskBytes || s.WroteBytes > c.bytes || s.PutBack || report.Attempts < 2 {
-		t.Fatalf("its superblock\nwant %d bytes, refused, and then more to begin with, up to %d\ngot  %d attempts, %+v", diskBytes, c.bytes, report.Attempts, s)
-	}
-	must(t, report.Fsck.Err("xfs"))
-	t.Logf("%s%+v", said, *s)
-	isWhole(t, c, nil)
-}
-
 // isWhole has the kernel that a volume was cut under mount it.
 func isWhole(t *testing.T, c cut, before func(*testing.T, context.Context, *vm.Guest, sandbox.Volume)) {
 	t.Helper()
@@ -96,31 +67,6 @@ func isWhole(t *testing.T, c cut, before func(*testing.T, context.Context, *vm.G
 	check, err := vm.Check(ctx, "xfs", c.Path)
 	must(t, err)
 	must(t, check.Err("xfs"))
-}
-
-// unproven damages what would prove that the volume has grown. The newer kernel
-// refuses it, nothing is written by hand, and rescue says what is left and at what price.
-func unproven(t *testing.T, c cut) {
-	t.Helper()
-	f, err := os.OpenFile(c.Path, os.O_WRONLY, 0)
-	must(t, err)
-	defer f.Close()
-	for group := int64(1); group < diskBytes/groupBytes; group++ {
-		_, err := f.WriteAt([]byte{0}, group*groupBytes)
-		must(t, err)
-	}
-	must(t, f.Close())
-	report, said, exit := run(t, within(t, jobLimit), c.Path)
-	if exit != 1 || report.Mounted || report.Recovered != rescue.RecoveredUnknown || report.Fsck != nil || report.Attempts != 1 || report.Superblock != nil {
-		t.Errorf("rescue without proof of a growth\nwant exit 1, refused once, nothing written\ngot  exit %d, %+v\n%s", exit, report, said)
-	}
-	for _, words := range []string{"mount refused by this kernel too", "structure needs cleaning", "out of range, EOFS", "nothing proves that it was grown",
-		"copy the whole disk first", "files that fsync had acknowledged"} {
-		if !strings.Contains(report.Error, words) {
-			t.Errorf("\nwant it to say %q\ngot  %s", words, report.Error)
-		}
-	}
-	t.Log(report.Error)
 }
 
 // keptOut has rescue's claim on a disk refuse a sandbox's QEMU, which gets it afterwards.
