@@ -21,6 +21,9 @@ LONG_NEEDS := $(DEMO_NEEDS) mmdebstrap=mmdebstrap
 
 # The suite of Debian's archive with the kernel of the rescue image, newer than the host's.
 RESCUE_SUITE := trixie-backports
+# The packages of VM tests, the longest first: go test starts them in this order, two at a
+# time, and both processors are busy until the end.
+VM_TESTS := volumes churn ways killed cuts rescue ctl
 ROOTFS = build/directvol-rootfs --cache build/cache
 RESCUE_ROOTFS = $(ROOTFS) --suite $(RESCUE_SUITE) --kernel-out build/rescue-vmlinuz --program /init=build/directvol-agent
 
@@ -41,7 +44,7 @@ bench: deps-bench guest ## measure it beside its floors and, with KATA_AGENT=PAT
 test: deps-test guest rescue ## run every test but the long ones; those below tests/ may boot VMs, two at a time
 	CGO_ENABLED=1 go build -v -race ./...
 	CGO_ENABLED=1 go test -race -p 2 -timeout 25m ./protocols/... ./agent/... ./host/... ./rootfs/... ./tools/...
-	CGO_ENABLED=1 go test -race -p 2 -timeout 25m -count=1 -v ./tests/...
+	CGO_ENABLED=1 go test -race -p 2 -timeout 25m -count=1 -v $(VM_TESTS:%=./tests/%/...) ./tests/...
 
 test-long: deps-long guest rescue ## run each fuzz target for FUZZTIME (5m), and campaigns and soaks in VMs: hours
 	go test -tags long -p 1 -timeout 6h -count=1 -v ./tests/...
