@@ -2,12 +2,12 @@ package storage
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
@@ -78,14 +78,41 @@ func (t *Table) remount(r request) error {
 	}
 	options := slices.DeleteFunc(strings.Split(r.data, ","), func(o string) bool { return o == remountOption })
 	data := strings.Join(options, ",")
-	// A flag that is not named would be taken away: nosuid, for one.
-	err = unix.Mount("", r.mountPoint, "", unix.MS_REMOUNT|m.flags&^r.taken|r.flags, data)
-	switch {
-	case errors.Is(err, unix.EINVAL):
-		return refusal.New(refusal.InvalidArgument, "remount %s with %q: %w (is it smaller than what is in use? the guest's kernel log says more)", r.mountPoint, data, err)
-	case err != nil:
-		return refusal.New(mountKind(err), "remount %s with %q: %w", r.mountPoint, data, err)
+	said := health.OpenKernelLog()
+	defer said.Close()
+	err = unix.Mount("", r.mountPoint, "", unix.MS_REMOUNT|flagsAfter(top, r), data)
+	if err != nil {
+		why := said.Said(r.fstype) // as the kernel begins a line about options
+		if why == "" {
+			why = "the guest's kernel says nothing of it: is the size smaller than what is in use?"
+		} else {
+			why = "the guest's kernel says: " + why
+		}
+		return refusal.New(mountKind(err), "remount %s with %q: %w: %s", r.mountPoint, data, err, why)
 	}
 	t.log.WithField("mountpoint", r.mountPoint).WithField("options", data).Info("storage remounted")
 	return nil
+}
+
+// timeFlags are about access times. One of them ends the others.
+const timeFlags = unix.MS_NOATIME | unix.MS_RELATIME | unix.MS_STRICTATIME
+
+// flagsAfter are all flags that a mount has after an update. The kernel takes away those
+// that a remount does not name. Those of now are read from mountinfo: updates, the agent
+// before this one and other programs have changed what the storage was mounted with.
+func flagsAfter(top *mount.Info, r request) uintptr {
+	var now uintptr
+	for option := range strings.SplitSeq(top.Options+","+top.VFSOptions, ",") {
+		now |= flagOf[option]
+	}
+	if now&timeFlags == 0 {
+		now |= unix.MS_STRICTATIME // which mountinfo does not show
+	}
+	if r.flags&timeFlags != 0 {
+		now &^= timeFlags
+	}
+	if now = now&^r.taken | r.flags; now&timeFlags == 0 {
+		now |= unix.MS_RELATIME // the default of a mount; to a remount none means those of before
+	}
+	return now
 }
