@@ -23,6 +23,17 @@ type search struct {
 
 var looks flight.Flights[search, []string]
 
+// Places are where a block device is mounted in this process's namespace, by its dev_t.
+func Places(device uint64) (mountPoints []string) {
+	all, _ := All()
+	for _, m := range all {
+		if hasDevice([]*Info{m}, device) {
+			mountPoints = append(mountPoints, m.Mountpoint)
+		}
+	}
+	return mountPoints
+}
+
 // Elsewhere names a process of each other mount namespace that has a block device
 // mounted, by its dev_t. Where that takes more than a second it says so instead, and one
 // thread a device goes on.
@@ -40,7 +51,8 @@ func elsewhere(one search) (processes []string) {
 
 // at looks, at one mount namespace after the other: each may hold many mounts.
 func (s search) at() (processes []string) {
-	seen := map[string]bool{}
+	own, _ := os.Readlink(filepath.Join(s.proc, "self/ns/mnt"))
+	seen := map[string]bool{own: true}
 	all, _ := os.ReadDir(s.proc)
 	for _, entry := range all {
 		pid := entry.Name()

@@ -111,6 +111,9 @@ func (s *step) report(err error) {
 // is decided.
 func (t *Table) leave(ctx context.Context, all []*mounted) *departure {
 	d := &departure{decided: make(chan struct{})}
+	for _, m := range all { // before any of them proves its disk free
+		t.setLeaving(m.mountPoint, true)
+	}
 	for _, m := range all {
 		before := d.all
 		first := &step{done: make(chan struct{})}
@@ -118,7 +121,6 @@ func (t *Table) leave(ctx context.Context, all []*mounted) *departure {
 		d.all = append(d.all, one)
 		go func() {
 			defer close(one.done)
-			t.setLeaving(m.mountPoint, true)
 			defer t.setLeaving(m.mountPoint, false)
 			for _, other := range before {
 				if m.hasNested([]*mounted{other.mounted}) {

@@ -109,7 +109,15 @@ func idle(mountPoint string) error {
 	}
 }
 
+// inUse is the answer where umount(2) has said that a mount is busy: another one is within it,
+// or a process uses it.
 func inUse(mountPoint string, err error) error {
+	all, _ := mount.All()
+	for _, m := range all {
+		if strings.HasPrefix(m.Mountpoint, mountPoint+"/") {
+			return refusal.New(refusal.FailedPrecondition, "volume %s is in use: %s (%s) is mounted within it, at %s: unmount that and try again: %w", mountPoint, m.Source, m.FSType, m.Mountpoint, err)
+		}
+	}
 	return refusal.New(refusal.FailedPrecondition, "volume %s is in use by a process in the guest: end it and try again: %w", mountPoint, err)
 }
 
@@ -171,13 +179,13 @@ func isClosed(c chan struct{}) bool {
 }
 
 // proveFree refuses a device that is still in use when it is mounted no more: in
-// another mount namespace, or below another device. A storage of the same device
-// elsewhere in the table is no such use.
+// another mount namespace, or below another device. A storage of the same device elsewhere in
+// the table is no such use, nor is a stranger that leaves with all others.
 func (t *Table) proveFree(m *mounted) error {
 	if !m.driver.device {
 		return nil
 	}
-	if t.isElsewhere(m) {
+	if t.isElsewhere(m) || t.leavesWithStranger(m.origin().device) {
 		return nil
 	}
 	disk, err := claim(m.origin().path)
@@ -223,13 +231,16 @@ func isDevice(from origin) bool {
 // maxUsers is how many users of a device are named.
 const maxUsers = 3
 
-// users names, in brackets, who can be found to use a device: processes in other mount
-// namespaces that have it mounted, and the devices above it; "" where nobody is.
+// users names, in brackets, who can be found to use a device: other mounts of it, processes
+// in other mount namespaces that have it mounted, and the devices above it; "" where nobody is.
 func users(number uint64) string {
 	var found []string
 	above, _ := os.ReadDir(fmt.Sprintf("/sys/dev/block/%d:%d/holders", unix.Major(number), unix.Minor(number)))
 	for _, device := range above {
 		found = append(found, device.Name())
+	}
+	for _, place := range mount.Places(number) {
+		found = append(found, "mounted at "+place)
 	}
 	found = append(found, mount.Elsewhere(number)...)
 	if len(found) == 0 {

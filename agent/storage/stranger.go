@@ -145,6 +145,35 @@ func (t *Table) setLeaving(mountPoint string, leaving bool) {
 	}
 }
 
+// leavesWithStranger reports whether a stranger that leaves has a disk, too: then it is the
+// departure that proves it free, when all have gone.
+func (t *Table) leavesWithStranger(disk mount.Device) bool {
+	t.mu.Lock()
+	known := slices.Clone(t.strangers)
+	t.mu.Unlock()
+	return slices.ContainsFunc(known, func(s stranger) bool {
+		if !s.leaving || slices.ContainsFunc(s.disks, disk.Same) {
+			return s.leaving
+		}
+		mounts, _ := mount.At(s.mountPoint)
+		return slices.ContainsFunc(mounts, func(at *mount.Info) bool {
+			return slices.ContainsFunc(mount.Identify(at).Devices, disk.Same)
+		})
+	})
+}
+
+// refuseToHideStranger refuses to mount over a folder above a stranger, which nobody could
+// unmount then.
+func (t *Table) refuseToHideStranger(m *mounted) error {
+	left, err := t.remaining()
+	for _, s := range left {
+		if strings.HasPrefix(s.mountPoint, m.mountPoint+"/") {
+			return refusal.New(refusal.FailedPrecondition, "storage %s: it would hide the mount at %s, whose it is cannot be known: unmount that, or destroy the sandbox", m.mountPoint, s.mountPoint)
+		}
+	}
+	return err
+}
+
 // noteDisks has a stranger stay one until the disks of its topmost mount are free, and
 // has the departure know them, and those of the mounts above it.
 func (t *Table) noteDisks(one *departing) {

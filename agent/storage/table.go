@@ -234,6 +234,11 @@ func (t *Table) refuseToHide(m *mounted) error {
 		return err
 	}
 	stands := top != nil && m.isOf(m.origin(), top)
+	if !stands {
+		if err := t.refuseToHideStranger(m); err != nil {
+			return err
+		}
+	}
 	for _, inner := range t.known(func(o *mounted) bool { return m.hasNested([]*mounted{o}) }) {
 		there, err := inner.driver.there(inner)
 		if err != nil {

@@ -1,0 +1,146 @@
+package storage
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/mount"
+	"github.com/directvol/directvol/agent/mount/mounttest"
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// A stranger that is a second mount of a storage's disk goes with all others at the sandbox's
+// end: the disk is free when both have gone, and not before.
+func TestStrangerOnTheDiskOfAStorageGoesWithIt(t *testing.T) {
+	for _, fstype := range []string{"ext4", "xfs"} {
+		t.Run(fstype, func(t *testing.T) {
+			disk, dir := mounttest.Attach(t, mounttest.Image(t, fstype)), mounttest.Dir(t)
+			second, place := filepath.Join(dir, "a-second"), filepath.Join(dir, "place")
+			mounttest.Mount(t, disk, second, fstype, 0, "")
+			table := besideStranger(t, second)
+			if err := hold(t, table, onDisk(disk, fstype, place)); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(place, "file"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := table.ReleaseAll(t.Context(), func() bool { return false }); refusal.KindOf(err) != refusal.DeadlineExceeded {
+				t.Fatalf("not agreed\nwant it refused for that\ngot  %v", err)
+			}
+			if _, err := os.Stat(filepath.Join(place, "file")); err != nil {
+				t.Errorf("put back: %v", err)
+			}
+			mounttest.Mount(t, disk, second, fstype, 0, "")
+			table.strangers = besideStranger(t, second).strangers
+			busy, err := os.Open(second)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := table.ReleaseAll(t.Context(), always); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), second) {
+				t.Errorf("while a process uses the stranger\nwant it refused, and %s named\ngot  %v", second, err)
+			}
+			busy.Close()
+			if err := table.ReleaseAll(t.Context(), always); err != nil {
+				t.Fatal(err)
+			}
+			free, err := claim(disk)
+			if err != nil {
+				t.Fatal(err)
+			}
+			free.Close()
+		})
+	}
+}
+
+// A container's end does not unmount what is not the container's: it names it.
+func TestSecondMountOfAStoragesDiskIsNamed(t *testing.T) {
+	disk, dir := mounttest.Attach(t, mounttest.Image(t, "xfs")), mounttest.Dir(t)
+	second, place := filepath.Join(dir, "second"), filepath.Join(dir, "place")
+	table := newTable()
+	if err := hold(t, table, onDisk(disk, "xfs", place)); err != nil {
+		t.Fatal(err)
+	}
+	mounttest.Mount(t, disk, second, "xfs", 0, "")
+	if err := table.Release(t.Context(), "c1"); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), second) {
+		t.Errorf("want it refused, and %s named\ngot  %v", second, err)
+	}
+	if err := unix.Unmount(second, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := table.Release(t.Context(), "c1"); err != nil {
+		t.Error(err)
+	}
+}
+
+// A mount within a storage keeps it from being unmounted, as a process does that uses it.
+func TestMountWithinAStorageIsNamed(t *testing.T) {
+	place := filepath.Join(mounttest.Dir(t), "place")
+	disk, table := mounttest.Attach(t, mounttest.Image(t, "xfs")), newTable()
+	if err := hold(t, table, onDisk(disk, "xfs", place)); err != nil {
+		t.Fatal(err)
+	}
+	within := filepath.Join(place, "within")
+	mounttest.Mount(t, "tmpfs", within, "tmpfs", 0, "")
+	for name, end := range map[string]func() error{
+		"removed":   func() error { return table.Release(t.Context(), "c1") },
+		"destroyed": func() error { return table.ReleaseAll(t.Context(), always) },
+	} {
+		if err := end(); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), within) || strings.Contains(err.Error(), "process") {
+			t.Errorf("%s\nwant it refused, and %s named\ngot  %v", name, within, err)
+		}
+	}
+	if err := unix.Unmount(within, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := table.Release(t.Context(), "c1"); err != nil {
+		t.Error(err)
+	}
+}
+
+// A storage does not hide a stranger, which no destroy could unmount then.
+func TestStorageHidesNoStranger(t *testing.T) {
+	dir := mounttest.Dir(t)
+	disk, place := mounttest.Attach(t, mounttest.Image(t, "xfs")), filepath.Join(dir, "place")
+	stranger := filepath.Join(place, "stranger")
+	mounttest.Mount(t, "later", stranger, "tmpfs", 0, "")
+	table := besideStranger(t, stranger)
+	if err := hold(t, table, onDisk(disk, "xfs", place)); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), stranger) {
+		t.Errorf("want it refused, and %s named\ngot  %v", stranger, err)
+	}
+	if err := table.ReleaseAll(t.Context(), always); err != nil {
+		t.Errorf("destroyed: %v", err)
+	}
+	if top, err := mount.Topmost(stranger); top != nil || err != nil {
+		t.Errorf("the stranger\nwant it gone\ngot  %v, error %v", top, err)
+	}
+}
+
+// A stranger in a storage, which was mounted before it: at the sandbox's end both go.
+func TestStrangerWithinAStorageGoesFirst(t *testing.T) {
+	place := filepath.Join(mounttest.Dir(t), "place")
+	disk, stranger := mounttest.Attach(t, mounttest.Image(t, "xfs")), filepath.Join(place, "stranger")
+	mounttest.Mount(t, disk, place, "xfs", 0, "")
+	mounttest.Mount(t, "later", stranger, "tmpfs", 0, "")
+	table := besideStranger(t, stranger)
+	if err := hold(t, table, onDisk(disk, "xfs", place)); err != nil {
+		t.Fatal(err)
+	}
+	if err := table.Release(t.Context(), "c2"); err != nil {
+		t.Errorf("another container's end: %v", err)
+	}
+	if err := table.Release(t.Context(), "c1"); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), stranger) {
+		t.Errorf("its container's end\nwant it refused, and %s named\ngot  %v", stranger, err)
+	}
+	if err := table.ReleaseAll(t.Context(), always); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{stranger, place} {
+		if top, err := mount.Topmost(path); top != nil || err != nil {
+			t.Errorf("%s\nwant it gone\ngot  %v, error %v", path, top, err)
+		}
+	}
+}
