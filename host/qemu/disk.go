@@ -126,6 +126,9 @@ func (vm *VM) Disk(id string) (Attached, bool) {
 func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
 	d, err := vm.takeUp(ctx, want)
 	if err == nil && d == nil {
+		if err = vm.awaitRequests(ctx); err != nil { // or there would be something to undo
+			return Attached{}, fmt.Errorf("attach disk %s (%s): %w", want.ID, want.Path, err)
+		}
 		d, err = vm.disks.reserveIn(ctx, want)
 	}
 	if err != nil {
@@ -210,8 +213,12 @@ func (vm *VM) plug(ctx context.Context, d *disk, again bool) error {
 	return vm.execute(ctx, "device_add", d.deviceOptions(), nil)
 }
 
-// removeNodes removes a disk's block nodes, or what is there of them, and takes the store from QEMU.
+// removeNodes removes a disk's block nodes, or what is there of them, and takes the store from QEMU. A store that may hang stays: since
+// it was tried last its guest may have taken its time to let go.
 func (vm *VM) removeNodes(ctx context.Context, d *disk) error {
+	if err := vm.answers(ctx, d); err != nil {
+		return err
+	}
 	for _, node := range []string{RawNode(d.ID), FileNode(d.ID)} {
 		if err := vm.removeNode(ctx, d, node); err != nil {
 			return err
@@ -238,7 +245,7 @@ func (vm *VM) removeNode(ctx context.Context, d *disk, node string) error {
 	limit := time.After(freeLimit)
 	for {
 		err := vm.execute(ctx, "blockdev-del", map[string]string{"node-name": node}, nil)
-		if answer := new(qmp.Error); !errors.As(err, &answer) {
+		if answer := new(qmp.Error); !errors.As(err, &answer) && !errors.Is(err, ErrDiskHangs) {
 			return err
 		}
 		// QEMU has no error class for "there is no such node".
@@ -248,6 +255,9 @@ func (vm *VM) removeNode(ctx context.Context, d *disk, node string) error {
 		}
 		if !now.nodes[node] {
 			return nil
+		}
+		if errors.Is(err, ErrDiskHangs) {
+			return err
 		}
 		if now.devices[d.device()] {
 			return fmt.Errorf("%w: %w", errThere, err)

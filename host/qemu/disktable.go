@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/directvol/directvol/host/registry"
+	"github.com/directvol/directvol/host/trial"
 )
 
 var (
@@ -29,8 +30,9 @@ type disk struct {
 	number int
 	slot   slot
 	// busy holds a token while one call changes the disk; what follows belongs to that call.
-	busy chan struct{}
-	half bool // an attach of it was cut off, or could not be undone
+	busy   chan struct{}
+	trials trial.Trials // of its store, which has no other ones
+	half   bool         // an attach of it was cut off, or could not be undone
 	// bytes is its size as QEMU has it: its store's when that was claimed, and since the last growth.
 	bytes uint64
 
@@ -158,6 +160,13 @@ func (t *diskTable) addBoot(number int, want Disk) error {
 	d.plugged.Store(true) // it comes with QEMU
 	d.unlock()
 	return nil
+}
+
+// all returns the disks, also those that come or go just now.
+func (t *diskTable) all() []*disk {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Collect(maps.Values(t.disks))
 }
 
 // plugged returns the disks whose devices QEMU has, or had.

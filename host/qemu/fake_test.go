@@ -343,14 +343,14 @@ func vmOn(t *testing.T, path string) *VM {
 	t.Helper()
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	vm := &VM{disks: newDiskTable(2, testStores(t), "the test"), qemu: endedProcess(t), log: logrus.NewEntry(log)}
+	vm := &VM{disks: newDiskTable(2, testStores(t), "the test"), qemu: endedProcess(t), log: logrus.NewEntry(log), try: func(context.Context, *disk) error { return nil }}
 	vm.hotplug = newHotplug(vm.requestAgain)
 	client, err := qmp.Dial(limited(t), path, vm.settle)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { client.Close() })
-	vm.qmp = client
+	vm.qmp, vm.major = client, client.Version().Major
 	go vm.watchDisks(client.Subscribe(diskEvents...))
 	return vm
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/directvol/directvol/host/holders"
 	"github.com/directvol/directvol/host/qmp"
 	"github.com/directvol/directvol/host/sandbox"
+	"github.com/directvol/directvol/host/trial"
 )
 
 // bootOptions are for the kernel of every sandbox's guest: a console that says little, a panic that ends the VM, and no test of
@@ -51,6 +52,18 @@ func (m Machine) Attach(ctx context.Context, disk sandbox.Disk) (sandbox.Place, 
 	return sandbox.Place{Driver: "blk", Source: attached.PCIPath, Gone: attached.Gone}, nil
 }
 
+// Answers implements sandbox.Machine.
+func (m Machine) Answers(ctx context.Context, id string) error {
+	d := m.disks.find(id)
+	if d == nil {
+		return nil
+	}
+	if err := m.answers(ctx, d); err != nil {
+		return typed(err)
+	}
+	return typed(m.awaitRequests(ctx))
+}
+
 // Detach implements sandbox.Machine.
 func (m Machine) Detach(ctx context.Context, id string) error { return typed(m.DetachDisk(ctx, id)) }
 
@@ -86,6 +99,7 @@ func (m Machine) AwaitEnd(ctx context.Context) error {
 // meanings are what this package's errors are to host/sandbox.
 var meanings = []struct{ of, is error }{
 	{ErrEnded, sandbox.ErrEnded}, {ErrShrink, sandbox.ErrWouldShrink}, {ErrAttached, sandbox.ErrBusy}, {ErrNoDisk, sandbox.ErrNotFound},
+	{ErrDiskHangs, sandbox.ErrStoreHangs}, {trial.ErrHangs, sandbox.ErrStoreHangs}, {trial.ErrUntried, sandbox.ErrStoreHangs},
 	{ErrKept, sandbox.ErrKept}, {ErrHotplugHeld, sandbox.ErrHotplugHeld}, {qmp.ErrOutcomeUnknown, sandbox.ErrOutcomeUnknown},
 }
 

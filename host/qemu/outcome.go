@@ -105,8 +105,14 @@ func (vm *VM) whatHasLeft(ctx context.Context, ask qmp.Ask) (now state, missed [
 }
 
 // execute runs a QMP command. One that was cut off is decided by what QEMU has afterwards, and sent again where it was not
-// carried out; where that does not decide it the error is qmp.ErrOutcomeUnknown. Where QEMU has ended, the error says so.
+// carried out; where that does not decide it the error is qmp.ErrOutcomeUnknown. Where QEMU has ended, the error says so, and where it
+// would stand still the command is not sent (ErrDiskHangs).
 func (vm *VM) execute(ctx context.Context, command string, arguments, result any) error {
+	if changesGraph[command] {
+		if err := vm.awaitRequests(ctx); err != nil {
+			return err
+		}
+	}
 	return vm.explained(ctx, vm.decided(ctx, command, arguments, func() error { return vm.qmp.Execute(ctx, command, arguments, result) }))
 }
 

@@ -12,7 +12,8 @@
 // put a faulty node between the two (ReplaceFileNode).
 //
 // QEMU 8 and later (block/graph-lock.c) let no node come, go or grow while a request of any disk is in flight: where one disk hangs, such a
-// command stops QEMU's main loop, and the guest, until that disk answers. QEMU 7.2 goes on.
+// command stops QEMU's main loop, and the guest, until that disk answers. There it is not sent (ErrDiskHangs). QEMU 7.2 goes on; but any
+// QEMU stands still while it closes, or makes longer, a store that hangs, so that one is tried before (package trial).
 package qemu
 
 import (
@@ -22,6 +23,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -120,6 +122,10 @@ type VM struct {
 	backend     *process // nil where the host's kernel is the backend
 	qmp         *qmp.Client
 	events      *qmp.Subscription
+	major       int                                      // QEMU's version begins with it
+	requests    requestTable                             // in flight
+	blind       sync.Once                                // says that they cannot be looked at
+	try         func(ctx context.Context, d *disk) error // whether a disk's store answers
 	done        chan struct{}
 	shutdown    *Shutdown // set before done is closed; nil where QEMU told of none
 }
@@ -136,7 +142,7 @@ func Start(ctx context.Context, cfg Config) (*VM, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start VM: %w", err)
 	}
-	vm := &VM{cfg: cfg, log: cfg.Log, disks: newDiskTable(cfg.Bridges, cfg.Stores, "the VM in "+cfg.Dir), done: make(chan struct{})}
+	vm := &VM{cfg: cfg, log: cfg.Log, disks: newDiskTable(cfg.Bridges, cfg.Stores, "the VM in "+cfg.Dir), try: tryStore, done: make(chan struct{})}
 	vm.hotplug = newHotplug(vm.requestAgain)
 	if err := vm.start(ctx); err != nil {
 		vm.cleanUp()
@@ -197,7 +203,7 @@ func (vm *VM) startQEMU(ctx context.Context) error {
 	if err != nil {
 		return vm.explain(ctx, err)
 	}
-	vm.qmp = client
+	vm.qmp, vm.major = client, client.Version().Major
 	vm.events = client.Subscribe("SHUTDOWN")
 	go vm.watchDisks(client.Subscribe(diskEvents...))
 	return nil

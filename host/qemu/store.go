@@ -4,9 +4,31 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/directvol/directvol/host/qmp"
+	"github.com/directvol/directvol/host/trial"
 )
+
+// trialLimit is how long a store has for the small read that is made before QEMU closes it or makes it longer.
+const trialLimit = 10 * time.Second
+
+// tryStore tries the store that QEMU has, whatever its path leads to by now.
+func tryStore(ctx context.Context, d *disk) error {
+	if err := d.trials.Read(ctx, d.store.Handle(), trialLimit); err != nil {
+		return fmt.Errorf("disk %s (%s): %w", d.ID, d.Path, err)
+	}
+	return nil
+}
+
+// answers refuses a disk whose store hangs, or may (trial.ErrHangs, trial.ErrUntried). One that fails otherwise may go.
+func (vm *VM) answers(ctx context.Context, d *disk) error {
+	err := vm.try(ctx, d)
+	if errors.Is(err, trial.ErrHangs) || errors.Is(err, trial.ErrUntried) || err != nil && ctx.Err() != nil {
+		return err
+	}
+	return nil
+}
 
 // setName is the file name by which QEMU's block nodes find the descriptor of a disk's store.
 func (d *disk) setName() string { return fmt.Sprintf("/dev/fdset/%d", d.number) }

@@ -1,16 +1,21 @@
 package qemu
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/host/holders"
 	"github.com/directvol/directvol/host/qmp"
 	"github.com/directvol/directvol/host/sandbox"
+	"github.com/directvol/directvol/host/trial/trialtest"
 )
 
 // opensOf returns how often a VM's QEMU has a path open.
@@ -148,5 +153,44 @@ func TestBootDiskIsPassedByDescriptor(t *testing.T) {
 	}
 	if opensOf(t, vm, path) == 0 {
 		t.Error("QEMU has the store of its boot disk open nowhere")
+	}
+}
+
+// The path of a store may lead elsewhere by now: a link was moved, or what was mounted there was taken away (umount -l).
+func TestStoreThatIsTriedIsTheOneThatQEMUHas(t *testing.T) {
+	hung, stop, answer := trialtest.Serve(t)
+	vm, _ := fakeVM(t)
+	vm.try = tryStore
+	fine, link := image(t, mib), filepath.Join(t.TempDir(), "link")
+	for _, way := range []struct {
+		id, now, then string
+		answers       bool
+	}{{"hangs", hung, fine, false}, {"answers", fine, hung, true}} {
+		must(t, os.Symlink(way.now, link))
+		_, err := vm.AttachDisk(limited(t), Disk{ID: way.id, Path: link})
+		must(t, err)
+		must(t, os.Remove(link))
+		must(t, os.Symlink(way.then, link))
+		stop()
+		ctx, cancel := limited(t), func() {}
+		if !way.answers {
+			ctx, cancel = context.WithTimeout(ctx, time.Second)
+		}
+		err = Machine{vm}.Answers(ctx, way.id)
+		cancel()
+		if way.answers != (err == nil) {
+			t.Errorf("the disk's store %s: %v", way.id, err)
+		}
+		answer()
+		must(t, os.Remove(link))
+	}
+	must(t, unix.Unmount(hung, unix.MNT_DETACH))
+	must(t, Machine{vm}.Answers(limited(t), "hangs"))
+	stop()
+	defer answer()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := (Machine{vm}).Answers(ctx, "hangs"); err == nil {
+		t.Error("a store that hangs answers, when its mount was taken away")
 	}
 }

@@ -60,6 +60,7 @@ func In(dir string) *Stores { return &Stores{dir} }
 type Store struct {
 	stores *Stores
 	path   string
+	handle string
 	layers []holders.Layer
 	block  bool
 	found  *os.File // names it (O_PATH), and reads nothing
@@ -84,11 +85,16 @@ func (s *Stores) Find(path string) (*Store, error) {
 		found.Close()
 		return nil, err
 	}
-	return &Store{stores: s, path: absolute, layers: layers, block: block, found: found}, nil
+	handle := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
+	return &Store{stores: s, path: absolute, handle: handle, layers: layers, block: block, found: found}, nil
 }
 
 // Path returns the path by which the store was found, absolute. It may lead elsewhere by now.
 func (s *Store) Path() string { return s.path }
+
+// Handle returns a path that leads to the store itself, whatever its own path leads to by now, for every process of this user until
+// Close (proc_pid_fd(5)).
+func (s *Store) Handle() string { return s.handle }
 
 // Block reports whether the store is a block device, else it is a file.
 func (s *Store) Block() bool { return s.block }

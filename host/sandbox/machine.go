@@ -42,7 +42,7 @@ type Machine interface {
 	// Attach gives the machine a disk and returns where its guest will find it; the guest
 	// may need a moment. Called again with the same disk, also after an Attach that failed
 	// or was given up, it goes on from there, and changes nothing where the disk is there.
-	// What a failed one has left Detach takes away. The place is no other disk's before a
+	// What a failed one has left Detach takes away. ErrStoreHangs is that of Answers. The place is no other disk's before a
 	// Detach has succeeded, also where the disk has left by itself.
 	Attach(ctx context.Context, disk Disk) (Place, error)
 	// Detach has the guest let go of a disk and returns when the disk is gone and its store
@@ -53,6 +53,12 @@ type Machine interface {
 	Detach(ctx context.Context, id string) error
 	// Resize grows a disk to so many bytes. A smaller size is refused (ErrWouldShrink).
 	Resize(ctx context.Context, id string, bytes uint64) error
+	// Answers returns when a disk's store has answered, as only then it may be let go of or
+	// grown: a machine that closes a store that hangs, or makes it longer, may stand still with
+	// all its disks. One kind of machine does so for any disk's store. ErrStoreHangs says that
+	// one hangs, or may; it wraps HangingDisk() string where that is another disk's. A store
+	// that fails otherwise, and a disk that is not there, are success.
+	Answers(ctx context.Context, id string) error
 	// Disks returns the ids of the disks that came by Attach and are not gone for sure.
 	Disks() []string
 

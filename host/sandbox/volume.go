@@ -72,6 +72,7 @@ func (s *Sandbox) attach(ctx context.Context, v *volume, want Volume) error {
 		point, err = guestpath.Of(place.Source)
 	}
 	if err != nil {
+		err = s.named(v, err)
 		s.decide(v, Leaving)
 		if left := s.leave(ctx, v); left != nil {
 			return fmt.Errorf("%w; what was done is not undone yet: %w", err, left)
@@ -270,8 +271,8 @@ func (s *Sandbox) Resize(ctx context.Context, id string, bytes uint64) error {
 		if err := s.canGrow(ctx, v.point, bytes); err != nil {
 			return fmt.Errorf("its disk is as it was: %w", ofGrow.typed(ctx, err))
 		}
-		if err := s.answers(ctx, v); err != nil {
-			return fmt.Errorf("its disk is as it was: %w", err)
+		if err := s.machine.Answers(ctx, DiskID(id)); err != nil {
+			return fmt.Errorf("its disk is as it was: %w", s.named(v, err))
 		}
 		if err := s.machine.Resize(ctx, DiskID(id), bytes); err != nil {
 			if ctx.Err() != nil {
@@ -323,8 +324,8 @@ func (s *Sandbox) takeAway(ctx context.Context, v *volume) error {
 			return err
 		}
 	}
-	if err := s.answers(ctx, v); err != nil {
-		return err
+	if err := s.machine.Answers(ctx, DiskID(v.id)); err != nil {
+		return s.named(v, err)
 	}
 	s.decide(v, Leaving)
 	err := s.leave(ctx, v)
@@ -334,14 +335,24 @@ func (s *Sandbox) takeAway(ctx context.Context, v *volume) error {
 	return err
 }
 
-// answers refuses a store that hangs: a machine that closes one, or makes it longer, may
-// stand still until it answers, with all its volumes. One that fails otherwise may go.
-func (s *Sandbox) answers(ctx context.Context, v *volume) error {
-	err := s.try(ctx, v.want.Path)
-	if errors.Is(err, ErrStoreHangs) || err != nil && ctx.Err() != nil {
+// hanging is a machine's refusal for a disk that hangs, which may be any of its disks.
+type hanging interface {
+	error
+	HangingDisk() string
+}
+
+// named says which volume it is whose disk hangs, where that is another one.
+func (s *Sandbox) named(v *volume, err error) error {
+	hangs, ok := errors.AsType[hanging](err)
+	if !ok || hangs.HangingDisk() == DiskID(v.id) {
 		return err
 	}
-	return nil
+	for _, id := range s.Volumes() {
+		if DiskID(id) == hangs.HangingDisk() {
+			return fmt.Errorf("volume %s hangs: %w", id, err)
+		}
+	}
+	return err
 }
 
 // released asks whether anything in the guest still uses a disk: other containers may,

@@ -332,38 +332,56 @@ func TestStoreThatHangsReachesNoMachine(t *testing.T) {
 	}
 }
 
-// Nor is a machine asked to close such a store, or to make it longer. Where the store answers
-// again, or fails, the same calls work.
+// silent is a machine of which some disk hangs.
+type silent struct {
+	machine
+	hangs *error
+}
+
+func (s silent) Answers(context.Context, string) error { return *s.hangs }
+
+// hangingDisk is a machine's error that says which disk hangs.
+type hangingDisk struct{ id string }
+
+func (h hangingDisk) Error() string        { return "disk " + h.id + " hangs" }
+func (h hangingDisk) HangingDisk() string  { return h.id }
+func (h hangingDisk) Is(target error) bool { return target == sandbox.ErrStoreHangs }
+
+// Nor is a machine asked to close such a store, or to make it longer, or to do that for any disk where it would stand still for another
+// one. Where the store answers again the same calls work.
 func TestStoreThatHangsIsNeitherTakenAwayNorGrown(t *testing.T) {
-	for _, after := range []error{nil, errors.New("no such file")} {
+	for _, whose := range []string{"pvc-1", "c"} {
 		w := newWorld()
-		var answer error
-		s := sandbox.New(machine{w}, agent{w}, func(context.Context, string) error { return answer })
-		if err := s.Attach(t.Context(), volumeOf("pvc-1")); err != nil {
-			t.Fatal(err)
+		var hangs error
+		s := sandbox.New(silent{machine{w}, &hangs}, agent{w}, fine)
+		for _, id := range []string{"pvc-1", "c"} {
+			if err := s.Attach(t.Context(), volumeOf(id)); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if _, err := s.Mount(t.Context(), "pvc-1"); err != nil {
 			t.Fatal(err)
 		}
 		resize := func() error { return s.Resize(t.Context(), "pvc-1", 1<<30) }
 		detach := func() error { return s.Detach(t.Context(), "pvc-1") }
-		answer = sandbox.ErrStoreHangs
+		hangs = hangingDisk{sandbox.DiskID(whose)}
 		for _, call := range []func() error{resize, detach} {
-			if err := call(); !errors.Is(err, sandbox.ErrStoreHangs) {
-				t.Errorf("want %v\ngot  %v", sandbox.ErrStoreHangs, err)
+			err := call()
+			if named := err != nil && strings.Contains(err.Error(), "volume "+whose); !errors.Is(err, sandbox.ErrStoreHangs) || !named {
+				t.Errorf("want %v, and volume %s named\ngot  %v", sandbox.ErrStoreHangs, whose, err)
 			}
 		}
-		if len(w.disks) != 1 || s.State("pvc-1") != sandbox.Attached {
+		if len(w.disks) != 2 || s.State("pvc-1") != sandbox.Attached {
 			t.Errorf("the machine has %v, and the volume is %v", w.disks, s.State("pvc-1"))
 		}
 		if _, err := s.Mount(t.Context(), "pvc-1"); err != nil {
 			t.Errorf("it is attached, and not mounted again: %v", err)
 		}
-		answer = after
+		hangs = nil
 		if err := errors.Join(resize(), detach()); err != nil {
-			t.Errorf("after %v: %v", after, err)
+			t.Errorf("when it answers: %v", err)
 		}
-		if len(w.disks) != 0 {
+		if len(w.disks) != 1 {
 			t.Errorf("the machine still has %v", w.disks)
 		}
 	}

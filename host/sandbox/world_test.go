@@ -275,6 +275,14 @@ func (m machine) Detach(ctx context.Context, id string) error {
 	}
 }
 
+func (m machine) Answers(ctx context.Context, id string) error {
+	hangs := func() bool { return m.disks[id] != nil && m.storeHangs[m.disks[id].Path] }
+	if err := m.await(ctx, func() bool { return !hangs() }, func() error { return nil }); err != nil && !m.dead() {
+		return errors.Join(sandbox.ErrStoreHangs, err)
+	}
+	return nil
+}
+
 func (m machine) Resize(context.Context, string, uint64) error { return nil }
 func (m machine) Disks() []string                              { return nil }
 func (m machine) AgentAddress() string                         { return "" }

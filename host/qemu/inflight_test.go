@@ -1,0 +1,174 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/directvol/directvol/host/sandbox"
+	"github.com/directvol/directvol/host/trial"
+	"github.com/directvol/directvol/host/trial/trialtest"
+)
+
+// hangingStore is a store that hangs, and a request of it that does then.
+type hangingStore struct {
+	path          string
+	hang, recover func()
+	request       string // for QEMU's qemu-io
+}
+
+// hangingStores are two: one whose reads are answered while its writes hang, and one whose server does nothing.
+func hangingStores(t *testing.T) map[string]hangingStore {
+	path, freeze, thaw := frozen(t)
+	served, stop, answer := trialtest.Serve(t)
+	return map[string]hangingStore{"writes": {path, freeze, thaw, "aio_write 0 4k"}, "all": {served, stop, answer, "aio_read 0 4k"}}
+}
+
+// begins has QEMU begin a request of a disk, for which it does not wait.
+func begins(t *testing.T, vm *VM, id, request string) {
+	t.Helper()
+	must(t, vm.execute(limited(t), "human-monitor-command", map[string]string{
+		"command-line": `qemu-io -d /machine/peripheral/` + deviceOf(vm, id) + `/virtio-backend "` + request + `"`,
+	}, nil))
+}
+
+// haveHungFor has all requests seen in flight as if they were for so long.
+func (t *requestTable) haveHungFor(d time.Duration) (requests int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for r := range t.since {
+		t.since[r] = time.Now().Add(-d)
+	}
+	return len(t.since)
+}
+
+// QEMU from 8 on would stand still with its guest. This QEMU, an earlier one, is told to be one of them.
+func TestRealQEMUIsAskedForNothingThatWouldHaveItWaitForADiskThatHangs(t *testing.T) {
+	stores := hangingStores(t)
+	vm := realVM(t)
+	vm.major = graphLockMajor
+	other := Disk{ID: "other", Path: image(t, mib)}
+	_, err := vm.AttachDisk(limited(t), other)
+	must(t, err)
+	size := uint64(mib)
+	for name, store := range stores {
+		size *= 2
+		t.Cleanup(store.recover) // before the VM is killed
+		_, err := vm.AttachDisk(limited(t), Disk{ID: name, Path: store.path})
+		must(t, err)
+		must(t, vm.awaitRequests(limited(t)))
+		store.hang()
+		begins(t, vm, name, store.request)
+		third := Disk{ID: "third", Path: image(t, mib)}
+		calls := map[string]func(context.Context) error{
+			"attach":        func(ctx context.Context) error { _, err := vm.AttachDisk(ctx, third); return err },
+			"growth":        func(ctx context.Context) error { return vm.ResizeDisk(ctx, "other", size) },
+			"detach":        func(ctx context.Context) error { return vm.DetachDisk(ctx, "other") },
+			"of a sandbox":  func(ctx context.Context) error { return Machine{vm}.Answers(ctx, "other") },
+			"its own store": func(ctx context.Context) error { return Machine{vm}.Answers(ctx, name) },
+		}
+		for what, call := range calls {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			err := call(ctx)
+			cancel()
+			if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrDiskHangs) {
+				t.Errorf("%s, %s: before it is known to hang\nwant %v\ngot  %v", name, what, context.DeadlineExceeded, err)
+			}
+		}
+		if requests := vm.requests.haveHungFor(requestLimit); requests != 1 {
+			t.Errorf("%s: want 1 request in flight\ngot  %d", name, requests)
+		}
+		delete(calls, "its own store") // of the second store it is the trial that says so
+		for what, call := range calls {
+			hangs, ok := errors.AsType[*HangsError](call(limited(t)))
+			if !ok || hangs.ID != name || !strings.Contains(hangs.Error(), store.path) || !errors.Is(typed(hangs), sandbox.ErrStoreHangs) {
+				t.Errorf("%s, %s:\nwant disk %s (%s) named, and %v\ngot  %v", name, what, name, store.path, ErrDiskHangs, hangs)
+			}
+		}
+		if _, there := vm.Disk("third"); there {
+			t.Errorf("%s: an attach that was refused has left something", name)
+		}
+		store.recover()
+		for errors.Is(vm.awaitRequests(limited(t)), ErrDiskHangs) { // a moment more
+			runtime.Gosched()
+		}
+		must(t, vm.ResizeDisk(limited(t), "other", size))
+		must(t, vm.takeAwayNow(t, name))
+	}
+}
+
+// takeAwayNow detaches a disk from a machine without a guest.
+func (vm *VM) takeAwayNow(t *testing.T, id string) error {
+	t.Helper()
+	detached := make(chan error, 1)
+	go func() { detached <- vm.DetachDisk(limited(t), id) }()
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	for {
+		select {
+		case err := <-detached:
+			return err
+		case <-again.C:
+			resetGuest(t, vm)
+		}
+	}
+}
+
+// Other QEMUs go on, and are asked.
+func TestRealQEMUWithoutAGraphLockGoesOn(t *testing.T) {
+	path, freeze, thaw := frozen(t)
+	vm := realVM(t)
+	if vm.major >= graphLockMajor {
+		t.Skipf("QEMU %s has one (run it with Debian 12's)", vm.Version())
+	}
+	t.Cleanup(thaw)
+	_, err := vm.AttachDisk(limited(t), Disk{ID: "dead", Path: path})
+	must(t, err)
+	freeze()
+	begins(t, vm, "dead", "aio_write 0 4k")
+	awaitState(t, vm.qemu, "D")
+	_, err = vm.AttachDisk(limited(t), Disk{ID: "other", Path: image(t, mib)})
+	must(t, err)
+	must(t, vm.ResizeDisk(limited(t), "other", 2*mib))
+}
+
+func TestFirstArgumentOfASystemCallIsRead(t *testing.T) {
+	for line, want := range map[string]uint64{
+		"17 0x1d 0x7f00 0x1000 0x0 0x0 0x0 0x7ffd 0x7f12\n": 0x1d, "running\n": 0, "-1 0x7ffd 0x7f12\n": 0, "": 0, "17 zz": 0,
+	} {
+		if got, ok := firstArgument(line); got != want || ok != (want != 0) {
+			t.Errorf("%q\nwant %#x\ngot  %#x, %v", line, want, got, ok)
+		}
+	}
+}
+
+// A detach that has waited for its guest, and the undoing of an attach, try the store once more.
+func TestNodesOfAStoreThatHangsStay(t *testing.T) {
+	for name, hangs := range map[string]error{"hangs": trial.ErrHangs, "untried": trial.ErrUntried} {
+		vm, q := fakeVM(t)
+		var found error
+		vm.try = func(context.Context, *disk) error { return found }
+		want := Disk{ID: "data", Path: image(t, mib)}
+		_, err := vm.AttachDisk(limited(t), want)
+		must(t, err)
+		found = hangs
+		if err := vm.DetachDisk(limited(t), "data"); !errors.Is(err, hangs) {
+			t.Errorf("%s\nwant %v\ngot  %v", name, hangs, err)
+		}
+		q.with(func() {
+			if !q.nodes[RawNode("data")] || !q.nodes[FileNode("data")] || len(q.sets) != 1 {
+				t.Errorf("%s: of a store that hangs QEMU has left the nodes %v and the sets %v", name, q.nodes, q.sets)
+			}
+		})
+		found = errors.New("it fails") // which is no reason to keep it
+		must(t, vm.DetachDisk(limited(t), "data"))
+		q.with(func() {
+			if len(q.nodes) > 0 || len(q.sets) > 0 {
+				t.Errorf("%s: left are the nodes %v and the sets %v", name, q.nodes, q.sets)
+			}
+		})
+	}
+}
