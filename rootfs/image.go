@@ -13,20 +13,10 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"strings"
 
+	"github.com/directvol/directvol/protocols/modulelist"
 	"github.com/directvol/directvol/rootfs/kernel"
 )
-
-// ModuleList is the guest's file that names the modules to load: one absolute path a line, in load order, to be given
-// to finit_module(2) without parameters. It is there, maybe empty, in every image.
-const ModuleList = "/etc/directvol/modules"
-
-// DefaultModules are in every image, with what they need: vsock on virtio's PCI transport, by which the agent is
-// reached, then what its storages need, and the power button, by which a host ends a guest that it cannot reach. Debian's kernel for virtual machines has ext4 built in.
-func DefaultModules() []string {
-	return []string{"virtio_pci", "vmw_vsock_virtio_transport", "virtio_blk", "xfs", "virtio_scsi", "sd_mod", "virtiofs", "button"}
-}
 
 // Program is a file of the host that the guest can run.
 type Program struct {
@@ -40,7 +30,7 @@ type Program struct {
 type Image struct {
 	// Kernel is where the kernel comes from; the zero value is Debian's package.
 	Kernel kernel.Source
-	// Modules names modules beside DefaultModules. Those built into the kernel are passed over.
+	// Modules names modules beside modulelist.Names. Those built into the kernel are passed over.
 	Modules []string
 	// Programs go into the image with mode 0755. One must be /init, which the kernel starts as PID 1.
 	Programs []Program
@@ -83,7 +73,7 @@ func Build(ctx context.Context, img Image) (Result, error) {
 	}
 	a := newArchive()
 	result := Result{Kernel: k.Version, Image: img.Out, KernelImage: img.KernelOut}
-	if result.Modules, err = addModules(a, k, append(DefaultModules(), img.Modules...)); err != nil {
+	if result.Modules, err = addModules(a, k, append(modulelist.Names(), img.Modules...)); err != nil {
 		return Result{}, err
 	}
 	if err := addPrograms(a, img.Programs); err != nil {
@@ -113,7 +103,6 @@ func addModules(a *archive, k *kernel.Kernel, names []string) ([]string, error) 
 		return nil, err
 	}
 	var paths []string
-	var list strings.Builder
 	for _, m := range modules {
 		data, err := m.Read()
 		if err != nil {
@@ -124,7 +113,6 @@ func addModules(a *archive, k *kernel.Kernel, names []string) ([]string, error) 
 			return nil, err
 		}
 		paths = append(paths, guest)
-		list.WriteString(guest + "\n")
 	}
 	builtIn, err := k.BuiltInList()
 	if err == nil {
@@ -133,7 +121,11 @@ func addModules(a *archive, k *kernel.Kernel, names []string) ([]string, error) 
 	if err != nil {
 		return nil, err
 	}
-	return paths, a.addFile(ModuleList, 0o644, []byte(list.String()))
+	list, err := modulelist.Text(paths)
+	if err != nil {
+		return nil, err
+	}
+	return paths, a.addFile(modulelist.Path, 0o644, list)
 }
 
 func addPrograms(a *archive, programs []Program) error {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/u-root/u-root/pkg/cpio"
 
+	"github.com/directvol/directvol/protocols/modulelist"
 	"github.com/directvol/directvol/rootfs/kernel"
 	"github.com/directvol/directvol/rootfs/kernel/kerneltest"
 )
@@ -119,7 +120,7 @@ func TestEntriesAreRootsSortedAndTimeless(t *testing.T) {
 	if !slices.IsSorted(names) {
 		t.Errorf("entries are not sorted: %q", names)
 	}
-	for _, want := range []string{"dev/console", "etc", "init", "proc", "run", "sys", "tmp", strings.TrimPrefix(ModuleList, "/")} {
+	for _, want := range []string{"dev/console", "etc", "init", "proc", "run", "sys", "tmp", strings.TrimPrefix(modulelist.Path, "/")} {
 		if !seen[want] {
 			t.Errorf("the image has no %s", want)
 		}
@@ -146,8 +147,8 @@ func TestModuleListIsTheLoadOrder(t *testing.T) {
 		t.Errorf("modules:\n got %q\nwant %q", result.Modules, want)
 	}
 	records := readImage(t, img.Out)
-	if got := contentOf(t, records, strings.TrimPrefix(ModuleList, "/")); got != strings.Join(want, "\n")+"\n" {
-		t.Errorf("%s:\n got %q\nwant %q, one a line", ModuleList, got, want)
+	if got := contentOf(t, records, strings.TrimPrefix(modulelist.Path, "/")); got != strings.Join(want, "\n")+"\n" {
+		t.Errorf("%s:\n got %q\nwant %q, one a line", modulelist.Path, got, want)
 	}
 	for _, module := range want {
 		contentOf(t, records, strings.TrimPrefix(module, "/"))

@@ -1,32 +1,30 @@
 package guestinit
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/protocols/modulelist"
 )
 
-// ModuleList is the image's list of modules: a path a line, in load order.
-const ModuleList = "/etc/directvol/modules"
-
-// LoadModules loads the modules of a list, which nothing else in the guest
-// does: it has no modprobe. A list that is not there is an image whose kernel
+// LoadModules loads the modules of a list (package modulelist), which nothing
+// else in the guest does: it has no modprobe. A list that is not there is an image whose kernel
 // needs none.
 func LoadModules(list string) error {
 	others, err := LoadModulesUntil(list, "")
 	return errors.Join(err, others())
 }
 
-// LoadModulesUntil loads the modules of a list up to one, by its file's name, or
-// all where it is not among them. The others are loaded by the function that it
+// LoadModulesUntil loads the modules of a list up to one, by its name, or all
+// where it is not among them. The others are loaded by the function that it
 // returns, which is never nil.
 func LoadModulesUntil(list, name string) (others func() error, err error) {
 	nothing := func() error { return nil }
@@ -38,12 +36,8 @@ func LoadModulesUntil(list, name string) (others func() error, err error) {
 		return nothing, err
 	}
 	defer file.Close()
-	var paths []string
-	err = eachLine(file, func(line string) error {
-		paths = append(paths, line)
-		return nil
-	})
-	until := slices.IndexFunc(paths, func(p string) bool { return path.Base(p) == name }) + 1
+	paths, err := modulelist.Read(file)
+	until := slices.IndexFunc(paths, func(p string) bool { return nameOf(p) == name }) + 1
 	if until == 0 {
 		until = len(paths)
 	}
@@ -59,15 +53,10 @@ func loadAll(paths []string) error {
 	return errors.Join(errs...)
 }
 
-func eachLine(r io.Reader, do func(line string) error) error {
-	var errs []error
-	lines := bufio.NewScanner(r)
-	for lines.Scan() {
-		if line := lines.Text(); line != "" {
-			errs = append(errs, do(line))
-		}
-	}
-	return errors.Join(append(errs, lines.Err())...)
+// nameOf returns a module's name, of a file that may be compressed.
+func nameOf(file string) string {
+	name, _, _ := strings.Cut(path.Base(file), ".ko")
+	return name
 }
 
 // LoadModule loads a module from a file, by finit_module(2), which decompresses by

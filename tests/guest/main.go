@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/guestinit"
+	"github.com/directvol/directvol/protocols/modulelist"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/guest/ops"
 )
@@ -71,7 +72,7 @@ func inheriting() *os.ProcAttr {
 
 // echoOnly is the init of a guest that does nothing else.
 func echoOnly() error {
-	if err := guestinit.LoadModules(guestinit.ModuleList); err != nil {
+	if err := guestinit.LoadModules(modulelist.Path); err != nil {
 		return err
 	}
 	if disk := os.Getenv(act.FirstDisk); disk != "" {

@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/directvol/directvol/agent/guestinit"
+	"github.com/directvol/directvol/protocols/modulelist"
 	"github.com/directvol/directvol/tests/guest/act"
 )
 
@@ -13,7 +14,7 @@ import (
 // impossible.
 func runAgent() error {
 	guestinit.Reap()
-	if err := errors.Join(guestinit.Mount(), guestinit.LoadModules(guestinit.ModuleList)); err != nil {
+	if err := errors.Join(guestinit.Mount(), guestinit.LoadModules(modulelist.Path)); err != nil {
 		return err
 	}
 	if _, _, err := guestinit.Start("/test-guest", []string{"/test-guest", "serve"}, inheriting()); err != nil {

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/guestinit"
+	"github.com/directvol/directvol/protocols/modulelist"
 )
 
 // diskInit is the init that a distribution has.
@@ -16,7 +17,7 @@ const diskInit = "/sbin/init"
 // cannot be pivot_rooted, so its root is hidden below the new one (Documentation/filesystems/ramfs-rootfs-initramfs.rst).
 func switchRoot() error {
 	const root = "/newroot"
-	if err := errors.Join(guestinit.Mount(), guestinit.LoadModules(guestinit.ModuleList)); err != nil {
+	if err := errors.Join(guestinit.Mount(), guestinit.LoadModules(modulelist.Path)); err != nil {
 		return err
 	}
 	if err := os.Mkdir(root, 0o700); err != nil {

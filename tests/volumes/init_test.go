@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/directvol/directvol/agent/rpc"
+	"github.com/directvol/directvol/protocols/modulelist"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
 )
@@ -61,7 +62,7 @@ func TestPID1HasMountedTheKernelsFileSystems(t *testing.T) {
 func TestPID1HasLoadedEveryModuleOfTheImage(t *testing.T) {
 	g := guest(t)
 	ctx := limited(t)
-	list, err := g.Act.ReadFile(ctx, "/etc/directvol/modules")
+	list, err := g.Act.ReadFile(ctx, modulelist.Path)
 	must(t, err)
 	loaded, err := g.Act.ReadFile(ctx, "/proc/modules")
 	must(t, err)

@@ -25,13 +25,9 @@ import (
 	"github.com/directvol/directvol/agent/storage"
 	"github.com/directvol/directvol/agent/transport"
 	"github.com/directvol/directvol/agent/volume"
+	"github.com/directvol/directvol/protocols/modulelist"
 	"github.com/directvol/directvol/protocols/version"
 )
-
-// vsockModule is the last module that it takes to be reached. Those behind it are
-// loaded while the first calls are answered: xfs alone takes a second of an
-// emulated guest's boot.
-const vsockModule = "vmw_vsock_virtio_transport.ko"
 
 const (
 	// callLimit is how long the calls in flight have to end when a service does:
@@ -74,8 +70,10 @@ func main() {
 	}
 	if asInit {
 		guestinit.Reap()
+		// The modules behind vsock's are loaded while the first calls are answered: xfs
+		// alone takes a second of an emulated guest's boot.
 		var err error
-		if modules, err = guestinit.LoadModulesUntil(guestinit.ModuleList, vsockModule); err != nil {
+		if modules, err = guestinit.LoadModulesUntil(modulelist.Path, modulelist.VsockTransport); err != nil {
 			entry.Error(err)
 		}
 	}

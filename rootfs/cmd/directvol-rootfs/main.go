@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/directvol/directvol/protocols/modulelist"
 	"github.com/directvol/directvol/protocols/output"
 	"github.com/directvol/directvol/protocols/program"
 	"github.com/directvol/directvol/rootfs"
@@ -50,7 +51,7 @@ finit_module(2). The same input makes the same bytes.`,
 	}
 	f := cmd.Flags()
 	f.StringArrayVar(&programs, "program", nil, "a program of the guest, as `GUESTPATH=FILE`; one must be /init (repeatable)")
-	f.StringArrayVar(&img.Modules, "module", nil, "the `NAME` of a kernel module beside "+strings.Join(rootfs.DefaultModules(), ", ")+" (repeatable)")
+	f.StringArrayVar(&img.Modules, "module", nil, "the `NAME` of a kernel module beside "+strings.Join(modulelist.Names(), ", ")+" (repeatable)")
 	f.StringVar(&img.Kernel.Suite, "suite", "", "download the kernel from this `SUITE` of Debian's archive, such as trixie-backports, at the mirror that apt uses")
 	f.StringArrayVar(&img.Kernel.Debs, "kernel-deb", nil, "take the kernel from this package `FILE` (repeatable: a kernel may be split into several)")
 	f.StringVar(&img.Kernel.Dir, "kernel-dir", "", "take the kernel from this `FOLDER`, which holds vmlinuz and lib/modules as a package does")

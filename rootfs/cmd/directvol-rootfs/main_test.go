@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/directvol/directvol/protocols/modulelist"
 	"github.com/directvol/directvol/protocols/program"
 	"github.com/directvol/directvol/rootfs"
 	"github.com/directvol/directvol/rootfs/kernel/kerneltest"
@@ -55,7 +56,7 @@ func TestWrongCommandLineIsOneLineAndExit2(t *testing.T) {
 
 func TestAnswerIsForPeopleOrPrograms(t *testing.T) {
 	modules := map[string][]string{}
-	for _, name := range rootfs.DefaultModules() {
+	for _, name := range modulelist.Names() {
 		modules["kernel/"+name+".ko"] = []string{"depends="}
 	}
 	init := filepath.Join(t.TempDir(), "init")

@@ -1,0 +1,88 @@
+// Package modulelist is the list of kernel modules in a guest's image, as both sides know it: package rootfs chooses the modules and writes the list,
+// and the agent as PID 1 loads them, for the guest has no modprobe. The list is a text file: one absolute path a line, in load order, each to be given
+// to finit_module(2) without parameters.
+package modulelist
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+)
+
+// Path is the list's file in the guest. Every image of package rootfs has it, maybe empty.
+const Path = "/etc/directvol/modules"
+
+// VsockTransport is the module through which the host reaches the agent: virtio's vsock, by its name without ".ko".
+const VsockTransport = "vmw_vsock_virtio_transport"
+
+// Names returns the modules that every image has, by their names, with what they need: vsock on virtio's PCI transport, by which the agent is
+// reached, then the modules of its storages, and the power button, by which a host ends a guest that it cannot reach. Debian's kernel for virtual
+// machines has ext4 built in.
+func Names() []string {
+	return []string{"virtio_pci", VsockTransport, "virtio_blk", "xfs", "virtio_scsi", "sd_mod", "virtiofs", "button"}
+}
+
+// Bounds of a list.
+const (
+	// maxPath is the longest path in bytes, PATH_MAX of linux/limits.h.
+	maxPath = 4096
+	// maxModules is how many paths a list has at most: a kernel of Debian has some four thousand modules in all.
+	maxModules = 10_000
+)
+
+// Read reads a list. Empty lines are passed over. A relative path, one that is too long, and too many are errors; the paths before are returned with
+// them.
+func Read(r io.Reader) (paths []string, err error) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxPath+1)
+	for lines.Scan() {
+		line := lines.Text()
+		if line == "" {
+			continue
+		}
+		if err := check(line); err != nil {
+			return paths, err
+		}
+		if len(paths) == maxModules {
+			return paths, fmt.Errorf("module list: more than %d modules", maxModules)
+		}
+		paths = append(paths, line)
+	}
+	if err := lines.Err(); err != nil {
+		return paths, fmt.Errorf("module list: %w", err)
+	}
+	return paths, nil
+}
+
+// Text returns the list of some paths as its file has it. Read returns them again.
+func Text(paths []string) ([]byte, error) {
+	var b strings.Builder
+	if len(paths) > maxModules {
+		return nil, fmt.Errorf("module list: %d modules, and room for %d", len(paths), maxModules)
+	}
+	for _, p := range paths {
+		if err := check(p); err != nil {
+			return nil, err
+		}
+		b.WriteString(p + "\n")
+	}
+	return []byte(b.String()), nil
+}
+
+func check(p string) error {
+	var err error
+	switch {
+	case !path.IsAbs(p):
+		err = errors.New("want an absolute path")
+	case len(p) > maxPath:
+		err = fmt.Errorf("want at most %d bytes", maxPath)
+	case strings.ContainsAny(p, "\r\n\x00"):
+		err = errors.New("want a path of one line")
+	default:
+		return nil
+	}
+	return fmt.Errorf("module list: %.100q: %w", p, err)
+}
