@@ -2,7 +2,6 @@ package vm
 
 import (
 	"context"
-	"debug/elf"
 	"errors"
 	"fmt"
 	"io"
@@ -11,7 +10,8 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strings"
+
+	"github.com/u-root/u-root/pkg/ldd"
 
 	"github.com/directvol/directvol/rootfs"
 )
@@ -43,90 +43,28 @@ func Linked(guest, program string) ([]rootfs.Program, error) {
 	return files, nil
 }
 
-// libraryDirs are where Debian keeps shared libraries.
-var libraryDirs = []string{"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"}
-
-// maxLoader bounds a path that a program gives, in bytes.
-const maxLoader = 256
-
-// sharedLibraries finds what a program is linked to, and what that is linked to
-// (elf(5), DT_NEEDED).
+// sharedLibraries finds what a program is linked to, and what that is linked to, by asking its loader (ld.so(8), --list), as ldd(1) does. The
+// loader is the first of the files.
 func sharedLibraries(program string) (linked, error) {
-	loader, err := loaderOf(program)
-	if err != nil {
+	loader, err := ldd.GetInterp(program)
+	switch {
+	case err != nil:
 		return linked{}, err
+	case !filepath.IsAbs(loader):
+		return linked{}, fmt.Errorf("%s: no loader: it is not dynamically linked", program)
 	}
+	libraries, err := ldd.List(program)
+	if err != nil {
+		return linked{}, fmt.Errorf("find the shared libraries of %s, and install the package of one that is missing (of kata-agent's: libc6, libseccomp2, libgcc-s1): %w", program, err)
+	}
+	slices.Sort(libraries) // List has no order
 	found := linked{loader, []file{{filepath.Base(loader), loader}}}
-	missing := []string{program}
-	for len(missing) > 0 {
-		names, dirs, err := needed(missing[0])
-		if err != nil {
-			return linked{}, err
-		}
-		missing = missing[1:]
-		for _, name := range names {
-			if slices.ContainsFunc(found.files, func(f file) bool { return f.name == name }) {
-				continue
-			}
-			path, err := findLibrary(name, append(dirs, libraryDirs...))
-			if err != nil {
-				return linked{}, fmt.Errorf("%s: %w", program, err)
-			}
-			found.files = append(found.files, file{name, path})
-			missing = append(missing, path)
+	for _, library := range libraries {
+		if library != loader {
+			found.files = append(found.files, file{filepath.Base(library), library})
 		}
 	}
 	return found, nil
-}
-
-func loaderOf(program string) (string, error) {
-	f, err := elf.Open(program)
-	if err != nil {
-		return "", fmt.Errorf("%s: %w", program, err)
-	}
-	defer f.Close()
-	for _, p := range f.Progs {
-		if p.Type != elf.PT_INTERP {
-			continue
-		}
-		text, err := io.ReadAll(io.LimitReader(p.Open(), maxLoader))
-		loader := strings.TrimRight(string(text), "\x00")
-		if err == nil && !filepath.IsAbs(loader) {
-			err = errors.New("its loader has no absolute path")
-		}
-		return loader, err
-	}
-	return "", fmt.Errorf("%s: no loader: it is not dynamically linked", program)
-}
-
-// needed returns the names of what a file is linked to, and where it wants that
-// looked for before anywhere else (DT_RUNPATH).
-func needed(path string) (names, dirs []string, err error) {
-	f, err := elf.Open(path)
-	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", path, err)
-	}
-	defer f.Close()
-	if names, err = f.ImportedLibraries(); err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", path, err)
-	}
-	lists, err := f.DynString(elf.DT_RUNPATH)
-	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", path, err)
-	}
-	for _, list := range lists {
-		dirs = append(dirs, filepath.SplitList(list)...)
-	}
-	return names, dirs, nil
-}
-
-func findLibrary(name string, dirs []string) (string, error) {
-	for _, dir := range dirs {
-		if path := filepath.Join(dir, name); name == filepath.Base(name) && filepath.IsAbs(dir) && exists(path) {
-			return path, nil
-		}
-	}
-	return "", fmt.Errorf("the host lacks %s: install its package (of kata-agent's: libc6, libseccomp2, libgcc-s1)", name)
 }
 
 // imageOf makes an ext4 image below dir that holds files as programs.
