@@ -27,6 +27,9 @@ VM_TESTS := volumes churn ways killed cuts rescue ctl
 ROOTFS = build/directvol-rootfs --cache build/cache
 RESCUE_ROOTFS = $(ROOTFS) --suite $(RESCUE_SUITE) --kernel-out build/rescue-vmlinuz --program /init=build/directvol-agent
 
+# A module of its own, which ./... leaves out.
+BENCH := tools/bench
+
 .PHONY: help demo bench test test-long build guest rescue lint generate clean deps-demo deps-bench deps-test deps-long
 
 help: ## list the targets
@@ -38,10 +41,11 @@ demo: deps-demo guest ## boot a VM and run the main job in it, told on the termi
 	build/demo
 
 bench: deps-bench guest ## measure it beside its floors and, with KATA_AGENT=PATH, beside kata-agent: build/bench.md; with CHECK=1, fail with exit 3 of build/bench where a target is missed
-	@$(QUIET) 'build the bench' go build -v -o build/bench ./tools/bench
+	@$(QUIET) 'build the bench' go -C $(BENCH) build -v -o ../../build/bench .
 	build/bench $(if $(CHECK),--check)
 
 test: deps-test guest rescue ## run every test but the long ones; those below tests/ may boot VMs, two at a time
+	CGO_ENABLED=1 go -C $(BENCH) test -race -timeout 25m ./...
 	CGO_ENABLED=1 go build -v -race ./...
 	CGO_ENABLED=1 go test -race -p 2 -timeout 25m ./protocols/... ./agent/... ./host/... ./rootfs/... ./tools/...
 	CGO_ENABLED=1 go test -race -p 2 -timeout 25m -count=1 -v $(VM_TESTS:%=./tests/%/...) ./tests/...
@@ -65,6 +69,8 @@ rescue: build ## make the same, as rescue-*, with the newer kernel of suite RESC
 lint: ## check with go vet, staticcheck and gofmt
 	go vet ./...
 	go tool staticcheck ./...
+	go -C $(BENCH) vet ./...
+	cd $(BENCH) && "$$(cd ../.. && go tool -n staticcheck)" ./...
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "run gofmt -w on:" $$unformatted; exit 1; }
 
 generate: ## write the Go code that is made from protocols/proto

@@ -6,6 +6,8 @@
 //	2    the command line is wrong, and nothing was tried
 //	130  Ctrl-C or another signal ended it, as a shell reports it
 //	141  nobody reads the standard output any more, as a shell reports SIGPIPE
+//
+// A program may have further statuses of its own, by WithStatus.
 package program
 
 import (
@@ -52,6 +54,22 @@ func Usage(err error) error {
 // Usagef is Usage of a new error.
 func Usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
+// statusError is the error of a command that has an exit status of its own.
+type statusError struct {
+	error
+	status int
+}
+
+func (e statusError) Unwrap() error { return e.error }
+
+// WithStatus makes err end the program with an exit status of its own, which is none of those above. The nil error stays nil.
+func WithStatus(status int, err error) error {
+	if err == nil {
+		return nil
+	}
+	return statusError{err, status}
+}
+
 // Main runs a command as this process, and ends it. SIGINT, SIGTERM and SIGHUP end the command's context, those that nohup or a shell
 // ignores excepted; a second one ends the process at once. A reader that goes away does not: writes to it fail.
 func Main(root *cobra.Command) {
@@ -90,6 +108,9 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 		return Unread
 	case !errors.Is(err, ErrReported):
 		fmt.Fprintf(stderr, "%s: %v\n", root.Name(), err)
+	}
+	if own, ok := errors.AsType[statusError](err); ok {
+		return own.status
 	}
 	return Failed
 }

@@ -46,6 +46,8 @@ func TestExitStatusSaysHowItEnded(t *testing.T) {
 		"success":             {t.Context(), nil, result{OK, "", ""}},
 		"success at last":     {over, nil, result{OK, "", ""}},
 		"failure":             {t.Context(), errors.New("no such volume"), result{Failed, "", "example: no such volume\n"}},
+		"its own status":      {t.Context(), WithStatus(3, errors.New("missed")), result{3, "", "example: missed\n"}},
+		"no error":            {t.Context(), WithStatus(3, nil), result{OK, "", ""}},
 		"reported":            {t.Context(), ErrReported, result{Failed, "", ""}},
 		"usage":               {t.Context(), Usagef("--count %d: want more", 0), result{WrongUsage, "", "example: --count 0: want more; see example verb --help\n"}},
 		"usage, in two lines": {t.Context(), Usage(errors.New("a\n\n\tb")), result{WrongUsage, "", "example: a b; see example verb --help\n"}},

@@ -3,19 +3,57 @@ package house
 import (
 	"fmt"
 	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
+	"testing"
 )
 
-// directives returns go.mod's directives, one "verb argument…" each, with blocks unfolded. Comments stay: "// indirect" is one.
-func directives(t *tree) ([]string, error) {
-	text, err := fs.ReadFile(t, "go.mod")
+// modFiles are the paths of all go.mod files: the one at the top, and those of modules below it.
+func (t *tree) modFiles() (files []string, err error) {
+	files = []string{"go.mod"}
+	err = fs.WalkDir(t, ".", func(name string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && ignored(name):
+			return fs.SkipDir
+		case path.Base(name) == "go.mod" && name != "go.mod":
+			files = append(files, name)
+		}
+		return nil
+	})
+	return files, err
+}
+
+// directive is one of a go.mod.
+type directive struct{ file, text string }
+
+// directives returns those of all go.mod files, "verb argument…" each, with blocks unfolded. Comments stay: "// indirect" is one.
+func directives(t *tree) (all []directive, err error) {
+	files, err := t.modFiles()
 	if err != nil {
 		return nil, err
 	}
-	var all []string
+	for _, file := range files {
+		text, err := fs.ReadFile(t, file)
+		if err != nil {
+			return nil, err
+		}
+		for _, d := range directivesOf(string(text)) {
+			all = append(all, directive{file, d})
+		}
+	}
+	return all, nil
+}
+
+func directivesOf(text string) (all []string) {
 	block := ""
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		switch verb, opens := strings.CutSuffix(line, "("); {
 		case line == "" || strings.HasPrefix(line, "//"):
@@ -27,7 +65,7 @@ func directives(t *tree) ([]string, error) {
 			all = append(all, block+line)
 		}
 	}
-	return all, nil
+	return all
 }
 
 // ourGo is the version that go.mod names: any patch of it will do.
@@ -38,20 +76,26 @@ func goVersion(t *tree) (broken []string) {
 	if err != nil {
 		return []string{err.Error()}
 	}
-	found := false
-	for _, line := range all {
-		found = found || ourGo.MatchString(line)
-		if strings.HasPrefix(line, "toolchain ") {
-			broken = append(broken, "go.mod: "+line+": whoever builds chooses the toolchain")
+	files, err := t.modFiles()
+	if err != nil {
+		return []string{err.Error()}
+	}
+	found := map[string]bool{}
+	for _, d := range all {
+		found[d.file] = found[d.file] || ourGo.MatchString(d.text)
+		if strings.HasPrefix(d.text, "toolchain ") {
+			broken = append(broken, d.file+": "+d.text+": whoever builds chooses the toolchain")
 		}
 	}
-	if !found {
-		broken = append(broken, "go.mod: no line go 1.26 or go 1.26.x")
+	for _, file := range files {
+		if !found[file] {
+			broken = append(broken, file+": no line go 1.26 or go 1.26.x")
+		}
 	}
 	return broken
 }
 
-// dependenciesExplained wants a row in CONTRIBUTING.md, with the module in backticks, for each module that go.mod requires directly.
+// dependenciesExplained wants a row in CONTRIBUTING.md, with the module in backticks, for each module that a go.mod requires directly.
 func dependenciesExplained(t *tree) (broken []string) {
 	all, err := directives(t)
 	if err != nil {
@@ -69,11 +113,46 @@ func dependenciesExplained(t *tree) (broken []string) {
 			}
 		}
 	}
-	for _, line := range all {
-		words := strings.Fields(line)
-		if words[0] == "require" && !strings.Contains(line, "// indirect") && !explained[words[1]] {
-			broken = append(broken, fmt.Sprintf("go.mod: no row of CONTRIBUTING.md says what `%s` is for", words[1]))
+	for _, d := range all {
+		words := strings.Fields(d.text)
+		if words[0] == "require" && !strings.Contains(d.text, "// indirect") && !explained[words[1]] && words[1] != module {
+			broken = append(broken, fmt.Sprintf("%s: no row of CONTRIBUTING.md says what `%s` is for", d.file, words[1]))
 		}
 	}
 	return broken
+}
+
+// modulesBuildOnThisTree wants each module below the top to be built with this tree's packages, and nobody's release of them: by the folder, so that it needs no network.
+func modulesBuildOnThisTree(t *tree) (broken []string) {
+	files, err := t.modFiles()
+	if err != nil {
+		return []string{err.Error()}
+	}
+	all, err := directives(t)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for _, file := range files[1:] {
+		up := strings.Repeat("../", strings.Count(path.Dir(file), "/")+1)
+		want := directive{file, "replace " + module + " => " + strings.TrimSuffix(up, "/")}
+		if !slices.Contains(all, want) {
+			broken = append(broken, fmt.Sprintf("%s: no line %s", file, want.text))
+		}
+	}
+	return broken
+}
+
+// Whoever changes a package that another module uses learns of it here, for ./... at the top leaves that module out.
+func TestOtherModulesBuild(t *testing.T) {
+	files, err := load(t, os.DirFS(top)).modFiles()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files[1:] {
+		vet := exec.Command("go", "vet", "./...")
+		vet.Dir = filepath.Join(top, path.Dir(file))
+		if out, err := vet.CombinedOutput(); err != nil {
+			t.Errorf("%s: go vet: %v\n%s", file, err, out)
+		}
+	}
 }

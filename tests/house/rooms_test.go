@@ -49,14 +49,10 @@ func roomImports(t *tree) (broken []string) {
 	return broken
 }
 
-// unlike are programs in the rooms of programsAlike that have no user at a terminal, or an exit status of their own (bench: 3, a target
-// was missed).
-var unlike = []string{"tools/bench"}
-
 // programsAlike holds the programs for people to one place for exit statuses, --version, signals and errors of one line.
 func programsAlike(t *tree) (broken []string) {
 	for _, file := range t.sources {
-		if file.Name.Name != "main" || file.test() || !slices.Contains([]string{"host", "rootfs", "tools"}, file.room()) || slices.Contains(unlike, file.dir()) {
+		if file.Name.Name != "main" || file.test() || !slices.Contains([]string{"host", "rootfs", "tools"}, file.room()) {
 			continue
 		}
 		for _, decl := range file.Decls {

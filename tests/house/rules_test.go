@@ -21,6 +21,7 @@ var rules = map[string]rule{
 	"one place knows mounts by number":      mountsByNumber,
 	"a skipped test says why":               skipsSayWhy,
 	"go.mod names Go's version and no more": goVersion,
+	"modules build on this tree":            modulesBuildOnThisTree,
 	"every dependency is explained":         dependenciesExplained,
 	"links lead somewhere":                  linksLead,
 	"each promise is held by something":     promisesAreHeld,

@@ -71,10 +71,16 @@ var violations = map[string][]struct {
 		{files: one("go.mod", "module m\n\ngo 1.260\n"), want: "no line go 1.26"},
 		{files: one("go.mod", "module m\n\ngo 1.26.0\n\ntoolchain go1.26.8\n"), want: "toolchain go1.26.8"},
 		{files: map[string]string{}, want: "go.mod"},
+		{files: map[string]string{"go.mod": "go 1.26\n", "tools/x/go.mod": "module x\n"}, want: "tools/x/go.mod: no line go 1.26"},
+	},
+	"modules build on this tree": {
+		{files: map[string]string{"go.mod": "go 1.26\n", "tools/x/go.mod": "require " + module + " v1.0.0\n"}, want: "tools/x/go.mod: no line replace " + module + " => ../.."},
+		{files: map[string]string{"go.mod": "go 1.26\n", "tools/x/go.mod": "replace " + module + " => ..\n"}, want: "tools/x/go.mod: no line replace"},
 	},
 	"every dependency is explained": {
 		{files: map[string]string{"go.mod": "require (\n\texample.org/a v1.0.0\n)\n", "CONTRIBUTING.md": "We love `example.org/a`.\n"}, want: "`example.org/a`"},
 		{files: map[string]string{"go.mod": "require example.org/a v1.0.0\n", "CONTRIBUTING.md": "| `example.org/ab` | x |\n"}, want: "`example.org/a`"},
+		{files: map[string]string{"go.mod": "", "tools/x/go.mod": "require example.org/a v1.0.0\n", "CONTRIBUTING.md": ""}, want: "tools/x/go.mod: no row of CONTRIBUTING.md says what `example.org/a`"},
 	},
 	"links lead somewhere": {
 		{files: one("docs/x.md", "see [y](y.md)"), want: "docs/x.md: a link leads to y.md"},
@@ -126,6 +132,7 @@ var clean = map[string]string{
 	"build/util/x.go":         "package util",
 	"rootfs/testdata/lib/x.c": "",
 	".ci/run":                 "",
+	"tools/y/go.mod":          "module y\n\ngo 1.26\n\nrequire (\n\texample.org/a v1.0.0\n\t" + module + " v0.0.0\n)\n\nreplace " + module + " => ../..\n",
 	"go.mod":                  "module m\n\ngo 1.26.3\n\nrequire example.org/a v1.0.0\n\nrequire (\n\texample.org/b v1.0.0 // indirect\n)\n",
 	"CONTRIBUTING.md":         "| `example.org/a` | is why, and [where](docs/x.md#why) |\n",
 	"docs/x.md":               "[up](../CONTRIBUTING.md), [away](https://example.org/none.md), `TestX`, `TestX/it is Sunday: run it tomorrow`",

@@ -28,10 +28,10 @@ func FindBuild() (Build, error) {
 	if err != nil {
 		return Build{}, err
 	}
-	for !exists(filepath.Join(top, "go.mod")) {
+	for !exists(filepath.Join(top, "Makefile")) { // a go.mod is below it, too
 		parent := filepath.Dir(top)
 		if parent == top {
-			return Build{}, errors.New("no go.mod here or above: run this in the repository")
+			return Build{}, errors.New("no Makefile here or above: run this in the repository")
 		}
 		top = parent
 	}

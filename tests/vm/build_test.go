@@ -16,11 +16,11 @@ func TestMissingProductIsNamedWithItsTarget(t *testing.T) {
 		}
 	}
 	t.Chdir(inside)
-	if _, err := FindBuild(); err == nil || !strings.Contains(err.Error(), "go.mod") {
-		t.Errorf("outside of a repository\nwant an error that misses go.mod\ngot  %v", err)
+	if _, err := FindBuild(); err == nil || !strings.Contains(err.Error(), "Makefile") {
+		t.Errorf("outside of a repository\nwant an error that misses Makefile\ngot  %v", err)
 	}
 	for _, c := range []struct{ make, want string }{
-		{"go.mod", "build/directvol is missing: run make build"},
+		{"Makefile", "build/directvol is missing: run make build"},
 		{"build/directvol", "build/vmlinuz is missing: run make guest"},
 		{"build/vmlinuz", "build/guest.cpio is missing: run make guest"},
 		{"build/guest.cpio", "build/guest-test.cpio is missing: run make guest"},

@@ -1,149 +1,159 @@
-// Command bench measures what directvol's users wait for, and pay, each figure beside the floor that it is held against: in one VM where both
-// need one, in turn, with one server running at a time. It shows a table and writes it as JSON, as markdown and as charts.
+// Command bench measures what directvol's users wait for, and pay, each figure beside the floor that it is held against. Three packages do the work:
+// measure has the rules by which runs become a row and a verdict, experiments has what is measured and how it is brought about, and report writes down
+// what came of it. The bench is a module of its own, so that nothing else depends on what draws its charts.
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"regexp"
-	"text/tabwriter"
+	"slices"
 
-	"golang.org/x/sys/unix"
+	"github.com/spf13/cobra"
+
+	"github.com/directvol/directvol/protocols/output"
+	"github.com/directvol/directvol/protocols/program"
+	"github.com/directvol/directvol/tools/bench/experiments"
+	"github.com/directvol/directvol/tools/bench/report"
 )
 
-const help = `bench measures directvol beside the floors that it is held against, and says what it found on the terminal, in
+func main() { program.Main(newCommand()) }
+
+const long = `bench measures directvol beside the floors that it is held against, and says what it found on the terminal, in
 build/bench.json, in build/bench.md and in charts (build/bench-*.svg). make bench builds what it needs and runs it.
 
-Examples:
-  build/bench                            every row: some 15 minutes without KVM
-  build/bench --rows '^(health|volume)'  two rows and their baseline: less than a minute
-  build/bench --rows fio --runs 9        more runs than 5, for a narrower answer
-  build/bench --check                    exit 3 where a target is missed: make bench CHECK=1
-  KATA_AGENT=./kata-agent build/bench --rows 'rtt|rss|memory'
+A ratio is a row divided by its baseline, measured in the same runs and in turn. Absolute times do not hold on another
+machine, and on a busy one not even ratios do: run it on a quiet one. Where a target lies inside the spread of the runs,
+as many runs are made again, and the row is of all of them. build/bench.md says how long each section took.
 
-A ratio is a row divided by its baseline, measured in the same runs and in turn. Absolute times do not hold on another machine, and on a
-busy one not even ratios do: run it on a quiet one. Where the target lies inside the spread of the runs, the rows are measured again,
-with twice the runs.
+The rows of kata_agent need KATA_AGENT, the path of a kata-agent built for Debian 12.
 
-The rows of kata_agent need KATA_AGENT, a path of a kata-agent built for Debian 12.
+Exit status: 0, 1 where a row could not be measured, 2 for a wrong command line, 3 where --check finds a target missed,
+130 for Ctrl-C.`
 
-Options:
-`
+const example = `  build/bench                                every row: some 15 minutes without KVM
+  build/bench --row health_check_rtt_apart   one row and its baseline: less than a minute
+  build/bench --rows '^(health|volume)'      the rows whose names match
+  build/bench --rows fio --runs 9            more runs than 5, for a narrower answer
+  build/bench --check                        exit 3 where a target is missed: make bench CHECK=1
+  KATA_AGENT=./kata-agent build/bench --rows 'rtt|rss|memory'`
 
 // options are what the command line says.
 type options struct {
-	rows    *regexp.Regexp
-	runs    int
-	json    string
-	check   bool
-	verbose bool
+	wanted func(row string) bool
+	runs   int
+	json   string
+	check  bool
+	log    io.Writer
 }
 
-// fewestRuns is what a spread needs to be one.
-const fewestRuns = 5
+const (
+	// fewestRuns is what a spread needs to be one.
+	fewestRuns = 5
+	// missed is the exit status where a target is missed.
+	missed = 3
+)
 
-func main() {
-	o, err := parse(os.Args[1:], os.Stdout)
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "bench: %v; see --help\n", err)
-		os.Exit(2)
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
-	defer stop()
-	if err := run(ctx, o, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		switch {
-		case ctx.Err() != nil:
-			os.Exit(130) // as a shell reports a program that Ctrl-C ended
-		case errors.Is(err, errMissed):
-			os.Exit(3)
-		}
-		os.Exit(1)
-	}
-}
-
-// errMissed ends a bench in which all was measured, and not all targets were met.
-var errMissed = errors.New("target missed")
-
-// parse reads the command line. Where it asks for help, that is written, and the error is flag.ErrHelp.
-func parse(args []string, w io.Writer) (options, error) {
-	o := options{rows: regexp.MustCompile("")}
-	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
-	flags.Func("rows", "measure only the rows whose name matches `REGEX`, and their baselines", func(value string) (err error) {
-		o.rows, err = regexp.Compile(value)
-		return err
-	})
-	flags.IntVar(&o.runs, "runs", fewestRuns, "measure each row in `N` runs, 5 or more")
-	flags.StringVar(&o.json, "json", "build/bench.json", "write the figures, for programs, to `PATH`; the rest goes beside it")
-	flags.BoolVar(&o.check, "check", false, "exit 3 where a row misses its target, or has one and could not be measured")
-	flags.BoolVar(&o.verbose, "v", false, "show what the host's side logs")
-	err := flags.Parse(args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(w, help)
-		flags.SetOutput(w)
-		flags.PrintDefaults()
-		fmt.Fprintln(w, "\nRows, with their targets:")
-		describe(w)
-		return o, err
-	case err != nil:
-		return o, err
-	case flags.NArg() > 0:
-		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
-	case o.runs < fewestRuns:
-		return o, fmt.Errorf("%d runs say little of their spread: want %d or more", o.runs, fewestRuns)
-	case len(chosen(o.rows)) == 0:
-		return o, fmt.Errorf("no row matches %q", o.rows)
-	}
-	return o, nil
-}
-
-// describe lists the rows.
-func describe(w io.Writer) {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	told := map[string]bool{} // an echo is measured by many
-	for _, e := range experiments {
-		for _, l := range e.lines {
-			if !told[l.name] {
-				fmt.Fprintf(table, "  %s\t%s\t%s\n", l.name, l.goal, l.what)
+func newCommand() *cobra.Command {
+	var o options
+	var names []string
+	var pattern string
+	var verbose bool
+	cmd := &cobra.Command{
+		Use: "bench", Short: "Measure directvol beside its floors", Long: long + "\n\nRows, with their targets:\n" + rows(), Example: example, Args: program.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if o.wanted, err = selection(names, pattern); err != nil {
+				return program.Usage(err)
 			}
-			told[l.name] = true
-		}
+			if o.runs < fewestRuns {
+				return program.Usagef("%d runs say little of their spread: want %d or more", o.runs, fewestRuns)
+			}
+			if o.log = io.Discard; verbose {
+				o.log = cmd.ErrOrStderr()
+			}
+			return run(cmd.Context(), o, cmd.OutOrStdout())
+		},
 	}
-	table.Flush()
+	cmd.Flags().StringSliceVar(&names, "row", nil, "measure only the rows `NAME,...`, and their baselines (repeatable)")
+	cmd.Flags().StringVar(&pattern, "rows", "", "measure only the rows whose names match `REGEX`, and their baselines")
+	cmd.Flags().IntVar(&o.runs, "runs", fewestRuns, "measure each row in `N` runs, 5 or more")
+	cmd.Flags().StringVar(&o.json, "json", "build/bench.json", "`FILE` for the figures, for programs; the rest goes beside it")
+	cmd.Flags().BoolVar(&o.check, "check", false, "exit 3 where a row misses its target, or has one and could not be measured")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "show what the host's side logs")
+	return cmd
 }
 
-// run measures, and tells.
-func run(ctx context.Context, o options, w *os.File) error {
-	l, err := newLab(ctx, o, w)
+// selection is the rows that --row names and --rows matches: all of them where neither is given.
+func selection(names []string, pattern string) (func(row string) bool, error) {
+	match, err := regexp.Compile(pattern)
+	if err != nil {
+		return nil, fmt.Errorf("--rows: %w", err)
+	}
+	var all []string
+	for _, l := range experiments.Lines() {
+		all = append(all, l.Name)
+	}
+	for _, name := range names {
+		if !slices.Contains(all, name) {
+			return nil, fmt.Errorf("--row: no row is called %q", name)
+		}
+	}
+	wanted := func(row string) bool {
+		return slices.Contains(names, row) || (pattern != "" || len(names) == 0) && match.MatchString(row)
+	}
+	if !slices.ContainsFunc(all, wanted) {
+		return nil, fmt.Errorf("--rows: no row matches %q", pattern)
+	}
+	return wanted, nil
+}
+
+// rows lists all rows, a line each.
+func rows() string {
+	var b bytes.Buffer
+	table := output.Table(&b)
+	for _, l := range experiments.Lines() {
+		fmt.Fprintf(table, "  %s\t%s\t%s\n", l.Name, l.Goal, l.What)
+	}
+	table.Flush() // a buffer takes all
+	return b.String()
+}
+
+// run measures, and says what came of it.
+func run(ctx context.Context, o options, stdout io.Writer) error {
+	lab, err := experiments.NewLab(ctx, o.log)
 	if err != nil {
 		return err
 	}
-	defer l.close()
-	report, err := l.measureAll(ctx, chosen(o.rows), o.runs)
+	defer lab.Close()
+	result, err := lab.Bench(output.NewProgress(stdout)).Measure(ctx, lab.Experiments(o.wanted), o.runs)
 	if ctx.Err() != nil {
 		return fmt.Errorf("interrupted: the VM is gone, and nothing was written: %w", ctx.Err())
 	}
-	if len(report.Rows) > 0 {
-		report.table(w)
-		written, writeErr := report.write(o.json)
-		err = errors.Join(err, writeErr)
-		fmt.Fprintln(w)
-		for _, path := range written {
-			fmt.Fprintln(w, "written:", path)
-		}
+	found := report.New(lab.Machine(), result)
+	if len(result.Rows) > 0 {
+		err = errors.Join(err, tell(found, o.json, stdout))
 	}
 	if err == nil && o.check {
-		err = report.check()
+		err = checked(found)
+	}
+	return err
+}
+
+// checked is the error of a report in which a target is missed, with its exit status.
+func checked(found *report.Report) error { return program.WithStatus(missed, found.Check()) }
+
+// tell writes the report to files, and to the terminal.
+func tell(found *report.Report, path string, stdout io.Writer) error {
+	if err := found.Table(stdout); err != nil {
+		return err
+	}
+	written, err := found.Write(path)
+	fmt.Fprintln(stdout)
+	for _, path := range written {
+		fmt.Fprintln(stdout, "written:", path)
 	}
 	return err
 }

@@ -3,49 +3,103 @@ package main
 import (
 	"bytes"
 	"errors"
-	"flag"
+	"io"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/directvol/directvol/protocols/program"
+	"github.com/directvol/directvol/tools/bench/experiments"
+	"github.com/directvol/directvol/tools/bench/measure"
+	"github.com/directvol/directvol/tools/bench/report"
 )
 
+func try(t *testing.T, args ...string) (status int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	status = program.Run(t.Context(), newCommand(), args, &out, &errs)
+	return status, out.String(), errs.String()
+}
+
 func TestHelpTeachesAndListsEveryRowOnce(t *testing.T) {
-	var w bytes.Buffer
-	if _, err := parse([]string{"--help"}, &w); !errors.Is(err, flag.ErrHelp) {
-		t.Fatalf("want flag.ErrHelp\ngot  %v", err)
+	status, help, _ := try(t, "--help")
+	if status != program.OK {
+		t.Errorf("exit status\nwant 0\ngot  %d", status)
 	}
-	for _, want := range append([]string{"Examples:", "KATA_AGENT", "-rows REGEX", "-runs N", "-json PATH"}, issueRows...) {
-		if !strings.Contains(w.String(), want) {
-			t.Errorf("the help says nothing of %q", want)
+	want := []string{"Examples:", "KATA_AGENT", "--rows REGEX", "--row NAME,...", "--runs N", "--json FILE", "--check"}
+	for _, l := range experiments.Lines() {
+		want = append(want, "\n  "+l.Name+" ")
+	}
+	for _, w := range want {
+		if !strings.Contains(help, w) {
+			t.Errorf("the help says nothing of %q", w)
 		}
 	}
-	if n := strings.Count(w.String(), "\n  vsock_echo_rtt "); n != 1 {
+	if n := strings.Count(help, "\n  vsock_echo_rtt "); n != 1 {
 		t.Errorf("vsock_echo_rtt is listed\nwant once\ngot  %d times", n)
 	}
 }
 
-func TestAWrongCommandLineIsNamed(t *testing.T) {
+func TestWrongCommandLineIsNamed(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		want string
 	}{
 		{[]string{"--runs", "4"}, "4 runs"},
 		{[]string{"--rows", "no_such_row"}, "no_such_row"},
+		{[]string{"--row", "vsock_echo_rtt,no_such_row"}, `no row is called "no_such_row"`},
 		{[]string{"--rows", "("}, "missing closing"},
 		{[]string{"now"}, `"now"`},
 		{[]string{"--fast"}, "fast"},
 	} {
-		if _, err := parse(c.args, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%v\nwant an error with %q\ngot  %v", c.args, c.want, err)
+		status, stdout, stderr := try(t, c.args...)
+		if status != program.WrongUsage || stdout != "" || !strings.Contains(stderr, c.want) || !strings.Contains(stderr, "see bench --help") {
+			t.Errorf("%v\nwant exit 2 and %q\ngot  exit %d, %q, %q", c.args, c.want, status, stdout, stderr)
 		}
 	}
 }
 
-func TestTheDefaultsMeasureEverythingInFiveRuns(t *testing.T) {
-	o, err := parse(nil, &bytes.Buffer{})
-	if err != nil {
-		t.Fatal(err)
+func TestRowsAreChosenByNameAndByPattern(t *testing.T) {
+	for _, c := range []struct {
+		names   []string
+		pattern string
+		chosen  []string
+		not     []string
+	}{
+		{nil, "", []string{"resize_xfs", "boot_to_mount"}, nil},
+		{[]string{"resize_xfs"}, "", []string{"resize_xfs"}, []string{"resize_xfs_call", "boot_to_mount"}},
+		{nil, "^resize_xfs", []string{"resize_xfs", "resize_xfs_call"}, []string{"boot_to_mount"}},
+		{[]string{"boot_to_mount"}, "xfs$", []string{"resize_xfs", "boot_to_mount"}, []string{"resize_ext4"}},
+	} {
+		wanted, err := selection(c.names, c.pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range c.chosen {
+			if !wanted(name) {
+				t.Errorf("%v %q leaves %s out", c.names, c.pattern, name)
+			}
+		}
+		for _, name := range c.not {
+			if wanted(name) {
+				t.Errorf("%v %q chooses %s", c.names, c.pattern, name)
+			}
+		}
 	}
-	if o.runs != 5 || o.json != "build/bench.json" || len(chosen(o.rows)) != len(experiments) {
-		t.Errorf("got %+v", o)
+}
+
+func TestMissedTargetHasAnExitStatusOfItsOwn(t *testing.T) {
+	unmeasured := measure.Omission{Lines: []measure.Line{{Name: "row", Goal: measure.AtMost(1)}}, Why: errors.New("it broke")}
+	for _, c := range []struct {
+		leftOut []measure.Omission
+		want    int
+	}{{nil, program.OK}, {[]measure.Omission{unmeasured}, 3}} {
+		cmd := newCommand()
+		cmd.RunE = func(*cobra.Command, []string) error {
+			return checked(report.New(report.Machine{}, &measure.Result{LeftOut: c.leftOut}))
+		}
+		if status := program.Run(t.Context(), cmd, nil, io.Discard, io.Discard); status != c.want {
+			t.Errorf("left out: %v\nwant exit %d\ngot  exit %d", c.leftOut, c.want, status)
+		}
 	}
 }

@@ -1,0 +1,72 @@
+package experiments
+
+import (
+	"context"
+	"slices"
+
+	"github.com/directvol/directvol/tools/bench/measure"
+)
+
+// experiment measures some rows in a lab.
+type experiment struct {
+	name  string
+	lines []measure.Line
+	// open sets it up for at most so many runs.
+	open func(ctx context.Context, l *Lab, runs int) (measure.Session, error)
+}
+
+// all are the experiments, in the order that they are made in: first those that need no VM, then those in one guest, in which kata-agent comes last,
+// for its processes stay; then those with guests of their own.
+var all = []experiment{
+	binarySize, systemCalls,
+	roundTrips, roundTripsApart, streams, residentMemory, resizeExt4, resizeXFS, pauseExt4, pauseXFS, probeCost, besideHung, diskGrown, attach, fioCounted, fioByHand, fioShared,
+	kataRoundTrips, kataRoundTripsApart, kataMemory,
+	boot,
+}
+
+// Lines are the rows of all experiments, each once.
+func Lines() (lines []measure.Line) {
+	seen := map[string]bool{} // an echo is measured by many
+	for _, e := range all {
+		for _, l := range e.lines {
+			if !seen[l.Name] {
+				lines = append(lines, l)
+			}
+			seen[l.Name] = true
+		}
+	}
+	return lines
+}
+
+// Experiments returns the experiments, to be made in the lab, that measure a wanted row, with these rows and their baselines alone. An echo that is
+// only measured beside something else is no reason to make an experiment.
+func (l *Lab) Experiments(wanted func(row string) bool) (some []measure.Experiment) {
+	for _, e := range chosen(wanted) {
+		some = append(some, measure.Experiment{Name: e.name, Lines: e.lines, Open: func(ctx context.Context, runs int) (measure.Session, error) {
+			return e.open(ctx, l, runs)
+		}})
+	}
+	return some
+}
+
+func chosen(row func(string) bool) (some []experiment) {
+	reported := map[string]bool{}
+	for _, e := range all {
+		wanted, reason := map[string]bool{}, false
+		for _, l := range e.lines {
+			if row(l.Name) {
+				wanted[l.Name], wanted[l.Baseline] = true, true
+				reason = reason || !reported[l.Name]
+			}
+		}
+		if !reason {
+			continue
+		}
+		e.lines = slices.DeleteFunc(slices.Clone(e.lines), func(l measure.Line) bool { return !wanted[l.Name] })
+		for _, l := range e.lines {
+			reported[l.Name] = true
+		}
+		some = append(some, e)
+	}
+	return some
+}

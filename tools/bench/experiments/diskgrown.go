@@ -1,0 +1,151 @@
+package experiments
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/directvol/directvol/host/qemu"
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tools/bench/measure"
+)
+
+const (
+	// ringBytes is an xfs of four whole allocation groups. XFS makes no group of fewer than 64 blocks (XFS_MIN_AG_BLOCKS), so a disk
+	// that grows by less than that lets a filesystem that is asked to follow be as large as it was: the call waits for the disk and
+	// does nothing else.
+	ringBytes = 320 << 20
+	ringBlock = 4096
+	ringRest  = 63 * ringBlock
+	sector    = 512
+
+	// growths are the times that one run has the disk grow, as far as there is room for all runs.
+	growths = 20
+)
+
+var diskGrown = experiment{
+	name: "a disk grows under a ResizeVolume that waits for it",
+	lines: []measure.Line{
+		echoLine,
+		{Name: "block_resize_to_answer", Unit: "µs", Baseline: echoLine.Name, Goal: measure.AtMost(5),
+			What: "from QMP's answer to block_resize to the answer of a ResizeVolume that waited for it and has nothing to grow, less one echo: the ratio is this in echoes"},
+	},
+	open: func(ctx context.Context, l *Lab, runs int) (measure.Session, error) {
+		guest, err := l.theGuest(ctx)
+		if err != nil {
+			return measure.Session{}, err
+		}
+		ring, err := l.newDisk(ctx, guest, "ring", "xfs", ringBytes)
+		if err != nil {
+			return measure.Session{}, err
+		}
+		if err := ring.attach(ctx); err != nil {
+			return measure.Session{}, err
+		}
+		if err := ring.mount(ctx); err != nil {
+			return measure.Session{}, err
+		}
+		d := &growingDisk{disk: ring, size: ringBytes + ringBlock, each: min(growths, (ringRest-ringBlock)/sector/runs)}
+		return measure.Session{Run: d.run, Close: ring.remove}, nil
+	},
+}
+
+// growingDisk is a volume whose disk grows sector by sector.
+type growingDisk struct {
+	*disk
+	size uint64 // what it is to have next
+	each int    // growths a run
+}
+
+func (d *growingDisk) run(ctx context.Context, say func(string)) (measure.Trial, error) {
+	e, err := dialEcho(ctx, d.guest)
+	if err != nil {
+		return nil, err
+	}
+	defer e.Close()
+	defer quiet()()
+	var seen, echoes []float64
+	for i := range d.each {
+		say(fmt.Sprintf("%d of %d", i+1, d.each))
+		took, err := d.grow(ctx)
+		if err != nil {
+			return nil, err
+		}
+		some, err := e.several(echoesBeside / 4)
+		if err != nil {
+			return nil, err
+		}
+		seen, echoes = append(seen, microseconds(took)), append(echoes, some...)
+	}
+	for i := range seen {
+		seen[i] -= measure.Median(echoes)
+	}
+	return measure.Trial{"block_resize_to_answer": seen, echoLine.Name: echoes}, nil
+}
+
+// grow returns the time from QMP's answer to the agent's.
+func (d *growingDisk) grow(ctx context.Context) (time.Duration, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	before, err := ueventSockets(ctx, d.guest.Act)
+	if err != nil {
+		return 0, err
+	}
+	type answer struct {
+		at  time.Time
+		err error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		err := d.guest.Agent().ResizeVolume(ctx, d.GuestPath, d.size)
+		answered <- answer{time.Now(), err}
+	}()
+	if err := d.awaitWaiting(ctx, before); err != nil {
+		return 0, err
+	}
+	arguments := map[string]any{"node-name": qemu.RawNode(d.DiskID()), "size": d.size}
+	err = d.guest.VM().QMP().Execute(ctx, "block_resize", arguments, nil)
+	acknowledged := time.Now()
+	if err != nil {
+		return 0, err
+	}
+	d.size += sector
+	a := <-answered
+	return a.at.Sub(acknowledged), a.err
+}
+
+// looks are how often it is looked whether the agent waits.
+const looks = 50
+
+// awaitWaiting returns when the agent waits for the disk: it has one more socket for the kernel's events than before.
+func (d *growingDisk) awaitWaiting(ctx context.Context, before int) error {
+	for range looks {
+		now, err := ueventSockets(ctx, d.guest.Act)
+		if err != nil || now > before {
+			return err
+		}
+	}
+	return errors.New("the agent opens no socket for uevents while it waits for a disk: it cannot be told when it waits")
+}
+
+// ueventSockets counts the guest's sockets of NETLINK_KOBJECT_UEVENT.
+func ueventSockets(ctx context.Context, a *act.Client) (int, error) {
+	text, err := a.ReadFile(ctx, "/proc/net/netlink")
+	return countUeventSockets(string(text)), err
+}
+
+// ueventProtocol is NETLINK_KOBJECT_UEVENT of <linux/netlink.h>.
+const ueventProtocol = "15"
+
+// countUeventSockets reads /proc/net/netlink (net/netlink/af_netlink.c, netlink_native_seq_show), whose second column is the protocol. Sockets
+// of the kernel's own have port 0.
+func countUeventSockets(table string) (n int) {
+	for text := range strings.Lines(table) {
+		if fields := strings.Fields(text); len(fields) > 3 && fields[1] == ueventProtocol && fields[2] != "0" {
+			n++
+		}
+	}
+	return n
+}

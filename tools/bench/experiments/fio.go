@@ -1,0 +1,256 @@
+package experiments
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tools/bench/measure"
+)
+
+// workloads are what fio does, by the end of its row's name. All go to one file, in blocks of 4 KiB, one at a time.
+var workloads = []struct {
+	name, what string
+	options    []string
+}{
+	{"randread", "random reads, past the guest's cache", []string{"--rw=randread", "--direct=1"}},
+	{"randwrite", "random writes, past the guest's cache", []string{"--rw=randwrite", "--direct=1"}},
+	{"fsync", "random writes with an fsync after each", []string{"--rw=randwrite", "--fsync=1"}},
+}
+
+const (
+	fioFile = "64M" // the file's size
+	fioTime = "1"   // seconds for each workload that is timed
+	// fioOperations are those of each workload that is counted.
+	fioOperations = 1500
+	// fioDisk is the volume's size in bytes.
+	fioDisk = 256 << 20
+)
+
+var fioByHand = experiment{
+	name: "fio on a volume that the agent has mounted, and on the same device mounted by hand",
+	// Two runs of the same differ by more than a hundredth, so the target is for what can be counted: see fioCounted.
+	lines: fioLines("fio_", "", "_by_hand", measure.Goal{},
+		"4 KiB %s, on an ext4 that the agent has mounted", "the same on the same device, mounted by hand"),
+	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+		f, err := l.openFio(ctx)
+		if err != nil {
+			return measure.Session{}, err
+		}
+		first, second := f.onVolume, f.onBareMount
+		return measure.Session{Close: f.close, Run: func(ctx context.Context, say func(string)) (measure.Trial, error) {
+			defer func() { first, second = second, first }()
+			t := measure.Trial{}
+			// The second time the other way round: what drifts evens out.
+			for i, pass := range []func(context.Context, measure.Trial) error{first, second, second, first} {
+				say(fmt.Sprintf("pass %d of 4", i+1))
+				if err := pass(ctx, t); err != nil {
+					return nil, err
+				}
+			}
+			return t, nil
+		}}, nil
+	},
+}
+
+// fioCounted counts what the disk is asked for. It is as many requests by hand, but for the agent's own writes and syncs.
+var fioCounted = experiment{
+	name: "the disk's requests while fio does the same work on a volume that the agent has mounted, and on the same device mounted by hand",
+	lines: []measure.Line{
+		{Name: "fio_requests", Unit: "requests", Baseline: "fio_requests_by_hand", Goal: measure.AtMost(1.01),
+			What: fmt.Sprintf("reads, writes and flushes of the disk for %d operations of each workload on an ext4 that the agent has mounted and watches", fioOperations)},
+		{Name: "fio_requests_by_hand", Unit: "requests", What: "the same on the same device, mounted by hand"},
+	},
+	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+		f, err := l.openFio(ctx)
+		if err != nil {
+			return measure.Session{}, err
+		}
+		return measure.Session{Close: f.close, Run: func(ctx context.Context, say func(string)) (measure.Trial, error) {
+			t := measure.Trial{}
+			say("on the volume")
+			if err := f.byAgent(ctx, func(path string) error { return f.count(ctx, path, "fio_requests", t) }); err != nil {
+				return nil, err
+			}
+			say("by hand")
+			return t, f.byHand(ctx, func(path string) error { return f.count(ctx, path, "fio_requests_by_hand", t) })
+		}}, nil
+	},
+}
+
+var fioShared = experiment{
+	name: "fio on a volume that the agent has mounted, and on virtio-fs",
+	lines: fioLines("fio_", "_virtiofs", "", measure.Goal{},
+		"4 KiB %s, on a folder of the same host filesystem shared by virtio-fs", "on an ext4 that the agent has mounted"),
+	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+		f, err := l.openFio(ctx)
+		if err != nil {
+			return measure.Session{}, err
+		}
+		end, err := l.share(ctx, f.guest)
+		if err != nil {
+			return measure.Session{}, errors.Join(err, f.close(ctx))
+		}
+		return measure.Session{
+			Run: func(ctx context.Context, say func(string)) (measure.Trial, error) {
+				t := measure.Trial{}
+				say("on the volume")
+				if err := f.onVolume(ctx, t); err != nil {
+					return nil, err
+				}
+				say("on virtio-fs")
+				return t, f.run(ctx, sharedPath, "_virtiofs", t)
+			},
+			Close: func(ctx context.Context) error { return errors.Join(end(ctx), f.close(ctx)) },
+		}, nil
+	},
+}
+
+// fioLines are two lines a workload: one that has a suffix and a goal, and its baseline.
+func fioLines(prefix, suffix, baseline string, g measure.Goal, what, whatBaseline string) (lines []measure.Line) {
+	for _, w := range workloads {
+		lines = append(lines,
+			measure.Line{Name: prefix + w.name + suffix, Unit: "IOPS", Baseline: prefix + w.name + baseline, Goal: g, What: fmt.Sprintf(what, w.what)},
+			measure.Line{Name: prefix + w.name + baseline, Unit: "IOPS", What: whatBaseline})
+	}
+	return lines
+}
+
+// fioBed is fio in the guest, and a disk for it that is attached.
+type fioBed struct {
+	*twoWays
+	words []string // what its command line begins with
+}
+
+// openFio brings fio into the guest, and lets it lay its file out on a new volume.
+func (l *Lab) openFio(ctx context.Context) (f *fioBed, err error) {
+	program, err := exec.LookPath("fio")
+	if err != nil {
+		return nil, measure.Unavailable("%w: install package fio", err)
+	}
+	version, err := exec.CommandContext(ctx, program, "--version").Output()
+	if err != nil {
+		return nil, err
+	}
+	l.machine.Fio = strings.TrimSpace(string(version))
+	guest, err := l.theGuest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f = &fioBed{twoWays: &twoWays{guest: guest}}
+	if f.words, err = guest.Program(ctx, program); err != nil {
+		return nil, err
+	}
+	f.twoWays, err = l.openTwoWays(ctx, "fio", fioDisk, func(ctx context.Context, path string) error {
+		_, err := f.fio(ctx, path, "--create_only=1")
+		return err
+	})
+	return f, err
+}
+
+// onVolume measures on the volume, which the agent mounts for it.
+func (f *fioBed) onVolume(ctx context.Context, t measure.Trial) error {
+	return f.byAgent(ctx, func(path string) error { return f.run(ctx, path, "", t) })
+}
+
+// onBareMount measures on the same device, mounted by a bare mount(2).
+func (f *fioBed) onBareMount(ctx context.Context, t measure.Trial) error {
+	return f.byHand(ctx, func(path string) error { return f.run(ctx, path, "_by_hand", t) })
+}
+
+// run makes every workload below a path, for some time, and adds what it did to a trial.
+func (f *fioBed) run(ctx context.Context, path, suffix string, t measure.Trial) error {
+	jobs, err := f.fio(ctx, path, "--time_based", "--runtime="+fioTime)
+	if err != nil {
+		return err
+	}
+	for _, w := range workloads {
+		name := "fio_" + w.name + suffix
+		t[name] = append(t[name], jobs[w.name])
+	}
+	return nil
+}
+
+// count makes so many operations of every workload below a path, and adds the disk's requests to a row.
+func (f *fioBed) count(ctx context.Context, path, row string, t measure.Trial) error {
+	before, err := f.requests(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := f.fio(ctx, path, fmt.Sprintf("--number_ios=%d", fioOperations)); err != nil {
+		return err
+	}
+	after, err := f.requests(ctx)
+	t[row] = append(t[row], float64(after-before))
+	return err
+}
+
+// requests is how many the guest's kernel has completed on the disk.
+func (f *fioBed) requests(ctx context.Context) (uint64, error) {
+	path := "/sys/class/block/" + filepath.Base(f.device) + "/stat"
+	text, err := f.guest.Act.ReadFile(ctx, path)
+	if err != nil {
+		return 0, err
+	}
+	return parseRequests(string(text))
+}
+
+// parseRequests adds up reads, writes and flushes of a disk (Documentation/block/stat.rst).
+func parseRequests(stat string) (sum uint64, err error) {
+	fields := strings.Fields(stat)
+	for _, at := range []int{0, 4, 15} {
+		if at >= len(fields) {
+			return 0, fmt.Errorf("block device statistics %q have no column %d", stat, at)
+		}
+		n, err := strconv.ParseUint(fields[at], 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("block device statistics %q: %w", stat, err)
+		}
+		sum += n
+	}
+	return sum, nil
+}
+
+// fio runs fio in the guest, one workload after the other, and returns each one's operations a second.
+func (f *fioBed) fio(ctx context.Context, path string, options ...string) (map[string]float64, error) {
+	argv := append(slices.Clone(f.words), "--output-format=json", "--thread", "--ioengine=psync", "--bs=4k", "--size="+fioFile, "--filename="+path+"/fio")
+	argv = append(argv, options...)
+	for _, w := range workloads {
+		argv = append(append(argv, "--name="+w.name, "--stonewall"), w.options...)
+	}
+	done, err := f.guest.Act.Exec(ctx, act.Command{Argv: argv})
+	if err != nil {
+		return nil, err
+	}
+	if done.Code != 0 {
+		return nil, fmt.Errorf("fio in the guest exits %d %s:\n%s%s", done.Code, done.Signal, done.Stderr, done.Stdout)
+	}
+	return parseFio(done.Stdout)
+}
+
+// parseFio reads fio's JSON (its HOWTO, "JSON output") and returns each job's operations a second.
+func parseFio(output []byte) (map[string]float64, error) {
+	var answer struct {
+		Jobs []struct {
+			Name        string `json:"jobname"`
+			Read, Write struct {
+				IOPS float64 `json:"iops"`
+			}
+		} `json:"jobs"`
+	}
+	if err := json.Unmarshal(output, &answer); err != nil {
+		return nil, fmt.Errorf("fio's answer: %w:\n%.1000s", err, output)
+	}
+	jobs := map[string]float64{}
+	for _, job := range answer.Jobs {
+		jobs[job.Name] = job.Read.IOPS + job.Write.IOPS
+	}
+	return jobs, nil
+}

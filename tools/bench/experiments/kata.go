@@ -1,0 +1,103 @@
+package experiments
+
+import (
+	"context"
+	"os"
+
+	"github.com/directvol/directvol/host/agentclient"
+	"github.com/directvol/directvol/protocols/address"
+	"github.com/directvol/directvol/tools/bench/measure"
+)
+
+// kataVariable names the real kata-agent.
+const kataVariable = "KATA_AGENT"
+
+var kataRoundTrips = experiment{
+	name:  "kata-agent's round trips, in turn with the echo",
+	lines: inTurnLines(kataPrefix, goals{measure.Behind("health_check_rtt"), measure.Behind("volume_stats_rtt"), measure.Behind("health_check_rtt_p99"), measure.Behind("volume_stats_rtt_p99")}),
+	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+		return l.openKataRoundTrips(ctx, measureInTurn)
+	},
+}
+
+var kataRoundTripsApart = experiment{
+	name:  "kata-agent's round trips, each after the last has gone quiet",
+	lines: apartLines(kataPrefix, measure.Behind("health_check_rtt_apart"), measure.Behind("volume_stats_rtt_apart")),
+	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+		return l.openKataRoundTrips(ctx, measureApart)
+	},
+}
+
+// kataPrefix begins the names of kata-agent's rows.
+const kataPrefix = "kata_"
+
+func (l *Lab) openKataRoundTrips(ctx context.Context, by roundTripMeasure) (measure.Session, error) {
+	kata, err := l.theKata(ctx)
+	if err != nil {
+		return measure.Session{}, err
+	}
+	return l.openRoundTrips(ctx, l.guest, kata.address, kataPrefix, by)
+}
+
+var kataMemory = experiment{
+	name: "what kata-agent takes of the guest's memory",
+	lines: []measure.Line{
+		{Name: "kata_binary_bytes", Unit: "bytes", Goal: measure.Behind("agent_binary_bytes"), What: "kata-agent's program, without the libraries that it needs besides"},
+		{Name: "kata_rss_anon_bytes", Unit: "bytes", What: "its RssAnon after 10,000 calls"},
+		{Name: "kata_memory_bytes", Unit: "bytes", Goal: measure.Behind("agent_memory_bytes"), What: "the two together: what it costs a guest whose root is an initramfs"},
+	},
+	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+		kata, err := l.theKata(ctx)
+		if err != nil {
+			return measure.Session{}, err
+		}
+		pid, err := findProcess(ctx, l.guest, "kata-agent")
+		if err != nil {
+			return measure.Session{}, err
+		}
+		return l.openMemory(ctx, l.guest, server{kataPrefix, kata.program, kata.address, pid})
+	},
+}
+
+// kata is a kata-agent that runs in the guest.
+type kata struct {
+	program string // on the host
+	address address.Address
+}
+
+// theKata is the guest's kata-agent, which is started for the first experiment that wants it. Ours has no work from then on.
+func (l *Lab) theKata(ctx context.Context) (kata, error) {
+	k := kata{program: os.Getenv(kataVariable)}
+	if k.program == "" {
+		return k, measure.Unavailable("%s names no kata-agent: take the program of an agent built for Debian 12 (Kata Containers, src/agent: make; or out of the rootfs image of a release) and set %s to its path", kataVariable, kataVariable)
+	}
+	guest, err := l.theGuest(ctx)
+	if err != nil {
+		return k, err
+	}
+	if l.kata == "" {
+		// It runs for as long as the context does: not this one, which ends when the experiment is set up.
+		if l.kata, err = guest.StartKata(l.whole, k.program); err != nil {
+			return k, err
+		}
+	}
+	if k.address, err = address.Parse(l.kata); err != nil {
+		return k, err
+	}
+	l.machine.KataAgent, err = versionOf(ctx, k.address)
+	return k, err
+}
+
+// versionOf asks an agent what it is.
+func versionOf(ctx context.Context, to address.Address) (string, error) {
+	client, err := agentclient.Dial(ctx, to, agentclient.Config{})
+	if err != nil {
+		return "", err
+	}
+	defer client.Close()
+	version, err := client.Version(ctx)
+	if err != nil {
+		return "", err
+	}
+	return version.AgentVersion, nil
+}

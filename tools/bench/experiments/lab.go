@@ -1,0 +1,144 @@
+package experiments
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/directvol/directvol/protocols/address"
+	"github.com/directvol/directvol/protocols/output"
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tools/bench/measure"
+	"github.com/directvol/directvol/tools/bench/report"
+)
+
+// Lab is where experiments are made: a folder for what they need, and the one guest that most of them share.
+type Lab struct {
+	build   vm.Build
+	dir     string // removed at the end
+	memory  string // the same, in the host's memory where it can be
+	log     io.Writer
+	machine report.Machine
+
+	whole context.Context // the whole bench's
+
+	guest *vm.Guest // nil until somebody wants it
+	kata  string    // where its kata-agent answers, "" until somebody wants one
+	atEnd []func()  // what ends processes, also when the bench is interrupted
+}
+
+// NewLab makes a lab, which the caller closes. log gets what the host's side logs. Guests that the lab boots end with ctx.
+func NewLab(ctx context.Context, log io.Writer) (*Lab, error) {
+	build, err := vm.FindBuild()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "directvol-bench-")
+	if err != nil {
+		return nil, err
+	}
+	memory, err := memoryFolder(dir)
+	if err != nil {
+		os.RemoveAll(dir)
+		return nil, err
+	}
+	logrus.SetOutput(log) // ttrpc logs a line there for each answer that comes too late
+	return &Lab{build: build, dir: dir, memory: memory, log: log, machine: report.Host(), whole: ctx}, nil
+}
+
+// Close ends the guest, and leaves nothing behind.
+func (l *Lab) Close() {
+	l.endGuest()
+	for _, end := range l.atEnd {
+		end()
+	}
+	os.RemoveAll(l.memory)
+	os.RemoveAll(l.dir)
+}
+
+// Machine is what the experiments have found out of host and guest so far.
+func (l *Lab) Machine() report.Machine { return l.machine }
+
+// Limits end what hangs, as bases for vm.Limit.
+const (
+	setUpLimit = 30 * time.Second
+	runLimit   = 30 * time.Second
+)
+
+// Bench makes the lab's experiments, and shows its steps on progress. A failure is explained on the standard error, and the next experiment gets a
+// fresh guest.
+func (l *Lab) Bench(progress *output.Progress) *measure.Bench {
+	return &measure.Bench{Progress: progress, SetUpLimit: vm.Limit(setUpLimit), RunLimit: vm.Limit(runLimit), Failed: func(error) {
+		if l.guest != nil {
+			l.guest.Explain(os.Stderr)
+		}
+		l.endGuest()
+	}}
+}
+
+// patient has the agent wait longer for a disk than it does for a host that goes on without it: a machine that is busy ends no bench.
+const patient = "agent.hotplug_timeout=30"
+
+// theGuest is the guest that experiments share. It is booted for the first of them.
+func (l *Lab) theGuest(ctx context.Context) (*vm.Guest, error) {
+	if l.guest != nil {
+		return l.guest, nil
+	}
+	guest, err := vm.Boot(ctx, vm.Options{Log: l.log, Append: patient})
+	if err != nil {
+		return nil, err
+	}
+	l.guest = guest
+	if err := l.startEcho(ctx, guest); err != nil {
+		return nil, err
+	}
+	return guest, addGuest(ctx, &l.machine, guest)
+}
+
+// startEcho starts the echo that round trips are measured against, and returns when it answers.
+func (l *Lab) startEcho(ctx context.Context, guest *vm.Guest) error {
+	ended := make(chan error, 1)
+	go func() {
+		exit, err := guest.Act.Exec(l.whole, act.Command{Argv: []string{"/test-guest", act.BareEcho}, Env: []string{"GODEBUG=asyncpreemptoff=1"}})
+		if err == nil {
+			err = fmt.Errorf("exit %d: %s", exit.Code, exit.Stderr)
+		}
+		ended <- err
+	}()
+	again := time.NewTicker(dialInterval)
+	defer again.Stop()
+	for {
+		e, err := dialEcho(ctx, guest)
+		if err == nil {
+			return errors.Join(e.once(), e.Close())
+		}
+		select {
+		case err := <-ended:
+			return fmt.Errorf("the guest's echo: %w", err)
+		case <-ctx.Done():
+			return fmt.Errorf("the guest's echo: %w (%w)", ctx.Err(), err)
+		case <-again.C:
+		}
+	}
+}
+
+// endGuest ends it, as pulling the plug does: what it holds is scratch.
+func (l *Lab) endGuest() {
+	if l.guest == nil {
+		return
+	}
+	l.guest.Kill()
+	l.guest.Close()
+	l.guest, l.kata = nil, ""
+}
+
+// agentAddress is where the guest's own agent is reached.
+func agentAddress(guest *vm.Guest) (address.Address, error) {
+	return address.Parse(guest.VM().AgentAddress())
+}

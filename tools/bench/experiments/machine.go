@@ -1,0 +1,40 @@
+package experiments
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tools/bench/report"
+)
+
+// addGuest adds what a guest and its QEMU say of themselves.
+func addGuest(ctx context.Context, m *report.Machine, guest *vm.Guest) error {
+	for path, to := range map[string]*string{report.CPUFile: &m.GuestCPU, report.ReleaseFile: &m.GuestKernel, "/proc/cmdline": &m.GuestCmdline, report.MeltdownFile: &m.GuestMeltdown} {
+		text, err := guest.Act.ReadFile(ctx, path)
+		if err != nil {
+			return err
+		}
+		*to = strings.TrimSpace(string(text))
+	}
+	m.GuestCPU = report.CPUModel(m.GuestCPU)
+	version, err := guest.Agent().Version(ctx)
+	if err != nil {
+		return err
+	}
+	m.Agent = version.AgentVersion
+	accelerator := guest.VM().Accelerator()
+	m.QEMU, m.Accelerator = guest.VM().Version(), accelerator.Name+" ("+accelerator.Reason+")"
+	line := guest.VM().CommandLine()
+	m.CPUOption, m.GuestCPUs, m.GuestMemory = optionOf(line, "-cpu"), optionOf(line, "-smp"), optionOf(line, "-m")
+	return nil
+}
+
+// optionOf returns the value that follows an option.
+func optionOf(line []string, option string) string {
+	if i := slices.Index(line, option); i >= 0 && i+1 < len(line) {
+		return line[i+1]
+	}
+	return ""
+}

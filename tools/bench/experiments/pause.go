@@ -1,0 +1,145 @@
+package experiments
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tools/bench/measure"
+)
+
+const (
+	// pauseGrowths are the growths of one run, in each of the two ways.
+	pauseGrowths = 6
+	// pauseStep is what each adds, in bytes: an allocation group of the xfs, a block group of the ext4, and more.
+	pauseStep = 160 << 20
+	// calmBlocks are written between two growths: what an fsync takes without one.
+	calmBlocks = 100
+	// askAgain is how often a guest is asked to grow that does not see the size yet.
+	askAgain = 20 * time.Millisecond
+	// pauseBlock is the writer's block, in bytes.
+	pauseBlock = 4096
+)
+
+var (
+	pauseExt4 = pausing("ext4", 256<<20)
+	pauseXFS  = pausing("xfs", 320<<20)
+)
+
+// pausing grows a filesystem again and again under a writer that syncs each block, and looks for the longest wait of that writer.
+func pausing(fstype string, from uint64) experiment {
+	name := "grow_pause_" + fstype
+	bare, calm := name+"_ioctl", "fsync_p99_"+fstype
+	return experiment{
+		name: "the longest fsync of a writer while its " + fstype + " grows",
+		lines: []measure.Line{
+			{Name: name, Unit: "µs", Baseline: calm, Goal: measure.AtMost(10), What: "the longest fsync of a run around its growths by the agent: the ratio is this in p99s without one"},
+			{Name: bare, Unit: "µs", Baseline: calm, What: "the same around the bare ioctl, which leaves a growth that a power cut may lose"},
+			{Name: calm, Unit: "µs", What: "the 99th percentile of an fsync between growths"},
+		},
+		open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+			guest, err := l.theGuest(ctx)
+			if err != nil {
+				return measure.Session{}, err
+			}
+			return measure.Session{Run: func(ctx context.Context, say func(string)) (measure.Trial, error) {
+				p := pauses{lab: l, guest: guest, fstype: fstype, size: from, calm: calm}
+				t := measure.Trial{}
+				for way, grow := range map[string]func(context.Context) error{name: p.byAgent, bare: p.byIoctl} {
+					p.size = from
+					if err := p.measure(ctx, t, way, grow, say); err != nil {
+						return nil, err
+					}
+				}
+				return t, nil
+			}}, nil
+		},
+	}
+}
+
+// pauses grows one disk after another, each from the same size.
+type pauses struct {
+	lab    *Lab
+	guest  *vm.Guest
+	fstype string
+	size   uint64 // the disk's, in bytes
+	calm   string // the row of what an fsync takes without a growth
+	disk   *disk
+}
+
+// measure adds the longest fsync around all growths to a row, and the calm ones' p99 to the row that it is held against.
+func (p *pauses) measure(ctx context.Context, t measure.Trial, row string, grow func(context.Context) error, say func(string)) (err error) {
+	if p.disk, err = p.lab.newDisk(ctx, p.guest, "paused-"+p.fstype, p.fstype, p.size); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.disk.remove(ctx)) }()
+	if err := errors.Join(p.disk.attach(ctx), p.disk.mount(ctx)); err != nil {
+		return err
+	}
+	writer, err := p.guest.Act.StartWriter(ctx, act.WriteBlocks{Path: p.disk.GuestPath + "/written", BlockBytes: pauseBlock})
+	if err != nil {
+		return err
+	}
+	var calm, around []float64
+	for i := range pauseGrowths {
+		say(fmt.Sprintf("%s, growth %d of %d", row, i+1, pauseGrowths))
+		before := writer.Ledger().Blocks()
+		if err := writer.Await(ctx, (before+calmBlocks)*pauseBlock); err != nil {
+			return err
+		}
+		began := writer.Ledger().Blocks()
+		if err := grow(ctx); err != nil {
+			return err
+		}
+		// The block that was in flight when the answer came counts, too.
+		if err := writer.Await(ctx, (writer.Ledger().Blocks()+2)*pauseBlock); err != nil {
+			return err
+		}
+		took := writer.Ledger().Took()
+		calm = append(calm, inMicroseconds(took[before:began])...)
+		around = append(around, inMicroseconds(took[began:])...)
+	}
+	t[row] = append(t[row], measure.Quantile(around, 1))
+	t[p.calm] = append(t[p.calm], measure.Quantile(calm, 0.99))
+	return writer.Stop(ctx)
+}
+
+func inMicroseconds(all []time.Duration) []float64 {
+	out := make([]float64, len(all))
+	for i, d := range all {
+		out[i] = microseconds(d)
+	}
+	return out
+}
+
+// byAgent grows disk and filesystem as a user does.
+func (p *pauses) byAgent(ctx context.Context) error {
+	p.size += pauseStep
+	return p.guest.Resize(ctx, p.disk.ID, p.size)
+}
+
+// byIoctl grows the disk the same way, and the filesystem behind the agent's back.
+func (p *pauses) byIoctl(ctx context.Context) error {
+	p.size += pauseStep
+	if err := p.guest.VM().ResizeDisk(ctx, p.disk.DiskID(), p.size); err != nil {
+		return err
+	}
+	// The guest's kernel learns of the size on its own.
+	again := time.NewTicker(askAgain)
+	defer again.Stop()
+	for {
+		_, err := p.guest.Act.Grow(ctx, act.Grow{Path: p.disk.GuestPath, FSType: p.fstype, Bytes: p.size})
+		if err == nil || ctx.Err() != nil || !isBeyondDevice(err) {
+			return err
+		}
+		<-again.C
+	}
+}
+
+// isBeyondDevice tells an ioctl that asked for more than the device has yet: xfs and ext4 have an errno each.
+func isBeyondDevice(err error) bool { return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENOSPC) }

@@ -1,0 +1,96 @@
+package experiments
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tools/bench/measure"
+)
+
+const (
+	// streamedBytes goes each way in one measurement, all streams together.
+	streamedBytes = 32 << 20
+	// streamBlock is written and read at once.
+	streamBlock = 64 << 10
+)
+
+// The echo's streams share the guest's processors, the device's two queues and the backend's one thread: more of them must not make all of them
+// together slower.
+var streams = experiment{
+	name: "streams at once: an echo's throughput with 1, 2, 4 and 8",
+	lines: []measure.Line{
+		streamLine(1, measure.Goal{}), streamLine(2, measure.Goal{}), streamLine(4, measure.Goal{}), streamLine(8, measure.AtLeast(0.9)),
+	},
+	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+		guest, err := l.theGuest(ctx)
+		if err != nil {
+			return measure.Session{}, err
+		}
+		return measure.Session{Run: func(ctx context.Context, say func(string)) (measure.Trial, error) {
+			t := measure.Trial{}
+			for _, n := range []int{1, 2, 4, 8} {
+				name := streamLine(n, measure.Goal{}).Name
+				say(name)
+				took, err := stream(ctx, guest, n)
+				if err != nil {
+					return nil, fmt.Errorf("%s: %w", name, err)
+				}
+				t[name] = []float64{streamedBytes / (1 << 20) / took.Seconds()}
+			}
+			return t, nil
+		}}, nil
+	},
+}
+
+func streamLine(n int, g measure.Goal) measure.Line {
+	l := measure.Line{Name: fmt.Sprintf("vsock_%d_streams", n), Unit: "MiB/s", Goal: g,
+		What: fmt.Sprintf("%d streams to an echo in the guest and back at once: each way, all together", n)}
+	if !g.None() {
+		l.Baseline = "vsock_2_streams"
+	}
+	return l
+}
+
+// stream sends streamedBytes over n streams and takes them back, and says how long that took.
+func stream(ctx context.Context, guest *vm.Guest, n int) (time.Duration, error) {
+	conns := make([]net.Conn, n)
+	for i := range conns {
+		conn, err := guest.Act.Echo(ctx)
+		if err != nil {
+			return 0, err
+		}
+		defer conn.Close()
+		if deadline, ok := ctx.Deadline(); ok {
+			conn.SetDeadline(deadline) // fails only where the connection is over, as the next call shows
+		}
+		conns[i] = conn
+	}
+	return timed(func() error {
+		done := make(chan error, 2*n)
+		for _, conn := range conns {
+			go func() { done <- inBlocks(conn.Write, streamedBytes/n) }()
+			go func() { done <- inBlocks(func(b []byte) (int, error) { return io.ReadFull(conn, b) }, streamedBytes/n) }()
+		}
+		var err error
+		for range cap(done) {
+			err = errors.Join(err, <-done)
+		}
+		return err
+	})
+}
+
+// inBlocks moves so many bytes by a read or a write that takes whole blocks.
+func inBlocks(move func([]byte) (int, error), size int) error {
+	block := make([]byte, streamBlock)
+	for ; size > 0; size -= len(block) {
+		if _, err := move(block); err != nil {
+			return err
+		}
+	}
+	return nil
+}

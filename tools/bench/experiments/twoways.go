@@ -1,0 +1,68 @@
+package experiments
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/vm"
+)
+
+// Where a filesystem is mounted behind the agent's back.
+const byHandPath, sharedPath = "/mnt/by-hand", "/mnt/shared"
+
+// twoWays is an ext4 that the agent mounts, or a bare mount(2), on the same device.
+type twoWays struct {
+	guest  *vm.Guest
+	volume *vm.Volume
+	device string // its /dev name
+}
+
+// openTwoWays attaches a new disk of so many bytes, has the agent mount it, and fill prepare it. It lies below the guest's folder, on the host's disk.
+func (l *Lab) openTwoWays(ctx context.Context, id string, bytes int64, fill func(context.Context, string) error) (*twoWays, error) {
+	guest, err := l.theGuest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	w := &twoWays{guest: guest}
+	// No kernel thread writes inode tables meanwhile: it would go on where it stopped, in one way and then in the other.
+	if w.volume, err = guest.Volume(ctx, id, "ext4", bytes); err != nil {
+		return nil, err
+	}
+	w.volume.Options = []string{"noinit_itable"}
+	err = w.byAgent(ctx, func(path string) (err error) {
+		if w.device, err = guest.MountedDevice(ctx, path); err != nil {
+			return err
+		}
+		return errors.Join(guest.Act.Mkdir(ctx, byHandPath, 0o755), fill(ctx, path))
+	})
+	if err != nil {
+		return nil, errors.Join(err, w.close(ctx))
+	}
+	return w, nil
+}
+
+// byAgent calls do with where the agent has mounted it, after the agent's first look at it.
+func (w *twoWays) byAgent(ctx context.Context, do func(path string) error) error {
+	if err := w.volume.Mount(ctx); err != nil {
+		return err
+	}
+	_, err := w.volume.Stats(ctx)
+	if err == nil {
+		err = do(w.volume.GuestPath)
+	}
+	return errors.Join(err, w.volume.Unmount(ctx))
+}
+
+// byHand calls do with where it is mounted with the same options, and nobody watches it.
+func (w *twoWays) byHand(ctx context.Context, do func(path string) error) error {
+	if err := w.guest.Act.Mount(ctx, act.Mount{Source: w.device, Target: byHandPath, FSType: "ext4", Data: "noinit_itable"}); err != nil {
+		return err
+	}
+	return errors.Join(do(byHandPath), w.guest.Act.Unmount(ctx, byHandPath, 0))
+}
+
+func (w *twoWays) close(ctx context.Context) error {
+	return errors.Join(w.volume.Detach(ctx), os.Remove(w.volume.Path))
+}
