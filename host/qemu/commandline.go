@@ -1,7 +1,6 @@
 package qemu
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -37,8 +36,18 @@ const confinement = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resource
 
 // canConfine asks a QEMU program whether it was built with seccomp: one that was not knows no option -sandbox, and exits 1.
 func canConfine(ctx context.Context, binary string) error {
-	if out, err := exec.CommandContext(ctx, binary, "-sandbox", confinement, "-version").CombinedOutput(); err != nil {
-		return fmt.Errorf("%s -sandbox: %w: %s", binary, err, bytes.TrimSpace(out))
+	p, err := startProcess(ctx, "QEMU", exec.Command(binary, "-sandbox", confinement, "-version"))
+	if err != nil {
+		return err
+	}
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		p.signalKill()
+		return fmt.Errorf("%s -sandbox: it has not ended: %w", p.describe(), ctx.Err())
+	}
+	if p.err != nil {
+		return fmt.Errorf("%s -sandbox: %s", binary, p.state())
 	}
 	return nil
 }

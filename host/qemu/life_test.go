@@ -440,7 +440,7 @@ func TestAwaitShutdownEndsWithItsContext(t *testing.T) {
 // A QEMU in the kernel, waiting for a dead disk, takes its SIGKILL when that answers. Who
 // kills it is not kept for so long.
 func TestKillEndsWithItsContextAndNamesWhatIsLeft(t *testing.T) {
-	p, err := startProcess("QEMU", exec.Command("sleep", "1000"))
+	p, err := startProcess(limited(t), "QEMU", exec.Command("sleep", "1000"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -32,8 +33,9 @@ type process struct {
 	err  error         // how it ended, once done is closed
 }
 
-// startProcess starts a child. Its standard error is kept.
-func startProcess(name string, cmd *exec.Cmd) (*process, error) {
+// startProcess starts a child. Its standard error is kept. A child first closes the descriptors that it has inherited, which takes as
+// long as a store wants that this process has open: who gives up before leaves a child that is killed as soon as it begins.
+func startProcess(ctx context.Context, name string, cmd *exec.Cmd) (*process, error) {
 	p := &process{name: name, cmd: cmd, said: &tail{}, done: make(chan struct{})}
 	cmd.Stderr = p.said
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
@@ -50,10 +52,20 @@ func startProcess(name string, cmd *exec.Cmd) (*process, error) {
 			close(p.done)
 		}
 	}()
-	if err := <-started; err != nil {
-		return nil, fmt.Errorf("start %s: %w", name, err)
+	select {
+	case err := <-started:
+		if err != nil {
+			return nil, fmt.Errorf("start %s: %w", name, err)
+		}
+		return p, nil
+	case <-ctx.Done():
+		go func() {
+			if <-started == nil {
+				p.signalKill()
+			}
+		}()
+		return nil, fmt.Errorf("start %s: it has not begun, this process may have a store open that does not answer: %w", name, ctx.Err())
 	}
-	return p, nil
 }
 
 // signalKill sends the process SIGKILL, which fails only where it has ended.

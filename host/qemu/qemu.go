@@ -159,7 +159,9 @@ func (vm *VM) start(ctx context.Context) error {
 		return err
 	}
 	vm.cfg.Binary = binary
-	if err := canConfine(ctx, binary); err != nil {
+	if err := canConfine(ctx, binary); ctx.Err() != nil {
+		return err
+	} else if err != nil {
 		vm.log.WithError(err).Warn("QEMU runs without its seccomp filter: a guest that takes it over may start programs on this host")
 	} else {
 		vm.confined = true
@@ -195,7 +197,7 @@ func (vm *VM) startQEMU(ctx context.Context) error {
 	defer listener.Close()
 	cmd := vm.command(listener)
 	cmd.Stdout = &drain{to: vm.cfg.Console}
-	if vm.qemu, err = startProcess("QEMU", cmd); err != nil {
+	if vm.qemu, err = startProcess(ctx, "QEMU", cmd); err != nil {
 		return err
 	}
 	listener.Close() // QEMU's copy is now the only one: when QEMU ends, so does the Dial

@@ -1,9 +1,12 @@
 package qemu
 
 import (
+	"context"
+	"errors"
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/directvol/directvol/host/trial/trialtest"
 )
@@ -44,4 +47,25 @@ func TestRealQEMUGrowsADiskBesideAStoreThatHangs(t *testing.T) {
 	must(t, vm.ResizeDisk(limited(t), "other", 2*mib))
 	_, err = vm.AttachDisk(limited(t), Disk{ID: "third", Path: image(t, mib)})
 	must(t, err)
+}
+
+// A process that begins closes what it has inherited: with a store open that hangs QEMU does not begin, and who starts a VM is told
+// in time.
+func TestStartEndsInTimeBesideAStoreThatHangs(t *testing.T) {
+	needsQEMU(t)
+	hung, stop, answer := trialtest.Serve(t)
+	store, err := os.OpenFile(hung, os.O_RDWR, 0)
+	must(t, err)
+	defer store.Close()
+	defer answer() // first
+	stop()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	dir := shortDir(t)
+	if _, err := Start(ctx, Config{Dir: dir, GuestCID: 3, Directvol: "/nonexistent", Stores: testStores(t)}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("want %v\ngot  %v", context.DeadlineExceeded, err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the VM's directory is left: %v", err)
+	}
 }

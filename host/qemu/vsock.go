@@ -83,7 +83,7 @@ func (vm *VM) startBackend(ctx context.Context) error {
 		return err
 	}
 	defer watch.Close()
-	if vm.backend, err = startProcess("the vsock backend", vm.backendCommand()); err != nil {
+	if vm.backend, err = startProcess(ctx, "the vsock backend", vm.backendCommand()); err != nil {
 		return err
 	}
 	// The backend gives the socket its name when it listens on it.

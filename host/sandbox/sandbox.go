@@ -107,7 +107,7 @@ func Start(ctx context.Context, cfg Config) (*Sandbox, error) {
 	if cfg.Log == nil {
 		cfg.Log = logrus.NewEntry(logrus.StandardLogger())
 	}
-	if err := trial.Prepare(); err != nil { // before any store is open
+	if err := trial.Prepare(ctx); err != nil { // before any store is open
 		cfg.Log.WithError(err).Warn("stores are tried later than they should be")
 	}
 	machine, err := cfg.Boot(ctx)

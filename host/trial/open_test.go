@@ -11,7 +11,7 @@ import (
 
 // A process that is started closes what it has inherited before it runs.
 func TestStoreThatHangsAndIsOpenHoldsUpNoTrialOfAnother(t *testing.T) {
-	if err := Prepare(); err != nil {
+	if err := Prepare(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	path, stop, answer := trialtest.Serve(t)
@@ -38,7 +38,7 @@ func TestTrialsOutliveTheirStarter(t *testing.T) {
 	if err := os.WriteFile(fine, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s, err := current()
+	s, err := current(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package trial
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,6 +39,7 @@ type report struct {
 type starter struct {
 	orders *json.Encoder
 	end    io.Closer
+	over   chan struct{} // closed when it has ended
 
 	mu      sync.Mutex
 	last    uint64
@@ -48,30 +50,58 @@ type starter struct {
 var (
 	startersMu sync.Mutex
 	latest     *starter
+	next       *attempt // nil where none is under way
 )
+
+// attempt is one to start a starter, which may take as long as a store that hangs.
+type attempt struct {
+	ended chan struct{}
+	s     *starter // once ended is closed, unless err says why not
+	err   error
+}
 
 // Prepare starts the process that starts the trials, if it does not run. It is for who is
 // about to open stores. When a process is started, the new one first closes the descriptors
 // that it has inherited, and closing one of a store that hangs may take as long as the store
-// wants (flush of FUSE, NFS): so trials are started by a process that has none.
-func Prepare() error {
-	_, err := current()
+// wants (flush of FUSE, NFS): so trials are started by a process that has none. Where this
+// process has such a store open already, Prepare gives up after ten seconds, or with ctx;
+// what it has begun goes on.
+func Prepare(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	_, err := current(ctx)
 	return err
 }
 
 // current returns the starter that runs, or starts one.
-func current() (*starter, error) {
+func current(ctx context.Context) (*starter, error) {
 	startersMu.Lock()
-	defer startersMu.Unlock()
 	if latest != nil && latest.ended() == nil {
+		defer startersMu.Unlock()
 		return latest, nil
 	}
-	next, err := newStarter()
-	if err != nil {
-		return nil, err
+	if next == nil {
+		next = &attempt{ended: make(chan struct{})}
+		go next.run()
 	}
-	latest = next
-	return next, nil
+	mine := next
+	startersMu.Unlock()
+	select {
+	case <-mine.ended:
+		return mine.s, mine.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("start the process that starts the trials: it has not begun, this one may have a store open that does not answer: %w", ctx.Err())
+	}
+}
+
+func (a *attempt) run() {
+	a.s, a.err = newStarter()
+	startersMu.Lock()
+	defer startersMu.Unlock()
+	if next = nil; a.err == nil {
+		latest = a.s
+	}
+	close(a.ended)
 }
 
 func newStarter() (*starter, error) {
@@ -89,11 +119,12 @@ func newStarter() (*starter, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	s := &starter{orders: json.NewEncoder(in), end: in, waiting: map[uint64]func(report){}}
+	s := &starter{orders: json.NewEncoder(in), end: in, over: make(chan struct{}), waiting: map[uint64]func(report){}}
 	go func() {
 		s.read(out)
 		in.Close()
 		_ = cmd.Wait() // it ends with its input
+		close(s.over)
 	}()
 	return s, nil
 }
@@ -135,7 +166,7 @@ func (s *starter) ended() error {
 
 // have has the starter that runs try a store.
 func have(path string, limit time.Duration, tell func(report)) error {
-	s, err := current()
+	s, err := current(context.Background()) // who waits for the trial gives up before
 	if err != nil {
 		return err
 	}

@@ -109,13 +109,33 @@ const startLimit = 10 * time.Second
 
 // running is one process, or one that is to run.
 type running struct {
-	late  chan struct{} // closed when it had its time, and has not answered
 	ended chan struct{}
 	err   error // what it found, once ended is closed
 
 	mu      sync.Mutex
-	pid     int         // 0 until it runs
-	overdue *time.Timer // closes late
+	pid     int           // 0 until it runs
+	late    chan struct{} // closed when it had its time, and has not answered
+	overdue *time.Timer   // closes late
+}
+
+// newRunning returns one that has so much time to begin.
+func newRunning(limit time.Duration) *running {
+	r := &running{ended: make(chan struct{}), late: make(chan struct{})}
+	r.have(limit)
+	return r
+}
+
+// have gives it so much time from now on. r.mu is held, or r is new.
+func (r *running) have(limit time.Duration) {
+	late := r.late
+	r.overdue = time.AfterFunc(limit, func() { close(late) })
+}
+
+// whenLate returns a channel that is closed when it had its time.
+func (r *running) whenLate() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.late
 }
 
 // Read returns when a store has answered. ErrHangs is wrapped where the store had so much time for it as limit says, which its
@@ -124,7 +144,7 @@ func (t *Trials) Read(ctx context.Context, path string, limit time.Duration) err
 	r, joined := t.start(path, limit)
 	select {
 	case <-r.ended:
-	case <-r.late:
+	case <-r.whenLate():
 		return r.tooLate(path)
 	case <-ctx.Done():
 		return fmt.Errorf("try store %s: it has not answered yet: %w", path, ctx.Err())
@@ -152,14 +172,13 @@ func (t *Trials) start(path string, limit time.Duration) (r *running, joined boo
 	if r := t.running[path]; r != nil {
 		return r, true
 	}
-	r = &running{late: make(chan struct{}), ended: make(chan struct{})}
+	r = newRunning(startLimit)
 	if t.running == nil {
 		t.running = map[string]*running{}
 	}
 	t.running[path] = r
-	r.overdue = time.AfterFunc(startLimit, func() { close(r.late) })
 	end := func(err error) {
-		r.overdue.Stop()
+		r.stopClock()
 		r.err = err
 		t.mu.Lock()
 		defer t.mu.Unlock()
@@ -184,14 +203,22 @@ func (t *Trials) start(path string, limit time.Duration) (r *running, joined boo
 	return r, false
 }
 
-// runs notes that the process does, which has so much time from now on.
+// runs notes that the process does, which has so much time from now on. Who waited for it to begin may have given up; of the store
+// nothing is known by that.
 func (r *running) runs(pid int, limit time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.pid = pid
-	if r.overdue.Stop() { // else it is too late already
-		r.overdue.Reset(limit)
+	if !r.overdue.Stop() {
+		r.late = make(chan struct{})
 	}
+	r.have(limit)
+}
+
+func (r *running) stopClock() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.overdue.Stop()
 }
 
 // err is what a report of a trial's end means.

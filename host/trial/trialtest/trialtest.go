@@ -9,12 +9,17 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
+// longest is how long a server stands still: whoever waits for it takes no signal, and would
+// outlive a test that fails so.
+const longest = time.Minute
+
 // Serve returns a store whose descriptors take as long to close as its server wants, and
-// what stops the server and lets it go on.
+// what stops the server, for a minute at most, and lets it go on.
 func Serve(t *testing.T) (path string, stop, answer func()) {
 	t.Helper()
 	dir := t.TempDir()
@@ -49,5 +54,10 @@ func Serve(t *testing.T) (path string, stop, answer func()) {
 		}
 		signal(unix.SIGTERM)
 	})
-	return path, func() { signal(unix.SIGSTOP) }, func() { signal(unix.SIGCONT) }
+	stop = func() {
+		signal(unix.SIGSTOP)
+		goOn := time.AfterFunc(longest, func() { _ = unix.Kill(pid, unix.SIGCONT) })
+		t.Cleanup(func() { goOn.Stop() })
+	}
+	return path, stop, func() { signal(unix.SIGCONT) }
 }
