@@ -11,6 +11,7 @@ import (
 
 	"github.com/directvol/directvol/host/sandbox"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 const (
@@ -28,17 +29,9 @@ func TestVolumesComeAndGoAsPromised(t *testing.T) { churned(t, 2*time.Minute) }
 
 // churned has callers at many volumes for as long as duration.
 func churned(t *testing.T, duration time.Duration) {
-	g, err := vm.Boot(t.Context(), vm.Options{Append: patientAgent})
-	must(t, err)
+	g := vmtest.Boot(t, vm.Options{Append: patientAgent})
 	c := &churn{guest: g}
-	t.Cleanup(func() {
-		if t.Failed() {
-			g.Explain(t.Output())
-		}
-		g.Kill()
-		must(t, g.Close())
-	})
-	before := mounts(t, g)
+	before := vmtest.Mounts(t, g)
 	c.setUp(t)
 
 	ctx, cancel := context.WithTimeout(t.Context(), duration)
@@ -66,13 +59,13 @@ func (c *churn) setUp(t *testing.T) {
 		v := &volume{bytes: uint64(firstBytes + i*stepBytes)}
 		var err error
 		v.Volume, err = c.guest.Volume(ctx, fmt.Sprintf("pvc-%d of/%s", i, strings.Repeat("a long name ", 8)), "ext4", int64(v.bytes))
-		must(t, err)
-		must(t, v.Mount(ctx))
-		must(t, c.guest.Act.WriteFile(ctx, v.GuestPath+"/"+nameFile, []byte(v.ID)))
+		vmtest.Must(t, err)
+		vmtest.Must(t, v.Mount(ctx))
+		vmtest.Must(t, c.guest.Act.WriteFile(ctx, v.GuestPath+"/"+nameFile, []byte(v.ID)))
 		stats, err := v.Stats(ctx)
-		must(t, err)
+		vmtest.Must(t, err)
 		v.total = stats.Usage[0].Total
-		must(t, v.Detach(ctx))
+		vmtest.Must(t, v.Detach(ctx))
 		if i > 0 && v.total < c.volumes[i-1].total+stepBytes-miB {
 			t.Fatalf("volume %d has %d bytes, the one before %d: they cannot be told apart", i, v.total, c.volumes[i-1].total)
 		}
@@ -92,15 +85,15 @@ func (c *churn) nothingIsLeft(t *testing.T, before string) {
 	if left := c.guest.Volumes(); len(left) > 0 {
 		t.Errorf("the sandbox still has %q", left)
 	}
-	if after := mounts(t, c.guest); after != before {
+	if after := vmtest.Mounts(t, c.guest); after != before {
 		t.Errorf("mounts\nwant %s\ngot  %s", before, after)
 	}
 	partitions, err := c.guest.Act.ReadFile(ctx, "/proc/partitions")
-	if must(t, err); strings.Contains(string(partitions), " vd") {
+	if vmtest.Must(t, err); strings.Contains(string(partitions), " vd") {
 		t.Errorf("the guest still has disks:\n%s", partitions)
 	}
 	var nodes []any
-	if must(t, c.guest.VM().QMP().Execute(ctx, "query-named-block-nodes", map[string]bool{"flat": true}, &nodes)); len(nodes) > 0 {
+	if vmtest.Must(t, c.guest.VM().QMP().Execute(ctx, "query-named-block-nodes", map[string]bool{"flat": true}, &nodes)); len(nodes) > 0 {
 		t.Errorf("QEMU still has block nodes: %v", nodes)
 	}
 	for _, v := range c.volumes {
@@ -108,22 +101,6 @@ func (c *churn) nothingIsLeft(t *testing.T, before string) {
 		if err = errors.Join(err, fsck.Err(v.FSType)); err != nil {
 			t.Errorf("volume %s: %v", v.ID, err)
 		}
-	}
-}
-
-func mounts(t *testing.T, g *vm.Guest) string {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(setupLimit))
-	defer cancel()
-	text, err := g.Act.ReadFile(ctx, "/proc/self/mountinfo")
-	must(t, err)
-	return string(text)
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/directvol/directvol/protocols/frame"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 var update = flag.Bool("update", false, "write docs/kata-agent.md")
@@ -124,18 +125,18 @@ func name(code codes.Code) string {
 func placeOf(t *testing.T, ctx context.Context, g *vm.Guest, id, to, volume string) place {
 	t.Helper()
 	parsed, err := address.Parse(to)
-	must(t, err)
+	vmtest.Must(t, err)
 	p := place{to: parsed, dir: "/run/answers-" + id, volume: volume, katas: id == "kata"}
 	image, err := vm.Scratch(ctx, g.Dir, "ext4", diskBytes)
-	must(t, err)
+	vmtest.Must(t, err)
 	empty := g.Dir + "/empty-" + id
-	must(t, os.WriteFile(empty, nil, 0o600))
-	must(t, os.Truncate(empty, diskBytes))
+	vmtest.Must(t, os.WriteFile(empty, nil, 0o600))
+	vmtest.Must(t, os.Truncate(empty, diskBytes))
 	for _, d := range []struct{ id, path string }{{id + "-disk", image}, {id + "-spare", empty}} {
 		attached, err := g.VM().AttachDisk(ctx, qemu.Disk{ID: d.id, Path: d.path, Serial: d.id})
-		must(t, err)
+		vmtest.Must(t, err)
 		node, err := g.DeviceOf(ctx, d.id)
-		must(t, err)
+		vmtest.Must(t, err)
 		if d.path == image {
 			p.disk, p.node = attached.PCIPath, node
 		} else {
@@ -143,11 +144,11 @@ func placeOf(t *testing.T, ctx context.Context, g *vm.Guest, id, to, volume stri
 		}
 	}
 	program := p.dir + "/root" + testGuest
-	must(t, g.Act.Mkdir(ctx, p.dir+"/root/dev", 0o755))
-	must(t, g.Act.Mkdir(ctx, p.dir+"/root/proc", 0o755))
-	must(t, g.Act.WriteFile(ctx, program, nil))
-	must(t, g.Act.WriteFile(ctx, p.dir+"/file", nil))
-	must(t, g.Act.Mount(ctx, act.Mount{Source: testGuest, Target: program, Flags: unix.MS_BIND}))
+	vmtest.Must(t, g.Act.Mkdir(ctx, p.dir+"/root/dev", 0o755))
+	vmtest.Must(t, g.Act.Mkdir(ctx, p.dir+"/root/proc", 0o755))
+	vmtest.Must(t, g.Act.WriteFile(ctx, program, nil))
+	vmtest.Must(t, g.Act.WriteFile(ctx, p.dir+"/file", nil))
+	vmtest.Must(t, g.Act.Mount(ctx, act.Mount{Source: testGuest, Target: program, Flags: unix.MS_BIND}))
 	return p
 }
 
@@ -173,7 +174,7 @@ func TestDifferencesFromKatasAgentAreDocumented(t *testing.T) {
 		}
 	}
 	if *update {
-		must(t, os.WriteFile(documented, []byte(text), 0o644))
+		vmtest.Must(t, os.WriteFile(documented, []byte(text), 0o644))
 	}
 	if is, err := os.ReadFile(documented); err != nil || string(is) != text {
 		t.Errorf("%s is not what the list says (error %v): run go test ./tests/ctl -run Documented -update", documented, err)

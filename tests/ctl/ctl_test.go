@@ -11,15 +11,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/output"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
-
-// jobLimit ends what hangs, as a base for vm.Limit.
-const jobLimit = 2 * time.Minute
 
 const (
 	volumeBytes = 64 << 20
@@ -30,18 +27,17 @@ const (
 // agent. Kata's stands beside it in the same guest and sees the same mount.
 func TestAgentCtlTalksToBothAgents(t *testing.T) {
 	program := built(t)
-	ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(jobLimit))
-	defer cancel()
-	g := boot(t, ctx)
+	ctx := vmtest.Within(t, vmtest.JobLimit)
+	g := vmtest.Boot(t, vm.Options{})
 	v, err := g.Volume(ctx, "volume", "ext4", volumeBytes)
-	must(t, err)
-	must(t, v.Mount(ctx))
+	vmtest.Must(t, err)
+	vmtest.Must(t, v.Mount(ctx))
 
 	t.Run("directvol-agent", func(t *testing.T) {
 		ctl := ctl{t, ctx, program, g.VM().AgentAddress()}
 		ctl.speaks(v)
 		answersOf(t, ctx, placeOf(t, ctx, g, "ours", ctl.agent, v.GuestPath))
-		must(t, g.VM().ResizeDisk(ctx, v.DiskID(), grownBytes))
+		vmtest.Must(t, g.VM().ResizeDisk(ctx, v.DiskID(), grownBytes))
 		ctl.begins("ResizeVolume\n  bytes: total 1", // and some MiB
 			fmt.Sprintf(`ResizeVolume json://{"volume_guest_path":%q,"size":%d}`, v.GuestPath, grownBytes))
 		if total := ctl.total(v.GuestPath); total <= volumeBytes {
@@ -59,9 +55,9 @@ func TestAgentCtlTalksToBothAgents(t *testing.T) {
 		once, end := context.WithCancel(ctx)
 		_, err := g.StartKata(once, kata)
 		end()
-		must(t, err)
+		vmtest.Must(t, err)
 		to, err := g.StartKata(ctx, kata) // again, in place of the first
-		must(t, err)
+		vmtest.Must(t, err)
 		ctl := ctl{t, ctx, program, to}
 		ctl.speaks(v)
 		answersOf(t, ctx, placeOf(t, ctx, g, "kata", to, v.GuestPath))
@@ -74,36 +70,20 @@ func TestAgentCtlTalksToBothAgents(t *testing.T) {
 			t.Errorf("want Prometheus' text, line by line\ngot  %s", out)
 		}
 	})
-	must(t, v.Detach(ctx))
-	must(t, g.Stop(ctx))
+	vmtest.Must(t, v.Detach(ctx))
+	vmtest.Must(t, vmtest.PowerOff(g))
 }
 
 // built returns the path of the program.
 func built(t *testing.T) string {
 	t.Helper()
 	build, err := vm.FindBuild()
-	must(t, err)
+	vmtest.Must(t, err)
 	program := filepath.Join(build.Dir, "agent-ctl")
 	if _, err := os.Stat(program); err != nil {
 		t.Fatalf("%v: run make build", err)
 	}
 	return program
-}
-
-// boot returns a guest that ends with the test, and explains itself when that
-// failed.
-func boot(t *testing.T, ctx context.Context) *vm.Guest {
-	t.Helper()
-	g, err := vm.Boot(ctx, vm.Options{})
-	must(t, err)
-	t.Cleanup(func() {
-		if t.Failed() {
-			g.Explain(t.Output())
-		}
-		g.Kill()
-		g.Close()
-	})
-	return g
 }
 
 // ctl runs agent-ctl in front of one agent.
@@ -166,7 +146,7 @@ func (c ctl) speaks(v *vm.Volume) {
 		c.Errorf("Version and GetGuestDetails: %s%s(exit %d)", out, errs, exit)
 	}
 	sizes, err := v.Sizes(c.ctx)
-	must(c.T, err)
+	vmtest.Must(c.T, err)
 	if total := c.total(v.GuestPath); total != sizes.FSBytes {
 		c.Errorf("total of the volume\nwant %d bytes, as statfs has it\ngot  %d", sizes.FSBytes, total)
 	}
@@ -181,7 +161,7 @@ func (c ctl) speaks(v *vm.Volume) {
 func (c ctl) hybrid() {
 	c.Helper()
 	to, err := address.Parse(c.agent)
-	must(c.T, err)
+	vmtest.Must(c.T, err)
 	if to.Scheme != address.HVSock {
 		return // this host's kernel offers vsock
 	}
@@ -213,11 +193,4 @@ func (c ctl) total(path string) uint64 {
 	}
 	c.Fatalf("stats of %s have no bytes: %s", path, out)
 	return 0
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/directvol/directvol/host/sandbox"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 const (
@@ -40,13 +41,13 @@ type cut struct {
 // which would write the superblock out.
 func cutOff(t *testing.T, sizes []uint64) cut {
 	t.Helper()
-	ctx := within(t, jobLimit)
+	ctx := vmtest.Within(t, vmtest.JobLimit)
 	c := newCut(t, ctx)
-	g := boot(t, ctx)
-	defer end(t, g)
-	must(t, g.Attach(ctx, c.Volume))
+	g := vmtest.Boot(t, vm.Options{})
+	defer g.Kill() // as pulling the plug does
+	vmtest.Must(t, g.Attach(ctx, c.Volume))
 	awaitSize(t, ctx, g, diskBytes)
-	must(t, bareMount(t, ctx, g))
+	vmtest.Must(t, bareMount(t, ctx, g))
 	for _, c.bytes = range sizes {
 		c.grow(t, ctx, g)
 		c.fill(t, ctx, g, files)
@@ -57,17 +58,17 @@ func cutOff(t *testing.T, sizes []uint64) cut {
 func newCut(t *testing.T, ctx context.Context) cut {
 	t.Helper()
 	image, err := vm.Scratch(ctx, t.TempDir(), "xfs", diskBytes)
-	must(t, err)
+	vmtest.Must(t, err)
 	return cut{Volume: sandbox.Volume{ID: "data", Path: image, FSType: "xfs"}, bytes: diskBytes, ledgers: map[string]*act.Ledger{}}
 }
 
 // grow grows disk and filesystem to c.bytes.
 func (c cut) grow(t *testing.T, ctx context.Context, g *vm.Guest) {
 	t.Helper()
-	must(t, g.VM().ResizeDisk(ctx, c.DiskID(), c.bytes))
+	vmtest.Must(t, g.VM().ResizeDisk(ctx, c.DiskID(), c.bytes))
 	awaitSize(t, ctx, g, c.bytes)
 	_, err := g.Act.Grow(ctx, act.Grow{Path: mountPoint, FSType: "xfs", Bytes: c.bytes})
-	must(t, err)
+	vmtest.Must(t, err)
 }
 
 // fill writes so many files, each into a new directory: xfs puts one after another
@@ -76,10 +77,10 @@ func (c cut) fill(t *testing.T, ctx context.Context, g *vm.Guest, files int) {
 	t.Helper()
 	for range files {
 		in := fmt.Sprintf("/dir-%d", len(c.ledgers))
-		must(t, g.Act.Mkdir(ctx, mountPoint+in, 0o755))
+		vmtest.Must(t, g.Act.Mkdir(ctx, mountPoint+in, 0o755))
 		writer, err := g.Act.StartWriter(ctx, act.WriteBlocks{Path: mountPoint + in + "/file", BlockBytes: fileBytes, Seed: uint64(len(c.ledgers)), LimitBytes: fileBytes})
-		must(t, err)
-		must(t, writer.Err())
+		vmtest.Must(t, err)
+		vmtest.Must(t, writer.Err())
 		c.ledgers[in+"/file"] = writer.Ledger()
 	}
 }
@@ -103,7 +104,7 @@ func bareMount(t *testing.T, ctx context.Context, g *vm.Guest) error {
 func (c cut) copied(t *testing.T) cut {
 	t.Helper()
 	to := filepath.Join(t.TempDir(), "copy.img")
-	if out, err := exec.CommandContext(within(t, callLimit), "cp", "--sparse=always", c.Path, to).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(vmtest.Within(t, vmtest.CallLimit), "cp", "--sparse=always", c.Path, to).CombinedOutput(); err != nil {
 		t.Fatalf("cp: %v\n%s", err, out)
 	}
 	c.Path = to
@@ -140,24 +141,5 @@ func (c cut) verify(t *testing.T, ctx context.Context, g *vm.Guest, mountPoint s
 		if err != nil || found.Bytes != fileBytes {
 			t.Errorf("%s, which fsync has acknowledged\nwant %d bytes, equal\ngot  %d, error %v", file, fileBytes, found.Bytes, err)
 		}
-	}
-}
-
-// boot boots a guest with the kernel that the volume is cut under. The caller ends it.
-func boot(t *testing.T, ctx context.Context) *vm.Guest {
-	t.Helper()
-	g, err := vm.Boot(ctx, vm.Options{})
-	must(t, err)
-	return g
-}
-
-// end pulls a guest's plug, and tells of it first if the test has failed.
-func end(t *testing.T, g *vm.Guest) {
-	if t.Failed() {
-		g.Explain(t.Output())
-	}
-	g.Kill()
-	if err := g.Close(); err != nil {
-		t.Error(err)
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/directvol/directvol/tests/cuts/logwrites"
+	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 // manyFiles are more than a directory of xfs holds within its inode: it gets a block.
@@ -22,21 +24,21 @@ const manyFiles = 48
 // directory before the growth: recovery finds it on the disk as it was later.
 func cutBehindDirectory(t *testing.T) cut {
 	t.Helper()
-	ctx := within(t, jobLimit)
+	ctx := vmtest.Within(t, vmtest.JobLimit)
 	c := newCut(t, ctx)
 	before := c.copied(t)
 	record := filepath.Join(t.TempDir(), "record")
-	g := boot(t, ctx)
-	defer end(t, g)
-	must(t, g.Attach(ctx, c.Volume))
+	g := vmtest.Boot(t, vm.Options{})
+	defer g.Kill()
+	vmtest.Must(t, g.Attach(ctx, c.Volume))
 	awaitSize(t, ctx, g, diskBytes)
-	must(t, g.Record(ctx, c.DiskID(), record))
-	must(t, bareMount(t, ctx, g))
+	vmtest.Must(t, g.Record(ctx, c.DiskID(), record))
+	vmtest.Must(t, bareMount(t, ctx, g))
 	c.fill(t, ctx, g, manyFiles)
 	c.bytes = grownOnce[0]
 	c.grow(t, ctx, g)
 	c.fill(t, ctx, g, files)
-	must(t, g.Act.Unmount(ctx, mountPoint, 0))
+	vmtest.Must(t, g.Act.Unmount(ctx, mountPoint, 0))
 	before.bytes, before.ledgers = c.bytes, c.ledgers
 	before.replay(t, ctx, record)
 	return before
@@ -46,19 +48,19 @@ func cutBehindDirectory(t *testing.T) cut {
 func (c cut) replay(t *testing.T, ctx context.Context, path string) {
 	t.Helper()
 	record, err := os.Open(path)
-	must(t, err)
+	vmtest.Must(t, err)
 	defer record.Close()
 	info, err := record.Stat()
-	must(t, err)
+	vmtest.Must(t, err)
 	entries, err := logwrites.Read(record, info.Size())
-	must(t, err)
+	vmtest.Must(t, err)
 	directory := firstOfDirectory(t, record, entries)
 	image, err := os.OpenFile(c.Path, os.O_RDWR, 0)
-	must(t, err)
+	vmtest.Must(t, err)
 	defer image.Close()
-	must(t, image.Truncate(int64(c.bytes)))
-	must(t, logwrites.Replay(image, int64(c.bytes), record, entries, logwrites.Point{At: directory.End, After: logwrites.None}))
-	must(t, logwrites.Replay(image, int64(c.bytes), record, []logwrites.Entry{directory}, logwrites.Point{At: directory.End, After: logwrites.All}))
+	vmtest.Must(t, image.Truncate(int64(c.bytes)))
+	vmtest.Must(t, logwrites.Replay(image, int64(c.bytes), record, entries, logwrites.Point{At: directory.End, After: logwrites.None}))
+	vmtest.Must(t, logwrites.Replay(image, int64(c.bytes), record, []logwrites.Entry{directory}, logwrites.Point{At: directory.End, After: logwrites.All}))
 }
 
 // firstOfDirectory returns the first write that begins with a directory's block, or
@@ -71,7 +73,7 @@ func firstOfDirectory(t *testing.T, record *os.File, entries []logwrites.Entry) 
 		for at := int64(0); at < e.Bytes; at += block {
 			found := make([]byte, len(magic))
 			_, err := record.ReadAt(found, e.Data+at)
-			must(t, err)
+			vmtest.Must(t, err)
 			if bytes.Equal(found, magic) {
 				return e
 			}

@@ -21,6 +21,7 @@ import (
 	"github.com/directvol/directvol/host/rescue"
 	"github.com/directvol/directvol/host/sandbox"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 // attempts is how many volumes are cut until one is met by the fault: the moment
@@ -35,11 +36,11 @@ func TestVolumeThatWasCutOffWhileItGrewIsRescuedWhole(t *testing.T) {
 	c := refusedVolume(t, 1, func() cut { return cutOff(t, grownOnce) })
 	interrupted(t, c, "boot a VM", "before the disk was touched")
 	interrupted(t, c, "mount it", "run rescue again")
-	report, said, exit := run(t, within(t, jobLimit), c.Path)
+	report, said, exit := run(t, vmtest.Within(t, vmtest.JobLimit), c.Path)
 	if exit != 0 || !report.Mounted || report.Recovered != rescue.RecoveredYes || report.FSType != "xfs" || report.Error != "" || report.Superblock != nil {
 		t.Fatalf("rescue\nwant exit 0, an xfs whose log was recovered, and nothing written by hand\ngot  exit %d, %+v\n%s", exit, report, said)
 	}
-	must(t, report.Fsck.Err("xfs"))
+	vmtest.Must(t, report.Fsck.Err("xfs"))
 	t.Logf("%s%+v", said, report)
 	isWhole(t, c, keptOut)
 }
@@ -47,35 +48,35 @@ func TestVolumeThatWasCutOffWhileItGrewIsRescuedWhole(t *testing.T) {
 // isWhole has the kernel that a volume was cut under mount it.
 func isWhole(t *testing.T, c cut, before func(*testing.T, context.Context, *vm.Guest, sandbox.Volume)) {
 	t.Helper()
-	ctx := within(t, jobLimit)
-	g := boot(t, ctx)
-	defer end(t, g)
+	ctx := vmtest.Within(t, vmtest.JobLimit)
+	g := vmtest.Boot(t, vm.Options{})
+	defer g.Kill()
 	if before != nil {
 		before(t, ctx, g, c.Volume)
 	}
-	must(t, g.Attach(ctx, c.Volume))
+	vmtest.Must(t, g.Attach(ctx, c.Volume))
 	mounted, err := g.Mount(ctx, c.ID)
-	must(t, err)
+	vmtest.Must(t, err)
 	c.verify(t, ctx, g, mounted)
 	fs, err := g.Act.StatFS(ctx, mounted)
-	must(t, err)
+	vmtest.Must(t, err)
 	const logBytes = 64 * miB // which are no part of it
 	if size := fs.Blocks * uint64(fs.BlockSize); size < c.bytes-logBytes {
 		t.Errorf("the filesystem\nwant it grown, about %d bytes\ngot  %d", c.bytes, size)
 	}
-	must(t, g.Detach(ctx, c.ID))
+	vmtest.Must(t, g.Detach(ctx, c.ID))
 	check, err := vm.Check(ctx, "xfs", c.Path)
-	must(t, err)
-	must(t, check.Err("xfs"))
+	vmtest.Must(t, err)
+	vmtest.Must(t, check.Err("xfs"))
 }
 
 // keptOut has rescue's claim on a disk refuse a sandbox's QEMU, which gets it afterwards.
 func keptOut(t *testing.T, ctx context.Context, g *vm.Guest, v sandbox.Volume) {
 	t.Helper()
 	d, err := holders.Open(v.Path)
-	must(t, err)
+	vmtest.Must(t, err)
 	defer d.Close()
-	must(t, d.Claim())
+	vmtest.Must(t, d.Claim())
 	if err := g.Attach(ctx, v); err == nil || !strings.Contains(err.Error(), "lock") {
 		t.Errorf("a sandbox that wants a disk that rescue has\nwant QEMU to refuse it for its lock\ngot  %v", err)
 	}
@@ -98,10 +99,10 @@ func refusedVolume(t *testing.T, times int, cutOff func() cut) cut {
 
 func (c cut) isRefused(t *testing.T, times int) bool {
 	t.Helper()
-	ctx := within(t, jobLimit)
-	g := boot(t, ctx)
-	defer end(t, g)
-	must(t, g.Attach(ctx, c.Volume))
+	ctx := vmtest.Within(t, vmtest.JobLimit)
+	g := vmtest.Boot(t, vm.Options{})
+	defer g.Kill()
+	vmtest.Must(t, g.Attach(ctx, c.Volume))
 	awaitSize(t, ctx, g, c.bytes)
 	for i := range times {
 		err := bareMount(t, ctx, g)
@@ -142,7 +143,7 @@ func namesTheWayOut(t *testing.T, ctx context.Context, g *vm.Guest, c cut) {
 func leavesAlone(t *testing.T, ctx context.Context, disk string) {
 	t.Helper()
 	link := filepath.Join(t.TempDir(), "link")
-	must(t, os.Symlink(disk, link))
+	vmtest.Must(t, os.Symlink(disk, link))
 	before := sum(t, disk)
 	report, said, exit := run(t, ctx, link)
 	// The sandbox's own process has the disk open too.
@@ -155,7 +156,7 @@ func leavesAlone(t *testing.T, ctx context.Context, disk string) {
 	}
 	// QEMU's own lock is enough where its process cannot be seen.
 	d, err := holders.Open(disk)
-	must(t, err)
+	vmtest.Must(t, err)
 	defer d.Close()
 	if err := d.Claim(); err == nil || !strings.Contains(err.Error(), "QEMU's image lock") {
 		t.Errorf("claim\nwant it refused for QEMU's image lock\ngot  %v", err)
@@ -166,11 +167,11 @@ func leavesAlone(t *testing.T, ctx context.Context, disk string) {
 func sum(t *testing.T, path string) (sum [sha256.Size]byte) {
 	t.Helper()
 	f, err := os.Open(path)
-	must(t, err)
+	vmtest.Must(t, err)
 	defer f.Close()
 	h := sha256.New()
 	_, err = io.Copy(h, f)
-	must(t, err)
+	vmtest.Must(t, err)
 	h.Sum(sum[:0])
 	return sum
 }
@@ -178,7 +179,7 @@ func sum(t *testing.T, path string) (sum [sha256.Size]byte) {
 // command is the program, in a folder for temporary files of its own.
 func command(t *testing.T, ctx context.Context, args ...string) (cmd *exec.Cmd, temporary string) {
 	temporary, err := os.MkdirTemp("", "rescue-") // shorter than the test's: sockets are made in it
-	must(t, err)
+	vmtest.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(temporary) })
 	cmd = exec.CommandContext(ctx, build.Directvol, append([]string{"rescue"}, args...)...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+temporary)
@@ -205,16 +206,16 @@ func run(t *testing.T, ctx context.Context, args ...string) (report rescue.Repor
 // interrupted presses Ctrl-C when a step begins.
 func interrupted(t *testing.T, c cut, step, words string) {
 	t.Helper()
-	cmd, temporary := command(t, within(t, jobLimit), c.Path)
+	cmd, temporary := command(t, vmtest.Within(t, vmtest.JobLimit), c.Path)
 	steps, err := cmd.StderrPipe()
-	must(t, err)
-	must(t, cmd.Start())
+	vmtest.Must(t, err)
+	vmtest.Must(t, cmd.Start())
 	said, pressed := "", false
 	for lines := bufio.NewScanner(steps); lines.Scan(); {
 		said += lines.Text() + "\n"
 		if !pressed && strings.HasPrefix(lines.Text(), step) {
 			pressed = true
-			must(t, cmd.Process.Signal(unix.SIGINT))
+			vmtest.Must(t, cmd.Process.Signal(unix.SIGINT))
 		}
 	}
 	cmd.Wait() // with the exit status

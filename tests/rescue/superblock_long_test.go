@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/directvol/directvol/host/rescue"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 // grownThrice are sizes like grownOnce.
@@ -29,7 +30,7 @@ func TestVolumeWhoseDirectoryLeadsBeyondItsEndIsRescuedWhole(t *testing.T) {
 // isToldItsSize has a volume rescued that is refused until its superblock has grown.
 func isToldItsSize(t *testing.T, c cut) {
 	t.Helper()
-	report, said, exit := run(t, within(t, jobLimit), c.Path)
+	report, said, exit := run(t, vmtest.Within(t, vmtest.JobLimit), c.Path)
 	if exit != 0 || !report.Mounted || report.Recovered != rescue.RecoveredYes || report.Error != "" {
 		t.Fatalf("rescue\nwant exit 0, an xfs whose log was recovered\ngot  exit %d, %+v\n%s", exit, report, said)
 	}
@@ -37,7 +38,7 @@ func isToldItsSize(t *testing.T, c cut) {
 	if s == nil || s.FromBytes != diskBytes || s.ToBytes != c.bytes || s.WroteBytes <= diskBytes || s.WroteBytes > c.bytes || s.PutBack || report.Attempts < 2 {
 		t.Fatalf("its superblock\nwant %d bytes, refused, and then more to begin with, up to %d\ngot  %d attempts, %+v", diskBytes, c.bytes, report.Attempts, s)
 	}
-	must(t, report.Fsck.Err("xfs"))
+	vmtest.Must(t, report.Fsck.Err("xfs"))
 	t.Logf("%s%+v", said, *s)
 	isWhole(t, c, nil)
 }
@@ -47,14 +48,14 @@ func isToldItsSize(t *testing.T, c cut) {
 func unproven(t *testing.T, c cut) {
 	t.Helper()
 	f, err := os.OpenFile(c.Path, os.O_WRONLY, 0)
-	must(t, err)
+	vmtest.Must(t, err)
 	defer f.Close()
 	for group := int64(1); group < diskBytes/groupBytes; group++ {
 		_, err := f.WriteAt([]byte{0}, group*groupBytes)
-		must(t, err)
+		vmtest.Must(t, err)
 	}
-	must(t, f.Close())
-	report, said, exit := run(t, within(t, jobLimit), c.Path)
+	vmtest.Must(t, f.Close())
+	report, said, exit := run(t, vmtest.Within(t, vmtest.JobLimit), c.Path)
 	if exit != 1 || report.Mounted || report.Recovered != rescue.RecoveredUnknown || report.Fsck != nil || report.Attempts != 1 || report.Superblock != nil {
 		t.Errorf("rescue without proof of a growth\nwant exit 1, refused once, nothing written\ngot  exit %d, %+v\n%s", exit, report, said)
 	}

@@ -97,7 +97,7 @@ func Boot(ctx context.Context, o Options) (*Guest, error) {
 			return nil, err
 		}
 	}
-	g.Act = act.NewClient(g.dial)
+	g.Act = act.NewClient(g.Dial)
 	ctx, cancel := context.WithTimeout(ctx, Limit(bootLimit))
 	defer cancel()
 	g.Sandbox, err = sandbox.Start(ctx, g.config(build, o))
@@ -164,8 +164,8 @@ func (g *Guest) config(build Build, o Options) sandbox.Config {
 	}}
 }
 
-// dial reaches a vsock port of the guest.
-func (g *Guest) dial(ctx context.Context, port uint32) (net.Conn, error) {
+// Dial reaches a vsock port of the guest.
+func (g *Guest) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 	to, err := address.Parse(g.VM().GuestAddress(port))
 	if err != nil {
 		return nil, err

@@ -14,6 +14,7 @@ import (
 	"github.com/directvol/directvol/protocols/guestpath"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 // unending are options of the agent that the shared guest cannot have: it stays
@@ -36,11 +37,7 @@ type alone struct {
 func TestShippedGuest(t *testing.T) {
 	image, err := vm.Scratch(limited(t), t.TempDir(), "ext4", int64(disks["ext4"]))
 	must(t, err)
-	g, err := vm.Boot(within(t, jobLimit), vm.Options{Shipped: true, Append: unending, BootDisks: []qemu.Disk{{ID: "boot", Path: image}}})
-	must(t, err)
-	t.Cleanup(func() { must(t, g.Close()) })
-	t.Cleanup(g.Kill)
-	explain(t, g)
+	g := vmtest.Boot(t, vm.Options{Shipped: true, Append: unending, BootDisks: []qemu.Disk{{ID: "boot", Path: image}}})
 	disk, _ := g.VM().Disk("boot")
 	mountPoint, err := guestpath.Of(disk.PCIPath)
 	must(t, err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 // sharedMemory is the storage that Kata's runtime makes of a pod's /dev/shm.
@@ -30,7 +31,7 @@ func update(t *testing.T, g *vm.Guest, storages ...*agentpb.Storage) error {
 // mountLine returns mountinfo's line for a mount point, "" where it has none.
 func mountLine(t *testing.T, g *vm.Guest, path string) string {
 	t.Helper()
-	for line := range strings.Lines(mounts(t, g)) {
+	for line := range strings.Lines(vmtest.Mounts(t, g)) {
 		if strings.Contains(line, " "+path+" ") {
 			return line
 		}
@@ -73,7 +74,7 @@ func TestEphemeralStorageIsMemoryForItsHolders(t *testing.T) {
 	other.Source = "other"
 	refused(t, container(t, g, "third", other), codes.AlreadyExists, shm.MountPoint)
 	remove(t, g, "first")
-	if !isMounted(t, g, shm.MountPoint) {
+	if !vmtest.IsMounted(t, g, shm.MountPoint) {
 		t.Error("it was unmounted from under the second container")
 	}
 	remove(t, g, "second")

@@ -14,6 +14,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 const (
@@ -90,23 +91,10 @@ func container(t *testing.T, g *vm.Guest, id string, storages ...*agentpb.Storag
 	return g.Agent().CreateContainer(limited(t), &agentpb.CreateContainerRequest{ContainerId: id, Storages: storages})
 }
 
-// mounts returns the guest's mountinfo.
-func mounts(t *testing.T, g *vm.Guest) string {
-	t.Helper()
-	text, err := g.Act.ReadFile(limited(t), "/proc/self/mountinfo")
-	must(t, err)
-	return string(text)
-}
-
-func isMounted(t *testing.T, g *vm.Guest, path string) bool {
-	t.Helper()
-	return strings.Contains(mounts(t, g), " "+path+" ")
-}
-
 // leavesNoMount fails when a test has other mounts at its end than now.
 func leavesNoMount(t *testing.T, g *vm.Guest) {
 	t.Helper()
-	before := mounts(t, g)
+	before := vmtest.Mounts(t, g)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), vm.Limit(callLimit))
 		defer cancel()

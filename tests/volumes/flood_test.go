@@ -12,10 +12,10 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/frame"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 // floodedMiB is the memory of the guest that is flooded, and floodBytes what a flood
@@ -31,11 +31,7 @@ const restBytes = 12 * miB
 // TestFloodedGuest boots one guest of little memory for clients that take what they
 // can. An ordinary client is served meanwhile.
 func TestFloodedGuest(t *testing.T) {
-	g, err := vm.Boot(within(t, jobLimit), vm.Options{MemoryMiB: floodedMiB})
-	must(t, err)
-	t.Cleanup(func() { must(t, g.Close()) })
-	t.Cleanup(g.Kill)
-	explain(t, g)
+	g := vmtest.Boot(t, vm.Options{MemoryMiB: floodedMiB})
 	for _, flood := range []struct {
 		name string
 		test func(*testing.T, *vm.Guest)
@@ -50,7 +46,7 @@ func TestFloodedGuest(t *testing.T) {
 			return
 		}
 	}
-	must(t, powerOff(g))
+	must(t, vmtest.PowerOff(g))
 }
 
 // withinMemory runs a flood, and looks at what it takes and what it leaves.
@@ -106,12 +102,11 @@ func isServed(t *testing.T, g *vm.Guest) {
 // openConnections opens n connections that end with the test.
 func openConnections(t *testing.T, g *vm.Guest, n int) []net.Conn {
 	t.Helper()
-	to, err := address.Parse(g.VM().GuestAddress(agentpb.Port))
-	must(t, err)
 	conns := make([]net.Conn, n)
 	for i := range conns {
 		until(t, func() bool { // as many are refused as the guest does not come to accept
-			conns[i], err = to.Dial(limited(t))
+			conn, err := g.Dial(limited(t), agentpb.Port)
+			conns[i] = conn
 			return err == nil
 		})
 		t.Cleanup(func() { conns[i].Close() })

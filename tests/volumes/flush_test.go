@@ -10,6 +10,7 @@ import (
 	"github.com/directvol/directvol/protocols/volumepb"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 // stoppedInFlush is a volume whose disk has stopped inside the flush of a writer's fsync.
@@ -81,7 +82,7 @@ func refusedRemoval(t *testing.T, g *vm.Guest, all []*stoppedInFlush) {
 	wait.Wait()
 	for i, s := range all {
 		refused(t, errs[i], codes.DeadlineExceeded, s.device)
-		if !isMounted(t, g, s.GuestPath) || stats(t, s.Volume).Usage[0].Total == 0 {
+		if !vmtest.IsMounted(t, g, s.GuestPath) || stats(t, s.Volume).Usage[0].Total == 0 {
 			t.Errorf("%s is out of sight", s.ID)
 		}
 	}

@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/frame"
 	"github.com/directvol/directvol/protocols/volumepb"
@@ -42,9 +41,7 @@ func dialWire(t *testing.T, g *vm.Guest) wire {
 // dialPort connects to a vsock port of the guest, for as long as the test runs.
 func dialPort(t *testing.T, g *vm.Guest, port uint32) net.Conn {
 	t.Helper()
-	to, err := address.Parse(g.VM().GuestAddress(port))
-	must(t, err)
-	conn, err := to.Dial(limited(t))
+	conn, err := g.Dial(limited(t), port)
 	must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return conn
@@ -272,9 +269,7 @@ func TestCallerThatHangsUpLeavesNothing(t *testing.T) {
 
 func TestPortThatNobodyListensOnIsRefused(t *testing.T) {
 	g := guest(t)
-	to, err := address.Parse(g.VM().GuestAddress(4711))
-	must(t, err)
-	conn, err := to.Dial(limited(t))
+	conn, err := g.Dial(limited(t), 4711)
 	if err == nil {
 		conn.Close()
 		t.Fatal("connected to a port that nobody listens on")

@@ -14,6 +14,7 @@ import (
 	"github.com/directvol/directvol/protocols/volumepb"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 // hangable returns a mounted volume whose disk can hang at once, and that has room to grow.
@@ -259,13 +260,13 @@ func TestRemoveOfAVolumeThatHangsLeavesItInSight(t *testing.T) {
 		for range 2 {
 			err := answered(t, func(ctx context.Context) error { return g.Agent().RemoveContainer(ctx, v.Container()) })
 			refused(t, err, codes.DeadlineExceeded, device)
-			if !isMounted(t, g, v.GuestPath) || stats(t, v).Usage[0].Total == 0 {
+			if !vmtest.IsMounted(t, g, v.GuestPath) || stats(t, v).Usage[0].Total == 0 {
 				t.Error("it is out of sight")
 			}
 		}
 		must(t, v.Answer())
 		until(t, func() bool { return g.Agent().RemoveContainer(limited(t), v.Container()) == nil })
-		if isMounted(t, g, v.GuestPath) {
+		if vmtest.IsMounted(t, g, v.GuestPath) {
 			t.Error("it is still mounted")
 		}
 		must(t, v.Mount(limited(t)))
@@ -292,7 +293,7 @@ func TestCreateOnADiskThatHangsIsAnsweredAndGoesOn(t *testing.T) {
 	}
 	must(t, v.Answer())
 	until(t, func() bool { return create(limited(t)) == nil })
-	if !isMounted(t, g, storage.MountPoint) {
+	if !vmtest.IsMounted(t, g, storage.MountPoint) {
 		t.Error("it is not mounted")
 	}
 	remove(t, g, v.ID)
@@ -320,10 +321,7 @@ func waitsWithOneThread(t *testing.T, g *vm.Guest) {
 // DestroySandbox says which disk hangs, ends a create that waits, and leaves the sandbox as
 // it was.
 func TestDestroyNamesTheDiskThatHangs(t *testing.T) {
-	g, err := vm.Boot(t.Context(), vm.Options{})
-	must(t, err)
-	t.Cleanup(func() { g.Kill(); must(t, g.Close()) })
-	explain(t, g)
+	g := vmtest.Boot(t, vm.Options{})
 	var all []*vm.Volume
 	for i, fstype := range []string{"ext4", "ext4", "xfs"} {
 		v, err := g.Volume(limited(t), fmt.Sprintf("volume-%d", i), fstype, int64(disks[fstype]))
@@ -337,17 +335,17 @@ func TestDestroyNamesTheDiskThatHangs(t *testing.T) {
 	must(t, v.Serve(limited(t)))
 	device := path.Base(sizes(t, v).Device)
 	must(t, g.Act.WriteFile(limited(t), v.GuestPath+"/dirty", make([]byte, 64*kiB)))
-	before := mounts(t, g)
+	before := vmtest.Mounts(t, g)
 	must(t, v.Hang(limited(t)))
 	third, _ := g.VM().Disk(all[1].DiskID())
 	first := &agentpb.Storage{Driver: "blk", Source: third.PCIPath, Fstype: "ext4", MountPoint: "/run/test/first"}
 	missing := &agentpb.Storage{Driver: "blk", Source: "02/1f", Fstype: "ext4", MountPoint: "/run/test/missing"}
 	created := make(chan error, 1)
 	go func() { created <- container(t, g, "waits", first, missing) }()
-	until(t, func() bool { return isMounted(t, g, first.MountPoint) })
+	until(t, func() bool { return vmtest.IsMounted(t, g, first.MountPoint) })
 	refused(t, answered(t, g.Agent().DestroySandbox), codes.DeadlineExceeded, device)
 	refused(t, <-created, codes.FailedPrecondition, "DestroySandbox")
-	if got := mounts(t, g); got != before {
+	if got := vmtest.Mounts(t, g); got != before {
 		t.Errorf("mounts\nwant %s\ngot  %s", before, got)
 	}
 	isHealthy(t, fine)

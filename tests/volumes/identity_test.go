@@ -14,6 +14,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 // The slot of the tests below, behind the second bridge, where the host has no disk.
@@ -61,7 +62,7 @@ func TestDiskWithAnotherSerialIsNotMounted(t *testing.T) {
 	plug(t, g, "another", image, "another")
 	storage := &agentpb.Storage{Driver: "blk", Source: ownSlot, Fstype: "ext4", MountPoint: "/run/test/serial", DriverOptions: []string{"serial=promised"}}
 	refused(t, container(t, g, "serial", storage), codes.FailedPrecondition, `"another"`, `"promised"`)
-	if isMounted(t, g, storage.MountPoint) {
+	if vmtest.IsMounted(t, g, storage.MountPoint) {
 		t.Error("it was mounted all the same")
 	}
 	answer := make(chan error, 1)
@@ -128,7 +129,7 @@ func TestDiskSwappedInItsSlotIsAnotherVolume(t *testing.T) {
 		storage.DriverOptions = []string{"serial=volume"}
 		refused(t, container(t, g, "swapped", storage), codes.FailedPrecondition, `"volume"`, `"clone"`)
 		must(t, g.Agent().RemoveContainer(limited(t), "swapped"))
-		if !isMounted(t, g, storage.MountPoint) {
+		if !vmtest.IsMounted(t, g, storage.MountPoint) {
 			t.Error("somebody's mount of another disk was unmounted")
 		}
 		must(t, g.Act.Unmount(limited(t), storage.MountPoint, 0))
@@ -150,7 +151,7 @@ func TestStorageAskedForAgainGetsTheDiskInItsSlot(t *testing.T) {
 	t.Cleanup(func() { unplugAtEnd(t, g, "came") })
 	storage.DriverOptions = []string{"serial=came"}
 	must(t, container(t, g, "again", storage))
-	if !isMounted(t, g, storage.MountPoint) {
+	if !vmtest.IsMounted(t, g, storage.MountPoint) {
 		t.Error("OK, and not mounted")
 	}
 	if _, err := g.Agent().GetVolumeStats(limited(t), storage.MountPoint); err != nil {

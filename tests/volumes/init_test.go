@@ -19,6 +19,7 @@ import (
 	"github.com/directvol/directvol/protocols/modulelist"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 func TestAgentTellsWhatItIs(t *testing.T) {
@@ -43,7 +44,7 @@ func TestAgentTellsWhatItIs(t *testing.T) {
 
 func TestPID1HasMountedTheKernelsFileSystems(t *testing.T) {
 	g := guest(t)
-	all := mounts(t, g)
+	all := vmtest.Mounts(t, g)
 	for target, fstype := range map[string]string{
 		"/proc": "proc", "/sys": "sysfs", "/dev": "devtmpfs", "/run": "tmpfs", "/tmp": "tmpfs", "/sys/fs/cgroup": "cgroup2",
 	} {

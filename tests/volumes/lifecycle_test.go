@@ -8,6 +8,7 @@ import (
 
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 // DestroySandbox fails while a volume is in use, and changes nothing: the mounts keep
@@ -18,10 +19,10 @@ func TestDestroyThatFailsChangesNothing(t *testing.T) {
 	writer, err := busy.StartWriter(within(t, jobLimit), 0)
 	must(t, err)
 	must(t, writer.Await(within(t, jobLimit), miB))
-	before := mounts(t, g)
+	before := vmtest.Mounts(t, g)
 	for range 2 {
 		refused(t, g.Agent().DestroySandbox(limited(t)), codes.FailedPrecondition, busy.GuestPath, "in use")
-		if got := mounts(t, g); got != before {
+		if got := vmtest.Mounts(t, g); got != before {
 			t.Fatalf("mounts\nwant %s\ngot  %s", before, got)
 		}
 	}
@@ -74,7 +75,7 @@ func TestVolumeThatAnotherNamespaceHasIsNotReleased(t *testing.T) {
 		}
 		// The container still holds it, and may ask for it again.
 		must(t, container(t, g, "released", storage))
-		if !isMounted(t, g, storage.MountPoint) {
+		if !vmtest.IsMounted(t, g, storage.MountPoint) {
 			t.Error("it is not mounted though its container was made again")
 		}
 		end()
@@ -114,10 +115,10 @@ func TestContainerThatFailsTakesNothingFromAnother(t *testing.T) {
 	missing := &agentpb.Storage{Driver: "blk", Source: "02/1f", Fstype: "ext4", MountPoint: "/run/test/missing"}
 	fails := make(chan error, 1)
 	go func() { fails <- container(t, g, "fails", shared, missing) }()
-	until(t, func() bool { return isMounted(t, g, shared.MountPoint) })
+	until(t, func() bool { return vmtest.IsMounted(t, g, shared.MountPoint) })
 	must(t, container(t, g, "stays", shared))
 	refused(t, <-fails, codes.DeadlineExceeded, missing.MountPoint)
-	if !isMounted(t, g, shared.MountPoint) {
+	if !vmtest.IsMounted(t, g, shared.MountPoint) {
 		t.Error("it was unmounted from under the container that was told OK")
 	}
 	// A shared one is the sandbox's from the first OK on; here that ends with the disk.
@@ -132,9 +133,9 @@ func TestRemoveEndsACreateThatAwaitsItsDisk(t *testing.T) {
 	missing := &agentpb.Storage{Driver: "blk", Source: "02/1f", Fstype: "ext4", MountPoint: "/run/test/missing"}
 	created := make(chan error, 1)
 	go func() { created <- container(t, g, "ended", first, missing) }()
-	until(t, func() bool { return isMounted(t, g, first.MountPoint) })
+	until(t, func() bool { return vmtest.IsMounted(t, g, first.MountPoint) })
 	must(t, g.Agent().RemoveContainer(limited(t), "ended"))
-	if isMounted(t, g, first.MountPoint) {
+	if vmtest.IsMounted(t, g, first.MountPoint) {
 		t.Error("it is still mounted though its container was removed")
 	}
 	refused(t, <-created, codes.FailedPrecondition, "it was removed while")

@@ -13,6 +13,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/rootfs/kernel"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 // scsiController is the virtio-scsi controller of the tests below, while plugController's
@@ -134,7 +135,7 @@ func TestSCSIDiskIsThePromisedOneOfTheVirtioController(t *testing.T) {
 	refused(t, container(t, g, "scsi", &unnamed), codes.DeadlineExceeded, "0:0")
 	plugSCSI(t, g, "another", image, prefix+"another", 0, 0)
 	refused(t, container(t, g, "scsi", storage), codes.FailedPrecondition, `"`+prefix+`another"`, `"`+prefix+`promised"`)
-	if isMounted(t, g, storage.MountPoint) {
+	if vmtest.IsMounted(t, g, storage.MountPoint) {
 		t.Error("it was mounted all the same")
 	}
 	must(t, container(t, g, "scsi", &unnamed)) // a host that promises no serial gets what is there

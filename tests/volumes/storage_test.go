@@ -9,6 +9,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 func remove(t *testing.T, g *vm.Guest, id string) {
@@ -22,13 +23,13 @@ func TestContainersMayBeMadeAndRemovedAgain(t *testing.T) {
 	for range 2 {
 		must(t, container(t, g, "again", storage))
 	}
-	if n := strings.Count(mounts(t, g), " "+storage.MountPoint+" "); n != 1 {
+	if n := strings.Count(vmtest.Mounts(t, g), " "+storage.MountPoint+" "); n != 1 {
 		t.Errorf("mounts of a storage that was asked for twice\nwant 1\ngot  %d", n)
 	}
 	for range 2 {
 		remove(t, g, "again")
 	}
-	if isMounted(t, g, storage.MountPoint) {
+	if vmtest.IsMounted(t, g, storage.MountPoint) {
 		t.Error("it is still mounted though its container was removed")
 	}
 	remove(t, g, "never-made")
@@ -40,11 +41,11 @@ func TestStorageStaysForItsLastContainer(t *testing.T) {
 	must(t, container(t, g, "first", storage))
 	must(t, container(t, g, "second", storage))
 	remove(t, g, "first")
-	if !isMounted(t, g, storage.MountPoint) {
+	if !vmtest.IsMounted(t, g, storage.MountPoint) {
 		t.Error("it was unmounted from under the second container")
 	}
 	remove(t, g, "second")
-	if isMounted(t, g, storage.MountPoint) {
+	if vmtest.IsMounted(t, g, storage.MountPoint) {
 		t.Error("it is still mounted though nobody holds it")
 	}
 }
@@ -57,13 +58,13 @@ func TestContainerMayHaveManyStorages(t *testing.T) {
 	inner.MountPoint = outer.MountPoint + "/inner" // removed first, though mounted last
 	must(t, container(t, g, "many", outer, inner, other))
 	for _, s := range []*agentpb.Storage{outer, inner, other} {
-		if !isMounted(t, g, s.MountPoint) {
+		if !vmtest.IsMounted(t, g, s.MountPoint) {
 			t.Errorf("%s is not mounted", s.MountPoint)
 		}
 	}
 	remove(t, g, "many")
 	for _, s := range []*agentpb.Storage{outer, inner, other} {
-		if isMounted(t, g, s.MountPoint) {
+		if vmtest.IsMounted(t, g, s.MountPoint) {
 			t.Errorf("%s is still mounted", s.MountPoint)
 		}
 	}
@@ -97,13 +98,13 @@ func TestFailedContainerLeavesNothing(t *testing.T) {
 	_, bad := attached(t, g, "xfs")
 	bad.Fstype = "ext4"
 	refused(t, container(t, g, "unwound", good, bad), codes.InvalidArgument, bad.MountPoint)
-	if isMounted(t, g, good.MountPoint) {
+	if vmtest.IsMounted(t, g, good.MountPoint) {
 		t.Error("the first storage is still mounted though the second failed")
 	}
 	// Only what the call itself has added is let go.
 	must(t, container(t, g, "unwound", good))
 	refused(t, container(t, g, "unwound", good, bad), codes.InvalidArgument)
-	if !isMounted(t, g, good.MountPoint) {
+	if !vmtest.IsMounted(t, g, good.MountPoint) {
 		t.Error("a storage that the container had before was unmounted")
 	}
 	remove(t, g, "unwound")
@@ -127,7 +128,7 @@ func TestDevicePathIsASource(t *testing.T) {
 func TestMountOptionsReachTheKernel(t *testing.T) {
 	g := guest(t)
 	v := mounted(t, g, "ext4", "noatime", "nodev", "data=journal", "_netdev")
-	for line := range strings.Lines(mounts(t, g)) {
+	for line := range strings.Lines(vmtest.Mounts(t, g)) {
 		if strings.Contains(line, " "+v.GuestPath+" ") {
 			for _, option := range []string{"noatime", "nodev", "data=journal"} {
 				if !strings.Contains(line, option) {
@@ -163,7 +164,7 @@ func TestMountPointThatIsTakenIsRefused(t *testing.T) {
 	must(t, container(t, g, "first", first))
 	refused(t, container(t, g, "second", second), codes.AlreadyExists, first.MountPoint)
 	remove(t, g, "second")
-	if !isMounted(t, g, first.MountPoint) {
+	if !vmtest.IsMounted(t, g, first.MountPoint) {
 		t.Error("the first was unmounted")
 	}
 	remove(t, g, "first")
@@ -189,7 +190,7 @@ func TestMountOfTheSameDeviceIsTakenOver(t *testing.T) {
 	must(t, v.Mount(ctx))
 	isHealthy(t, v)
 	must(t, v.Unmount(ctx))
-	if isMounted(t, g, path) {
+	if vmtest.IsMounted(t, g, path) {
 		t.Error("it is still mounted")
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 // virtiofsd is QEMU's own, in Debian 12's package qemu-system-common.
@@ -87,7 +88,7 @@ func TestVirtioFSStorageIsAFolderOfTheHost(t *testing.T) {
 	unknown.Source, unknown.MountPoint = "nobody", "/run/test/unknown-tag"
 	refused(t, container(t, g, "unknown", &unknown), codes.InvalidArgument, "nobody")
 	remove(t, g, "sharing")
-	if !isMounted(t, g, "/run/test/shared") {
+	if !vmtest.IsMounted(t, g, "/run/test/shared") {
 		t.Error("it was unmounted from under the second container")
 	}
 	remove(t, g, "sharing-too")
