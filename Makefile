@@ -23,7 +23,7 @@ LONG_NEEDS := $(DEMO_NEEDS) mmdebstrap=mmdebstrap
 RESCUE_SUITE := trixie-backports
 # The packages of VM tests, the longest first: go test starts them in this order, two at a
 # time, and both processors are busy until the end.
-VM_TESTS := volumes churn ways killed cuts rescue ctl
+VM_TESTS := volumes churn killed cuts service poweroff rescue vsock ctl agentlog
 ROOTFS = build/directvol-rootfs --cache build/cache
 RESCUE_ROOTFS = $(ROOTFS) --suite $(RESCUE_SUITE) --kernel-out build/rescue-vmlinuz --program /init=build/directvol-agent
 

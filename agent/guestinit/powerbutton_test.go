@@ -56,7 +56,7 @@ func TestWaitForThePowerButtonEndsWithItsContext(t *testing.T) {
 	cancel()
 	err := AwaitPowerButton(ctx)
 	if errors.Is(err, unix.ENOENT) {
-		t.Skip("this kernel has no ACPI: go test -run TestVolumesGoOnWithoutVsock ./tests/ways presses the button in a VM")
+		t.Skip("this kernel has no ACPI: go test -run TestVolumesGoOnWithoutVsock ./tests/vsock presses the button in a VM")
 	}
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("want %v\ngot  %v", context.Canceled, err)

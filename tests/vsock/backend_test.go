@@ -1,4 +1,4 @@
-package ways
+package vsock
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 // backend is the process that is a guest's vsock device.
@@ -23,12 +24,12 @@ type backend struct {
 func backendOf(t *testing.T, g *vm.Guest) backend {
 	t.Helper()
 	to, err := address.Parse(g.VM().AgentAddress())
-	must(t, err)
+	vmtest.Must(t, err)
 	if to.Scheme != address.HVSock {
 		t.Skipf("the agent is at %s: this host's kernel carries vsock, and no backend runs; run this where there is no /dev/vhost-vsock", to)
 	}
 	processes, err := vm.ProcessesWith(to.Path)
-	must(t, err)
+	vmtest.Must(t, err)
 	for _, p := range processes {
 		if p.IsBackend() {
 			return backend{p.ID}
@@ -42,7 +43,7 @@ func backendOf(t *testing.T, g *vm.Guest) backend {
 func (b backend) openFiles(t *testing.T) int {
 	t.Helper()
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", b.pid))
-	must(t, err)
+	vmtest.Must(t, err)
 	return len(files)
 }
 
@@ -69,12 +70,12 @@ func (b backend) awaitFiles(t *testing.T, ctx context.Context, want int) {
 func (b backend) status(t *testing.T, field string) int {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.pid))
-	must(t, err)
+	vmtest.Must(t, err)
 	for line := range strings.Lines(string(text)) {
 		name, value, _ := strings.Cut(line, ":")
 		if name == field {
 			n, err := strconv.Atoi(strings.Fields(value)[0])
-			must(t, err)
+			vmtest.Must(t, err)
 			return n
 		}
 	}

@@ -1,6 +1,6 @@
 //go:build long
 
-package ways
+package poweroff
 
 import (
 	"testing"

@@ -1,4 +1,4 @@
-package ways
+package agentlog
 
 import (
 	"bufio"
@@ -12,8 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 // Where the guests of these tests have the log and the debug console; the second
@@ -23,19 +26,15 @@ const (
 	consolePort = 1026
 )
 
-// bootTold boots a guest whose kernel is told more, and whose image has a shell.
-// It is this test's own, and gone before the next one boots theirs.
+// bootTold boots a guest whose kernel is told more, and whose image has a shell and
+// vsock inside the guest.
 func bootTold(t *testing.T, more string) *vm.Guest {
 	t.Helper()
 	shell, err := vm.Linked("/bin/sh", "/bin/sh")
-	must(t, err)
-	g, err := vm.Boot(t.Context(), vm.Options{Image: loopbackImage(t, shell...), Append: more})
-	must(t, err)
+	vmtest.Must(t, err)
+	g := vmtest.Boot(t, vm.Options{Image: vmtest.Image(t, []string{"vsock_loopback"}, shell...), Append: more})
 	t.Cleanup(func() {
-		if t.Failed() {
-			g.Explain(t.Output())
-		}
-		if err := powerOff(g); err != nil {
+		if err := vmtest.PowerOff(g); err != nil {
 			t.Error(err)
 		}
 	})
@@ -51,7 +50,7 @@ func TestLogAndDebugConsoleAreWhereTheKernelIsTold(t *testing.T) {
 			if early["level"] != "warning" || early["name"] != "directvol-agent" || early["pid"] != "1" {
 				t.Errorf("want a warning of PID 1\ngot  %v", early)
 			}
-			must(t, g.Agent().Check(limited(t)))
+			vmtest.Must(t, g.Agent().Check(vmtest.Limited(t)))
 			log.await(t, "CreateSandbox") // told at level debug alone
 		}
 	})
@@ -70,7 +69,7 @@ func TestLogAndDebugConsoleAreWhereTheKernelIsTold(t *testing.T) {
 		}
 		say(t, conn, "exit 7")
 		_, err := io.Copy(io.Discard, shell)
-		must(t, err)
+		vmtest.Must(t, err)
 		ended := readLog(t, g).await(t, "session ends")
 		if ended["status"] != "exit 7" {
 			t.Errorf("want exit 7\ngot  %v", ended)
@@ -79,8 +78,8 @@ func TestLogAndDebugConsoleAreWhereTheKernelIsTold(t *testing.T) {
 	t.Run("a shell ends with its connection, and is waited for", func(t *testing.T) { hangUp(t, g) })
 	t.Run("peers inside the guest get neither", func(t *testing.T) {
 		for _, port := range []uint32{logPort, consolePort} {
-			got, err := g.Act.DialVsock(limited(t), act.DialVsock{CID: cidLocal, Port: port, Send: []byte("\n"), Await: 1})
-			must(t, err)
+			got, err := g.Act.DialVsock(vmtest.Limited(t), act.DialVsock{CID: unix.VMADDR_CID_LOCAL, Port: port, Send: []byte("\n"), Await: 1})
+			vmtest.Must(t, err)
 			if len(got.Data) != 0 {
 				t.Errorf("port %d\nwant nothing\ngot  %q", port, got.Data)
 			}
@@ -96,7 +95,7 @@ func hangUp(t *testing.T, g *vm.Guest) {
 	say(t, conn, "echo pid:$$; sh -c 'echo child:$$; exec /test-guest "+act.BareEcho+"'")
 	pid := hear(t, shell, "pid:")
 	child := hear(t, shell, "child:")
-	must(t, conn.Close())
+	vmtest.Must(t, conn.Close())
 	conn, shell = openShell(t, g)
 	say(t, conn, fmt.Sprintf("while kill -0 %s || kill -0 %s; do :; done 2>/dev/null; echo both:gone", pid, child))
 	hear(t, shell, "both:gone")
@@ -104,11 +103,11 @@ func hangUp(t *testing.T, g *vm.Guest) {
 
 func TestDebugConsoleIsOnTheConsoleAndTheLogBesideIt(t *testing.T) {
 	g := bootTold(t, "agent.debug_console agent.log=debug")
-	ctx := limited(t)
+	ctx := vmtest.Limited(t)
 	again := time.NewTicker(100 * time.Millisecond) // nothing tells of what a console says
 	defer again.Stop()
 	for {
-		must(t, g.Agent().Check(ctx))
+		vmtest.Must(t, g.Agent().Check(ctx))
 		var said bytes.Buffer
 		g.Explain(&said)
 		prompt := strings.Contains(said.String(), "\n# ") || strings.Contains(said.String(), "}# ")
@@ -121,7 +120,7 @@ func TestDebugConsoleIsOnTheConsoleAndTheLogBesideIt(t *testing.T) {
 			t.Fatalf("want a shell's prompt and the log\ngot\n%s", &said)
 		}
 	}
-	if conn, err := dial(limited(t), g, consolePort); err == nil {
+	if conn, err := g.Dial(vmtest.Limited(t), consolePort); err == nil {
 		conn.Close()
 		t.Error("a port that was not asked for is open")
 	}
@@ -141,7 +140,7 @@ func (l logReader) await(t *testing.T, text string) map[string]any {
 	t.Helper()
 	for l.Scan() {
 		var line map[string]any
-		must(t, json.Unmarshal(l.Bytes(), &line))
+		vmtest.Must(t, json.Unmarshal(l.Bytes(), &line))
 		ts, _ := line["ts"].(string)
 		if _, err := time.Parse(time.RFC3339Nano, ts); err != nil || line["level"] == nil {
 			t.Errorf("want a line with a time and a level\ngot  %s", l.Text())
@@ -157,12 +156,12 @@ func (l logReader) await(t *testing.T, text string) map[string]any {
 // connect reaches a port of the guest, with a limit on all that follows.
 func connect(t *testing.T, g *vm.Guest, port uint32) net.Conn {
 	t.Helper()
-	ctx := limited(t)
-	conn, err := dial(ctx, g, port)
-	must(t, err)
+	ctx := vmtest.Limited(t)
+	conn, err := g.Dial(ctx, port)
+	vmtest.Must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	deadline, _ := ctx.Deadline()
-	must(t, conn.SetDeadline(deadline))
+	vmtest.Must(t, conn.SetDeadline(deadline))
 	return conn
 }
 
@@ -176,7 +175,7 @@ func openShell(t *testing.T, g *vm.Guest) (net.Conn, *bufio.Reader) {
 func say(t *testing.T, conn net.Conn, line string) {
 	t.Helper()
 	_, err := io.WriteString(conn, line+"\n")
-	must(t, err)
+	vmtest.Must(t, err)
 }
 
 // hear reads up to a line that an echo wrote, maybe behind the prompt, and

@@ -1,4 +1,4 @@
-package ways
+package service
 
 import (
 	"context"
@@ -16,12 +16,12 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/directvol/directvol/host/agentclient"
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/frame"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 // daemon is a guest whose agent is a service: that program.
@@ -30,32 +30,14 @@ type daemon struct {
 	agent string
 }
 
-// serviceGuest boots a guest whose init starts the agent as a service, and anew
-// whenever it ends.
-func serviceGuest(t *testing.T) *vm.Guest {
-	t.Helper()
-	g, err := vm.Boot(t.Context(), vm.Options{Append: act.AsService + " agent.directvol.resize_wait=" + vm.Limit(callLimit).String()})
-	must(t, err)
-	t.Cleanup(func() {
-		if t.Failed() {
-			g.Explain(t.Output())
-		}
-		g.Kill() // a service does not power off
-		if err := g.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return g
-}
-
 func TestServiceIsRestartedAndLosesNoVolume(t *testing.T) {
-	losesNoVolume(t, daemon{serviceGuest(t), act.Agent})
+	losesNoVolume(t, daemon{shared.Last(t), act.Agent})
 }
 
 // losesNoVolume ends the agent in every way, and each time there is another.
 func losesNoVolume(t *testing.T, s daemon) {
-	details, err := s.Agent().GetGuestDetails(limited(t))
-	must(t, err)
+	details, err := s.Agent().GetGuestDetails(vmtest.Limited(t))
+	vmtest.Must(t, err)
 	if details.AgentDetails.InitDaemon {
 		t.Error("the agent says that it is PID 1")
 	}
@@ -74,21 +56,21 @@ func losesNoVolume(t *testing.T, s daemon) {
 		t.Run("SIGKILL between the unmount of "+fstype+" and the proof of its release", func(t *testing.T) { provesReleaseAnew(t, s, fstype) })
 	}
 	t.Run("what failed before is told after", func(t *testing.T) { remembersFailedReads(t, s) })
-	must(t, s.Agent().DestroySandbox(limited(t)))
+	vmtest.Must(t, s.Agent().DestroySandbox(vmtest.Limited(t)))
 }
 
 // restart ends the agent and returns when there is another one that answers.
 func restart(t *testing.T, s daemon, signal syscall.Signal) {
 	t.Helper()
-	ids, err := s.Act.Signal(limited(t), s.agent, signal)
-	must(t, err)
+	ids, err := s.Act.Signal(vmtest.Limited(t), s.agent, signal)
+	vmtest.Must(t, err)
 	awaitEnds(t, s.Guest, ids)
-	must(t, s.Agent().Check(limited(t)))
+	vmtest.Must(t, s.Agent().Check(vmtest.Limited(t)))
 }
 
 func awaitEnds(t *testing.T, g *vm.Guest, ids []int) {
 	t.Helper()
-	ctx := limited(t)
+	ctx := vmtest.Limited(t)
 	again := time.NewTicker(20 * time.Millisecond) // nothing tells the host
 	defer again.Stop()
 	for _, id := range ids {
@@ -97,7 +79,7 @@ func awaitEnds(t *testing.T, g *vm.Guest, ids []int) {
 			if errors.Is(err, fs.ErrNotExist) {
 				break
 			}
-			must(t, err)
+			vmtest.Must(t, err)
 			<-again.C
 		}
 	}
@@ -105,8 +87,8 @@ func awaitEnds(t *testing.T, g *vm.Guest, ids []int) {
 
 func newVolume(t *testing.T, g *vm.Guest, id, fstype string) *vm.Volume {
 	t.Helper()
-	v, err := g.Volume(limited(t), id, fstype, map[string]int64{"ext4": 128 * miB, "xfs": 320 * miB}[fstype])
-	must(t, err)
+	v, err := g.Volume(vmtest.Limited(t), id, fstype, map[string]int64{"ext4": 128 * miB, "xfs": 320 * miB}[fstype])
+	vmtest.Must(t, err)
 	return v
 }
 
@@ -114,71 +96,55 @@ func newVolume(t *testing.T, g *vm.Guest, id, fstype string) *vm.Volume {
 func holds(t *testing.T, g *vm.Guest, v *vm.Volume, container string) {
 	t.Helper()
 	disk, _ := g.VM().Disk(v.DiskID())
-	must(t, g.Agent().CreateContainer(limited(t), &agentpb.CreateContainerRequest{ContainerId: container, Storages: []*agentpb.Storage{
+	vmtest.Must(t, g.Agent().CreateContainer(vmtest.Limited(t), &agentpb.CreateContainerRequest{ContainerId: container, Storages: []*agentpb.Storage{
 		{Driver: "blk", Source: disk.PCIPath, Fstype: v.FSType, MountPoint: v.GuestPath},
 	}}))
-}
-
-func isMounted(t *testing.T, g *vm.Guest, path string) bool {
-	t.Helper()
-	mounts, err := g.Act.ReadFile(limited(t), "/proc/self/mountinfo")
-	must(t, err)
-	return strings.Contains(string(mounts), " "+path+" ")
 }
 
 // restartsUnderAWriter has the agent restarted while a volume that two containers
 // hold is written to, and then does with the volume all that can be done.
 func restartsUnderAWriter(t *testing.T, s daemon, fstype string, signal syscall.Signal) {
 	v := newVolume(t, s.Guest, fmt.Sprintf("%s-%d", fstype, signal), fstype)
-	must(t, v.Mount(limited(t)))
+	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
 	path := v.GuestPath
 	holds(t, s.Guest, v, "second-"+v.ID)
-	before, err := v.Stats(limited(t))
-	must(t, err)
-	w, err := v.StartWriter(within(t, jobLimit), 0)
-	must(t, err)
-	must(t, w.Await(within(t, jobLimit), 4*miB))
+	before, err := v.Stats(vmtest.Limited(t))
+	vmtest.Must(t, err)
+	w, err := v.StartWriter(vmtest.Within(t, vmtest.JobLimit), 0)
+	vmtest.Must(t, err)
+	vmtest.Must(t, w.Await(vmtest.Within(t, vmtest.JobLimit), 4*miB))
 
 	restart(t, s, signal)
-	after, err := v.Stats(limited(t))
-	must(t, err)
+	after, err := v.Stats(vmtest.Limited(t))
+	vmtest.Must(t, err)
 	if after.Usage[0].Total != before.Usage[0].Total || after.VolumeCondition.Abnormal {
 		t.Errorf("stats\nwant %v\ngot  %v", before, after)
 	}
-	must(t, v.Resize(limited(t), 512*miB))
-	must(t, w.Await(within(t, jobLimit), w.Ledger().Bytes()+4*miB))
-	must(t, w.Stop(limited(t)))
+	vmtest.Must(t, v.Resize(vmtest.Limited(t), 512*miB))
+	vmtest.Must(t, w.Await(vmtest.Within(t, vmtest.JobLimit), w.Ledger().Bytes()+4*miB))
+	vmtest.Must(t, w.Stop(vmtest.Limited(t)))
 
 	restart(t, s, signal)
-	must(t, v.Unmount(limited(t)))
-	if !isMounted(t, s.Guest, path) {
+	vmtest.Must(t, v.Unmount(vmtest.Limited(t)))
+	if !vmtest.IsMounted(t, s.Guest, path) {
 		t.Fatal("it was unmounted under its second holder")
 	}
 	v.GuestPath = path
-	if _, err := v.Verify(within(t, jobLimit), nil); err != nil {
+	if _, err := v.Verify(vmtest.Within(t, vmtest.JobLimit), nil); err != nil {
 		t.Error(err)
 	}
-	must(t, s.Agent().RemoveContainer(limited(t), "second-"+v.ID))
-	if isMounted(t, s.Guest, path) {
+	vmtest.Must(t, s.Agent().RemoveContainer(vmtest.Limited(t), "second-"+v.ID))
+	if vmtest.IsMounted(t, s.Guest, path) {
 		t.Error("its last holder has let go, and it is mounted")
 	}
-	if _, err := s.Act.Stat(limited(t), path); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := s.Act.Stat(vmtest.Limited(t), path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the mount point that was made for it is left: %v", err)
 	}
-	must(t, v.Mount(limited(t)))
-	if _, err := v.Verify(within(t, jobLimit), nil); err != nil {
+	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
+	if _, err := v.Verify(vmtest.Within(t, vmtest.JobLimit), nil); err != nil {
 		t.Error(err)
 	}
-	detach(t, v)
-}
-
-// detach takes a volume away, which has to be whole.
-func detach(t *testing.T, v *vm.Volume) {
-	t.Helper()
-	must(t, v.Detach(limited(t)))
-	fsck, err := vm.Check(limited(t), v.FSType, v.Path)
-	must(t, err)
-	must(t, fsck.Err(v.FSType))
+	vmtest.Detach(t, v)
 }
 
 // answersBeforeItEnds ends the agent while a ResizeVolume waits for its disk, on
@@ -186,20 +152,20 @@ func detach(t *testing.T, v *vm.Volume) {
 func answersBeforeItEnds(t *testing.T, s daemon) {
 	const size = 192 * miB
 	v := newVolume(t, s.Guest, "in-flight", "ext4")
-	must(t, v.Mount(limited(t)))
+	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
 	to, err := address.Parse(s.VM().AgentAddress())
-	must(t, err)
-	conn, err := to.Dial(limited(t))
-	must(t, err)
+	vmtest.Must(t, err)
+	conn, err := to.Dial(vmtest.Limited(t))
+	vmtest.Must(t, err)
 	defer conn.Close()
-	must(t, conn.SetDeadline(time.Now().Add(vm.Limit(callLimit))))
+	vmtest.Must(t, conn.SetDeadline(time.Now().Add(vm.Limit(vmtest.CallLimit))))
 	payload, err := proto.Marshal(&agentpb.ResizeVolumeRequest{VolumeGuestPath: v.GuestPath, Size_: size})
-	must(t, err)
+	vmtest.Must(t, err)
 	request, err := proto.Marshal(&ttrpc.Request{Service: agentpb.AgentServiceName, Method: "ResizeVolume", Payload: payload})
-	must(t, err)
+	vmtest.Must(t, err)
 	_, err = conn.Write(append(frame.Header{Length: uint32(len(request)), StreamID: 1, Type: frame.TypeRequest}.Append(nil), request...))
-	must(t, err)
-	waiting := limited(t)
+	vmtest.Must(t, err)
+	waiting := vmtest.Limited(t)
 	for resizing := false; !resizing; { // which shows by its keeping another one waiting
 		ctx, cancel := context.WithTimeout(waiting, vm.Limit(100*time.Millisecond))
 		err := s.Agent().ResizeVolume(ctx, v.GuestPath, 0)
@@ -209,20 +175,20 @@ func answersBeforeItEnds(t *testing.T, s daemon) {
 			t.Fatal(err)
 		}
 	}
-	ids, err := s.Act.Signal(limited(t), s.agent, syscall.SIGTERM)
-	must(t, err)
-	must(t, s.VM().ResizeDisk(limited(t), v.DiskID(), size))
+	ids, err := s.Act.Signal(vmtest.Limited(t), s.agent, syscall.SIGTERM)
+	vmtest.Must(t, err)
+	vmtest.Must(t, s.VM().ResizeDisk(vmtest.Limited(t), v.DiskID(), size))
 	answer, err := io.ReadAll(conn)
-	must(t, err)
+	vmtest.Must(t, err)
 	var response ttrpc.Response
 	if len(answer) < frame.HeaderBytes {
 		t.Fatal("the agent ended without an answer")
 	}
-	must(t, proto.Unmarshal(answer[frame.HeaderBytes:], &response))
-	must(t, status.ErrorProto(response.Status))
+	vmtest.Must(t, proto.Unmarshal(answer[frame.HeaderBytes:], &response))
+	vmtest.Must(t, status.ErrorProto(response.Status))
 	awaitEnds(t, s.Guest, ids)
-	must(t, s.Agent().Check(limited(t))) // the next one
-	detach(t, v)
+	vmtest.Must(t, s.Agent().Check(vmtest.Limited(t))) // the next one
+	vmtest.Detach(t, v)
 }
 
 // survivesAnyMoment kills the agent again and again, while it mounts and unmounts.
@@ -232,7 +198,7 @@ func survivesAnyMoment(t *testing.T, s daemon) {
 	first, second := newVolume(t, s.Guest, "any-1", "ext4"), newVolume(t, s.Guest, "any-2", "xfs")
 	var storages []*agentpb.Storage
 	for _, v := range []*vm.Volume{first, second} {
-		must(t, s.Attach(limited(t), v.Volume))
+		vmtest.Must(t, s.Attach(vmtest.Limited(t), v.Volume))
 		disk, _ := s.VM().Disk(v.DiskID())
 		storages = append(storages, &agentpb.Storage{Driver: "blk", Source: disk.PCIPath, Fstype: v.FSType, MountPoint: "/run/any/" + v.ID})
 	}
@@ -242,37 +208,37 @@ func survivesAnyMoment(t *testing.T, s daemon) {
 		go func() {
 			defer close(ended)
 			// Its outcome is unknown where it was killed, and does not matter.
-			ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(callLimit))
+			ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(vmtest.CallLimit))
 			defer cancel()
 			if s.Agent().CreateContainer(ctx, create) == nil {
 				_ = s.Agent().RemoveContainer(ctx, "any")
 			}
 		}()
 		for range 3 * round { // a little later each time, by what the guest does meanwhile
-			_, err := s.Act.Stat(limited(t), "/")
-			must(t, err)
+			_, err := s.Act.Stat(vmtest.Limited(t), "/")
+			vmtest.Must(t, err)
 		}
 		restart(t, s, syscall.SIGKILL)
 		<-ended
 		// Asked once more, it does what it was asked, wherever it was killed.
-		must(t, s.Agent().CreateContainer(limited(t), create))
+		vmtest.Must(t, s.Agent().CreateContainer(vmtest.Limited(t), create))
 		for _, storage := range storages {
-			if !isMounted(t, s.Guest, storage.MountPoint) {
+			if !vmtest.IsMounted(t, s.Guest, storage.MountPoint) {
 				t.Fatalf("round %d: %s is not mounted", round, storage.MountPoint)
 			}
 		}
 		if round%2 == 0 {
 			restart(t, s, syscall.SIGKILL)
 		}
-		must(t, s.Agent().RemoveContainer(limited(t), "any"))
+		vmtest.Must(t, s.Agent().RemoveContainer(vmtest.Limited(t), "any"))
 		for _, storage := range storages {
-			if isMounted(t, s.Guest, storage.MountPoint) {
+			if vmtest.IsMounted(t, s.Guest, storage.MountPoint) {
 				t.Fatalf("round %d: %s is still mounted", round, storage.MountPoint)
 			}
 		}
 	}
 	for _, v := range []*vm.Volume{first, second} {
-		detach(t, v)
+		vmtest.Detach(t, v)
 	}
 }
 
@@ -281,35 +247,35 @@ func survivesAnyMoment(t *testing.T, s daemon) {
 func growsOn(t *testing.T, s daemon) {
 	const rounds = 6
 	v := newVolume(t, s.Guest, "grows-on", "xfs")
-	must(t, v.Mount(limited(t)))
-	ctx := within(t, jobLimit)
+	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
+	ctx := vmtest.Within(t, vmtest.JobLimit)
 	writer, err := v.StartWriter(ctx, 0)
-	must(t, err)
+	vmtest.Must(t, err)
 	size := uint64(320 * miB)
 	for round := range rounds {
 		size += 8192 * miB // of many groups, so that it takes its time
-		must(t, s.VM().ResizeDisk(limited(t), v.DiskID(), size))
+		vmtest.Must(t, s.VM().ResizeDisk(vmtest.Limited(t), v.DiskID(), size))
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			_ = s.Agent().ResizeVolume(limited(t), v.GuestPath, size) // killed or not
+			_ = s.Agent().ResizeVolume(vmtest.Limited(t), v.GuestPath, size) // killed or not
 		}()
 		for range 1 + 6*round { // a little later each time, by what the guest does meanwhile
-			_, err := s.Act.Stat(limited(t), "/")
-			must(t, err)
+			_, err := s.Act.Stat(vmtest.Limited(t), "/")
+			vmtest.Must(t, err)
 		}
 		restart(t, s, syscall.SIGKILL)
 		<-ended
-		must(t, writer.Await(ctx, writer.Ledger().Bytes()+miB))
-		must(t, s.Agent().ResizeVolume(limited(t), v.GuestPath, size))
+		vmtest.Must(t, writer.Await(ctx, writer.Ledger().Bytes()+miB))
+		vmtest.Must(t, s.Agent().ResizeVolume(vmtest.Limited(t), v.GuestPath, size))
 	}
-	must(t, writer.Stop(ctx))
-	sizes, err := v.Sizes(limited(t))
-	must(t, err)
+	vmtest.Must(t, writer.Stop(ctx))
+	sizes, err := v.Sizes(vmtest.Limited(t))
+	vmtest.Must(t, err)
 	if sizes.FSBytes < size-1024*miB {
 		t.Errorf("the filesystem\nwant nearly %d bytes\ngot  %d", size, sizes.FSBytes)
 	}
-	detach(t, v)
+	vmtest.Detach(t, v)
 }
 
 // agentState is where an agent that is a service keeps its state, if it is told nothing else.
@@ -319,55 +285,55 @@ const agentState = "/run/directvol/agent.json"
 // that has mounted and grown: an ext4 of 16 groups or more shows an option then that
 // nobody has asked for.
 func takesGrownVolumeOver(t *testing.T, s daemon) {
-	v, err := s.Guest.Volume(limited(t), "taken-over", "ext4", 64*miB)
-	must(t, err)
-	must(t, v.Mount(limited(t)))
+	v, err := s.Guest.Volume(vmtest.Limited(t), "taken-over", "ext4", 64*miB)
+	vmtest.Must(t, err)
+	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
 	path := v.GuestPath
-	writer, err := v.StartWriter(within(t, jobLimit), 4*miB)
-	must(t, err)
-	must(t, v.Resize(limited(t), 256*miB))
-	must(t, writer.Err())
-	mounts, err := s.Act.ReadFile(limited(t), "/proc/self/mountinfo")
-	must(t, err)
+	writer, err := v.StartWriter(vmtest.Within(t, vmtest.JobLimit), 4*miB)
+	vmtest.Must(t, err)
+	vmtest.Must(t, v.Resize(vmtest.Limited(t), 256*miB))
+	vmtest.Must(t, writer.Err())
+	mounts, err := s.Act.ReadFile(vmtest.Limited(t), "/proc/self/mountinfo")
+	vmtest.Must(t, err)
 	if !strings.Contains(string(mounts), "mb_optimize_scan=0") {
 		t.Errorf("want a mount with an option of the kernel's own, or this test shows nothing\ngot  %s", mounts)
 	}
-	must(t, s.Act.WriteFile(limited(t), agentState, []byte("{")))
+	vmtest.Must(t, s.Act.WriteFile(vmtest.Limited(t), agentState, []byte("{")))
 	restart(t, s, syscall.SIGKILL)
-	must(t, v.Mount(limited(t)))
+	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
 	if v.GuestPath != path {
 		t.Errorf("it is mounted\nwant at %s\ngot  at %s", path, v.GuestPath)
 	}
-	must(t, v.Unmount(limited(t)))
-	must(t, v.Mount(limited(t)))
-	if _, err := v.Verify(within(t, jobLimit), nil); err != nil {
+	vmtest.Must(t, v.Unmount(vmtest.Limited(t)))
+	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
+	if _, err := v.Verify(vmtest.Within(t, vmtest.JobLimit), nil); err != nil {
 		t.Error(err)
 	}
-	detach(t, v)
+	vmtest.Detach(t, v)
 }
 
 // provesReleaseAnew kills the agent when it has unmounted a volume that another mount
 // namespace still has: no agent after it says that the volume is released, until it is.
 func provesReleaseAnew(t *testing.T, s daemon, fstype string) {
 	v := newVolume(t, s.Guest, "proven-"+fstype, fstype)
-	must(t, v.Mount(limited(t)))
-	must(t, v.Touch(limited(t)))
+	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
+	vmtest.Must(t, v.Touch(vmtest.Limited(t)))
 	disk, _ := s.VM().Disk(v.DiskID())
 	isReleased := func() error {
-		return s.Agent().CheckReleased(limited(t), "blk", disk.PCIPath, v.Container())
+		return s.Agent().CheckReleased(vmtest.Limited(t), "blk", disk.PCIPath, v.Container())
 	}
-	end, err := s.KeepMounts(within(t, jobLimit))
-	must(t, err)
+	end, err := s.KeepMounts(vmtest.Within(t, vmtest.JobLimit))
+	vmtest.Must(t, err)
 	// The moment behind umount(2), for as long as it takes to kill the agent in it.
-	_, err = s.Act.Signal(limited(t), s.agent, syscall.SIGSTOP)
-	must(t, err)
-	must(t, s.Act.Unmount(limited(t), v.GuestPath, 0))
+	_, err = s.Act.Signal(vmtest.Limited(t), s.agent, syscall.SIGSTOP)
+	vmtest.Must(t, err)
+	vmtest.Must(t, s.Act.Unmount(vmtest.Limited(t), v.GuestPath, 0))
 	for _, state := range []string{"as it was written before the unmount", "as the next agent has written it", "lost"} {
 		if state == "lost" {
-			must(t, s.Act.WriteFile(limited(t), agentState, []byte("{")))
+			vmtest.Must(t, s.Act.WriteFile(vmtest.Limited(t), agentState, []byte("{")))
 		}
 		restart(t, s, syscall.SIGKILL)
-		for what, err := range map[string]error{"CheckReleased": isReleased(), "Detach": v.Detach(limited(t))} {
+		for what, err := range map[string]error{"CheckReleased": isReleased(), "Detach": v.Detach(vmtest.Limited(t))} {
 			if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "in use") || !strings.Contains(err.Error(), "test-guest") {
 				t.Errorf("%s, with the state %s\nwant FAILED_PRECONDITION, and who has it\ngot  %v", what, state, err)
 			}
@@ -377,36 +343,36 @@ func provesReleaseAnew(t *testing.T, s daemon, fstype string) {
 		t.Fatal("the host has pulled the disk")
 	}
 	end()
-	must(t, vm.Again(limited(t), func() (bool, error) { return isReleased() == nil, nil })) // the namespace's end goes on in the kernel
-	must(t, v.Mount(limited(t)))
-	must(t, v.Touch(limited(t)))
-	detach(t, v)
+	vmtest.Must(t, vm.Again(vmtest.Limited(t), func() (bool, error) { return isReleased() == nil, nil })) // the namespace's end goes on in the kernel
+	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
+	vmtest.Must(t, v.Touch(vmtest.Limited(t)))
+	vmtest.Detach(t, v)
 }
 
 // remembersFailedReads has reads of a volume fail, which nothing can see later.
 func remembersFailedReads(t *testing.T, s daemon) {
 	v := newVolume(t, s.Guest, "unreadable", "xfs")
-	must(t, v.Mount(limited(t)))
-	must(t, v.Touch(limited(t)))
-	must(t, s.Act.WriteFile(limited(t), "/proc/sys/vm/drop_caches", []byte("1")))
-	must(t, v.BreakReads(limited(t)))
-	if _, err := s.Act.ReadFile(limited(t), v.GuestPath+"/touched"); !errors.Is(err, syscall.EIO) {
+	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
+	vmtest.Must(t, v.Touch(vmtest.Limited(t)))
+	vmtest.Must(t, s.Act.WriteFile(vmtest.Limited(t), "/proc/sys/vm/drop_caches", []byte("1")))
+	vmtest.Must(t, v.BreakReads(vmtest.Limited(t)))
+	if _, err := s.Act.ReadFile(vmtest.Limited(t), v.GuestPath+"/touched"); !errors.Is(err, syscall.EIO) {
 		t.Fatalf("a read from a broken disk\nwant EIO\ngot  %v", err)
 	}
 	failedReads := func(c *agentpb.VolumeCondition) bool {
 		return c.Abnormal && strings.Contains(c.Message, "reads have failed")
 	}
-	_, err := v.AwaitCondition(limited(t), failedReads)
-	must(t, err)
-	must(t, v.Heal(limited(t)))
+	_, err := v.AwaitCondition(vmtest.Limited(t), failedReads)
+	vmtest.Must(t, err)
+	vmtest.Must(t, v.Heal(vmtest.Limited(t)))
 	healed := time.Now()
 	restart(t, s, syscall.SIGKILL)
-	if stats, err := v.Stats(limited(t)); err != nil || !failedReads(stats.VolumeCondition) {
+	if stats, err := v.Stats(vmtest.Limited(t)); err != nil || !failedReads(stats.VolumeCondition) {
 		t.Errorf("after the restart\nwant reads that have failed\ngot  %v, error %v", stats, err)
 	}
-	must(t, v.Unmount(limited(t)))
-	must(t, v.Mount(limited(t)))
-	if stats, err := v.Stats(limited(t)); err != nil || stats.VolumeCondition.Abnormal {
+	vmtest.Must(t, v.Unmount(vmtest.Limited(t)))
+	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
+	if stats, err := v.Stats(vmtest.Limited(t)); err != nil || stats.VolumeCondition.Abnormal {
 		t.Errorf("mounted afresh\nwant it healthy\ngot  %v, error %v", stats, err)
 	}
 
@@ -414,71 +380,21 @@ func remembersFailedReads(t *testing.T, s daemon) {
 	quiet := time.NewTimer(time.Until(healed.Add(logInterval)))
 	defer quiet.Stop()
 	<-quiet.C
-	_, err = s.Act.Signal(limited(t), s.agent, syscall.SIGSTOP)
-	must(t, err)
-	must(t, s.Act.WriteFile(limited(t), "/proc/sys/vm/drop_caches", []byte("1")))
-	must(t, v.BreakReads(limited(t)))
-	if _, err := s.Act.ReadFile(limited(t), v.GuestPath+"/touched"); !errors.Is(err, syscall.EIO) {
+	_, err = s.Act.Signal(vmtest.Limited(t), s.agent, syscall.SIGSTOP)
+	vmtest.Must(t, err)
+	vmtest.Must(t, s.Act.WriteFile(vmtest.Limited(t), "/proc/sys/vm/drop_caches", []byte("1")))
+	vmtest.Must(t, v.BreakReads(vmtest.Limited(t)))
+	if _, err := s.Act.ReadFile(vmtest.Limited(t), v.GuestPath+"/touched"); !errors.Is(err, syscall.EIO) {
 		t.Fatalf("a read from a broken disk\nwant EIO\ngot  %v", err)
 	}
-	must(t, v.Heal(limited(t)))
+	vmtest.Must(t, v.Heal(vmtest.Limited(t)))
 	restart(t, s, syscall.SIGKILL)
-	_, err = v.AwaitCondition(limited(t), failedReads)
-	must(t, err)
-	detach(t, v)
+	_, err = v.AwaitCondition(vmtest.Limited(t), failedReads)
+	vmtest.Must(t, err)
+	vmtest.Detach(t, v)
 }
 
 // logInterval exceeds the five seconds in which the kernel logs at most ten failed reads
 // (DEFAULT_RATELIMIT_INTERVAL). No event tells when they are over. An emulated guest's
 // clock is the host's.
 const logInterval = 6 * time.Second
-
-func TestPanicInOneCallHarmsNoOther(t *testing.T) {
-	g := guest(t)
-	v := newVolume(t, g, "panic", "ext4")
-	must(t, g.Attach(limited(t), v.Volume))
-	disk, _ := g.VM().Disk(v.DiskID())
-	const path = "/run/panic"
-	v.GuestPath = path
-
-	ctx, end := context.WithCancel(within(t, jobLimit))
-	defer end()
-	exit := make(chan act.Exit, 1)
-	go func() {
-		e, _ := g.Act.Exec(ctx, act.Command{Argv: []string{"/test-guest", act.FaultyAgent}})
-		exit <- e
-	}()
-	to, err := address.Parse(g.VM().GuestAddress(act.FaultyAgentPort))
-	must(t, err)
-	agent := agentclient.New(to, agentclient.Config{Vsock: g.VM()})
-	defer agent.Close()
-	must(t, agent.Check(limited(t)))
-	must(t, agent.CreateContainer(limited(t), &agentpb.CreateContainerRequest{ContainerId: "cc", Storages: []*agentpb.Storage{
-		{Driver: "blk", Source: disk.PCIPath, Fstype: "ext4", MountPoint: path},
-	}}))
-	w, err := v.StartWriter(within(t, jobLimit), 0)
-	must(t, err)
-	must(t, w.Await(within(t, jobLimit), miB))
-	for range 3 {
-		_, err := agent.GetVolumeStats(limited(t), path)
-		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "GetVolumeStats: the agent has a bug") {
-			t.Fatalf("want INTERNAL, and the call named\ngot  %v", err)
-		}
-		must(t, agent.Check(limited(t)))
-		must(t, w.Await(within(t, jobLimit), w.Ledger().Bytes()+miB))
-	}
-	must(t, w.Stop(limited(t)))
-	if _, err := v.Verify(within(t, jobLimit), nil); err != nil {
-		t.Error(err)
-	}
-	must(t, agent.RemoveContainer(limited(t), "cc"))
-	if isMounted(t, g, path) {
-		t.Error("it is still mounted")
-	}
-	select {
-	case e := <-exit:
-		t.Errorf("the agent has ended: %+v", e)
-	default:
-	}
-	detach(t, v)
-}

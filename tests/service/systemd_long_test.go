@@ -1,6 +1,6 @@
 //go:build long
 
-package ways
+package service
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 // systemdAgent is where the unit has it.
@@ -29,7 +30,7 @@ WantedBy=multi-user.target
 `
 
 // override is a drop-in that comes after the one that is shipped.
-var override = fmt.Sprintf("[Service]\nEnvironment=\"DIRECTVOL_AGENT_FLAGS=-log debug -resize-wait %v\"\n", vm.Limit(callLimit))
+var override = fmt.Sprintf("[Service]\nEnvironment=\"DIRECTVOL_AGENT_FLAGS=-log debug -resize-wait %v\"\n", vm.Limit(vmtest.CallLimit))
 
 // packages are what the Debian has beside its minbase.
 const packages = "systemd-sysv,udev,dbus"
@@ -41,12 +42,10 @@ func TestSystemdRestartsTheAgentAndNoVolumeIsLost(t *testing.T) {
 		t.Skip("a Debian's files have owners that only root can give: run make test-long as root")
 	}
 	disk := debianDisk(t)
-	g, err := vm.Boot(within(t, jobLimit), vm.Options{
+	g := vmtest.Boot(t, vm.Options{
 		Append:    act.OnDisk + " systemd.show_status=0 agent.log=info",
 		BootDisks: []qemu.Disk{{ID: "root", Path: disk}},
 	})
-	must(t, err)
-	explained(t, g)
 	s := daemon{g, systemdAgent}
 	awaitTestGuest(t, g)
 	t.Run("it is up, with its drop-ins", func(t *testing.T) { runsAsItsUnitSays(t, s) })
@@ -57,7 +56,7 @@ func TestSystemdRestartsTheAgentAndNoVolumeIsLost(t *testing.T) {
 // awaitTestGuest waits for the program that acts: systemd starts it beside the
 // agent.
 func awaitTestGuest(t *testing.T, g *vm.Guest) {
-	ctx := within(t, jobLimit)
+	ctx := vmtest.Within(t, vmtest.JobLimit)
 	again := time.NewTicker(100 * time.Millisecond) // nothing tells the host
 	defer again.Stop()
 	for {
@@ -80,8 +79,8 @@ func runsAsItsUnitSays(t *testing.T, s daemon) {
 			t.Errorf("systemctl show\nwant %s\ngot  %s", want, said)
 		}
 	}
-	must(t, s.Agent().Check(limited(t)))
-	if line, err := s.Act.ReadFile(limited(t), "/proc/"+mainPID(t, s)+"/cmdline"); err != nil || !strings.Contains(string(line), "-log\x00debug\x00") {
+	vmtest.Must(t, s.Agent().Check(vmtest.Limited(t)))
+	if line, err := s.Act.ReadFile(vmtest.Limited(t), "/proc/"+mainPID(t, s)+"/cmdline"); err != nil || !strings.Contains(string(line), "-log\x00debug\x00") {
 		t.Errorf("the agent's command line\nwant -log debug\ngot  %q, error %v", line, err)
 	}
 }
@@ -93,8 +92,8 @@ func mainPID(t *testing.T, s daemon) string {
 
 func systemctl(t *testing.T, s daemon, args ...string) string {
 	t.Helper()
-	exit, err := s.Act.Exec(within(t, jobLimit), act.Command{Argv: append([]string{"/usr/bin/systemctl"}, args...)})
-	must(t, err)
+	exit, err := s.Act.Exec(vmtest.Within(t, vmtest.JobLimit), act.Command{Argv: append([]string{"/usr/bin/systemctl"}, args...)})
+	vmtest.Must(t, err)
 	if exit.Code != 0 {
 		t.Fatalf("systemctl %s: exit %d\n%s%s", strings.Join(args, " "), exit.Code, exit.Stdout, exit.Stderr)
 	}
@@ -104,31 +103,32 @@ func systemctl(t *testing.T, s daemon, args ...string) string {
 // stoppedAndStarted stops the service, which is no reason for a volume to go.
 func stoppedAndStarted(t *testing.T, s daemon) {
 	v := newVolume(t, s.Guest, "stopped", "ext4")
-	must(t, v.Mount(limited(t)))
+	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
 	path := v.GuestPath
-	w, err := v.StartWriter(within(t, jobLimit), 0)
-	must(t, err)
+	w, err := v.StartWriter(vmtest.Within(t, vmtest.JobLimit), 0)
+	vmtest.Must(t, err)
 	systemctl(t, s, "stop", "directvol-agent.service")
-	if !isMounted(t, s.Guest, path) {
+	if !vmtest.IsMounted(t, s.Guest, path) {
 		t.Fatal("it was unmounted with the service")
 	}
-	must(t, w.Await(within(t, jobLimit), w.Ledger().Bytes()+4*miB))
+	vmtest.Must(t, w.Await(vmtest.Within(t, vmtest.JobLimit), w.Ledger().Bytes()+4*miB))
 	systemctl(t, s, "start", "directvol-agent.service")
-	must(t, w.Stop(limited(t)))
-	_, err = v.Verify(within(t, jobLimit), nil)
-	must(t, err)
-	must(t, v.Unmount(limited(t)))
-	if isMounted(t, s.Guest, path) {
+	vmtest.Must(t, w.Stop(vmtest.Limited(t)))
+	_, err = v.Verify(vmtest.Within(t, vmtest.JobLimit), nil)
+	vmtest.Must(t, err)
+	vmtest.Must(t, v.Unmount(vmtest.Limited(t)))
+	if vmtest.IsMounted(t, s.Guest, path) {
 		t.Error("its holder has let go, and it is mounted")
 	}
-	detach(t, v)
+	vmtest.Detach(t, v)
 }
 
 // debianDisk makes an ext4 of a Debian with systemd, the agent and its unit.
 func debianDisk(t *testing.T) string {
 	t.Helper()
+	build := found(t)
 	root := filepath.Join(t.TempDir(), "root")
-	must(t, os.Mkdir(root, 0o755))
+	vmtest.Must(t, os.Mkdir(root, 0o755))
 	command(t, "tar", "-C", root, "--numeric-owner", "-xpf", debianArchive(t))
 	units := filepath.Join(root, "etc/systemd/system")
 	deploy := filepath.Join(filepath.Dir(build.Dir), "deploy", "systemd", "directvol-agent.service")
@@ -137,11 +137,11 @@ func debianDisk(t *testing.T) string {
 		filepath.Join(root, "usr/local/bin/test-guest"): filepath.Join(build.Dir, "test-guest"),
 		filepath.Join(units, "directvol-agent.service"): deploy,
 	} {
-		must(t, copyFile(guest, host))
+		vmtest.Must(t, copyFile(guest, host))
 	}
-	must(t, os.CopyFS(filepath.Join(units, "directvol-agent.service.d"), os.DirFS(deploy+".d")))
-	must(t, os.WriteFile(filepath.Join(units, "directvol-agent.service.d", "test.conf"), []byte(override), 0o644))
-	must(t, os.WriteFile(filepath.Join(units, "test-guest.service"), []byte(testGuestUnit), 0o644))
+	vmtest.Must(t, os.CopyFS(filepath.Join(units, "directvol-agent.service.d"), os.DirFS(deploy+".d")))
+	vmtest.Must(t, os.WriteFile(filepath.Join(units, "directvol-agent.service.d", "test.conf"), []byte(override), 0o644))
+	vmtest.Must(t, os.WriteFile(filepath.Join(units, "test-guest.service"), []byte(testGuestUnit), 0o644))
 	command(t, "chroot", root, "systemctl", "enable", "directvol-agent.service", "test-guest.service")
 	disk := filepath.Join(t.TempDir(), "debian.img")
 	command(t, "mkfs.ext4", "-q", "-F", "-d", root, disk, "1G")
@@ -152,21 +152,28 @@ func debianDisk(t *testing.T) string {
 func debianArchive(t *testing.T) string {
 	t.Helper()
 	const suite = "bookworm"
-	archive := filepath.Join(build.Dir, "cache", "debian-"+suite+"-"+strings.ReplaceAll(packages, ",", "-")+".tar")
+	archive := filepath.Join(found(t).Dir, "cache", "debian-"+suite+"-"+strings.ReplaceAll(packages, ",", "-")+".tar")
 	if _, err := os.Stat(archive); err == nil {
 		return archive
 	}
 	made := filepath.Join(t.TempDir(), "debian.tar")
 	t.Log("mmdebstrap makes a Debian with systemd: a minute or two")
 	command(t, "mmdebstrap", "--variant=minbase", "--include="+packages, suite, made)
-	must(t, copyFile(archive+".new", made))
-	must(t, os.Rename(archive+".new", archive))
+	vmtest.Must(t, copyFile(archive+".new", made))
+	vmtest.Must(t, os.Rename(archive+".new", archive))
 	return archive
+}
+
+func found(t *testing.T) vm.Build {
+	t.Helper()
+	build, err := vm.FindBuild()
+	vmtest.Must(t, err)
+	return build
 }
 
 func command(t *testing.T, name string, args ...string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(jobLimit))
+	ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(vmtest.JobLimit))
 	defer cancel()
 	if out, err := exec.CommandContext(ctx, name, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)

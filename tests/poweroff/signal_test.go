@@ -1,4 +1,4 @@
-package ways
+package poweroff
 
 import (
 	"bytes"
@@ -11,11 +11,12 @@ import (
 	"github.com/directvol/directvol/host/sandbox"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 const (
 	// slowRate is what a slow disk takes, in bytes a second, and unsyncedBytes a file's.
-	slowRate, unsyncedBytes = miB, 2 * miB
+	slowRate, unsyncedBytes = 1 << 20, 2 << 20
 	// slowEnd is how long slow disks need for what is dirty at a guest's end: longer than
 	// any call that unmounts may last.
 	slowEnd = 12 * time.Second
@@ -32,34 +33,32 @@ func TestPID1ThatIsSignalledLosesNothingUnsynced(t *testing.T) {
 func endsWithAllUnsynced(t *testing.T, slow time.Duration) {
 	var volumes []sandbox.Volume
 	for _, fstype := range []string{"ext4", "xfs"} {
-		image, err := vm.Scratch(limited(t), t.TempDir(), fstype, 304<<20)
-		must(t, err)
+		image, err := vm.Scratch(vmtest.Limited(t), t.TempDir(), fstype, 304<<20)
+		vmtest.Must(t, err)
 		volumes = append(volumes, sandbox.Volume{ID: fstype, Path: image, FSType: fstype})
 	}
 	before, files := "", 0
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGPWR, 0} {
-		g, err := vm.Boot(within(t, jobLimit), vm.Options{})
-		must(t, err)
-		explained(t, g)
+		g := vmtest.Boot(t, vm.Options{})
 		for _, known := range volumes {
 			v := g.Take(known)
-			must(t, v.Mount(limited(t)))
+			vmtest.Must(t, v.Mount(vmtest.Limited(t)))
 			for n := range files {
 				want := unsynced(before, n)
-				if got, err := g.Act.ReadFile(limited(t), fmt.Sprintf("%s/%s-%d", v.GuestPath, before, n)); err != nil || !bytes.Equal(got, want) {
+				if got, err := g.Act.ReadFile(vmtest.Limited(t), fmt.Sprintf("%s/%s-%d", v.GuestPath, before, n)); err != nil || !bytes.Equal(got, want) {
 					t.Errorf("%s: file %d, written before %s\nwant it there\ngot  %d bytes, error %v", v.FSType, n, before, len(got), err)
 				}
 			}
 			switch signal {
 			case syscall.SIGTERM:
-				must(t, g.Act.WriteFile(limited(t), v.GuestPath+"/"+signal.String()+"-0", unsynced(signal.String(), 0)))
-				_, err := g.Act.StartWriter(within(t, jobLimit), act.WriteBlocks{Path: v.GuestPath + "/writer", BlockBytes: 4096, Unsynced: true})
-				must(t, err)
+				vmtest.Must(t, g.Act.WriteFile(vmtest.Limited(t), v.GuestPath+"/"+signal.String()+"-0", unsynced(signal.String(), 0)))
+				_, err := g.Act.StartWriter(vmtest.Within(t, vmtest.JobLimit), act.WriteBlocks{Path: v.GuestPath + "/writer", BlockBytes: 4096, Unsynced: true})
+				vmtest.Must(t, err)
 			case syscall.SIGPWR:
-				must(t, v.SlowTo(limited(t), slowRate))
+				vmtest.Must(t, v.SlowTo(vmtest.Limited(t), slowRate))
 				keepDirty(t, g)
 				for n := range int(slow.Seconds()) * slowRate / unsyncedBytes {
-					must(t, g.Act.WriteFile(limited(t), fmt.Sprintf("%s/%s-%d", v.GuestPath, signal, n), unsynced(signal.String(), n)))
+					vmtest.Must(t, g.Act.WriteFile(vmtest.Limited(t), fmt.Sprintf("%s/%s-%d", v.GuestPath, signal, n), unsynced(signal.String(), n)))
 				}
 			}
 		}
@@ -68,8 +67,8 @@ func endsWithAllUnsynced(t *testing.T, slow time.Duration) {
 			return
 		}
 		began := time.Now()
-		_, _ = g.Act.Signal(limited(t), act.Agent, signal) // who answers may have ended
-		how, err := g.VM().AwaitShutdown(within(t, jobLimit))
+		_, _ = g.Act.Signal(vmtest.Limited(t), act.Agent, signal) // who answers may have ended
+		how, err := g.VM().AwaitShutdown(vmtest.Within(t, vmtest.JobLimit))
 		if want := (qemu.Shutdown{Guest: true, Reason: "guest-shutdown"}); err != nil || how != want {
 			t.Fatalf("%v\nwant %+v\ngot  %+v, error %v", signal, want, how, err)
 		}
@@ -87,7 +86,7 @@ func endsWithAllUnsynced(t *testing.T, slow time.Duration) {
 func keepDirty(t *testing.T, g *vm.Guest) {
 	t.Helper()
 	for setting, value := range map[string]string{"dirty_writeback_centisecs": "0", "dirty_ratio": "90", "dirty_background_ratio": "80"} {
-		must(t, g.Act.WriteFile(limited(t), "/proc/sys/vm/"+setting, []byte(value)))
+		vmtest.Must(t, g.Act.WriteFile(vmtest.Limited(t), "/proc/sys/vm/"+setting, []byte(value)))
 	}
 }
 
@@ -95,18 +94,4 @@ func keepDirty(t *testing.T, g *vm.Guest) {
 func unsynced(name string, n int) []byte {
 	text := fmt.Appendf(nil, "%s %d\n", name, n)
 	return bytes.Repeat(text, unsyncedBytes/len(text))
-}
-
-// explained tells of a guest where its test fails, and ends it.
-func explained(t *testing.T, g *vm.Guest) {
-	t.Helper()
-	t.Cleanup(func() {
-		if t.Failed() {
-			g.Explain(t.Output())
-		}
-		g.Kill()
-		if err := g.Close(); err != nil {
-			t.Error(err)
-		}
-	})
 }

@@ -1,4 +1,4 @@
-package ways
+package vsock
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 // These are the loads of make test; the heavy ones are in load_long_test.go.
@@ -28,13 +29,13 @@ func TestSlowReadersStallOnlyThemselves(t *testing.T) { slowReaders(t, 8) }
 
 // connectionsAtOnce opens connections, uses all of them, and closes them.
 func connectionsAtOnce(t *testing.T, n int) {
-	g := guest(t)
-	b, ctx := backendOf(t, g), within(t, jobLimit)
+	g := shared.Guest(t)
+	b, ctx := backendOf(t, g), vmtest.Within(t, vmtest.JobLimit)
 	before := b.openFiles(t)
 	var conns []net.Conn
 	for range n {
 		conn, err := g.Act.Echo(ctx)
-		must(t, err)
+		vmtest.Must(t, err)
 		t.Cleanup(func() { conn.Close() })
 		conns = append(conns, conn)
 	}
@@ -43,17 +44,17 @@ func connectionsAtOnce(t *testing.T, n int) {
 	}
 	for i, conn := range conns { // all are written to before the first is read from
 		_, err := conn.Write(binary.BigEndian.AppendUint64(nil, uint64(i)))
-		must(t, err)
+		vmtest.Must(t, err)
 	}
 	for i, conn := range slices.Backward(conns) {
 		got := make([]byte, 8)
 		_, err := io.ReadFull(conn, got)
-		must(t, err)
+		vmtest.Must(t, err)
 		if got := binary.BigEndian.Uint64(got); got != uint64(i) {
 			t.Errorf("connection %d\nwant its number back\ngot  %d", i, got)
 		}
 	}
-	must(t, g.Agent().Check(ctx))
+	vmtest.Must(t, g.Agent().Check(ctx))
 	for _, conn := range conns {
 		conn.Close()
 	}
@@ -63,10 +64,10 @@ func connectionsAtOnce(t *testing.T, n int) {
 // openedAndClosed opens and closes connections, a few at a time, in each way
 // that a client has, and finds the backend as it was.
 func openedAndClosed(t *testing.T, n int) {
-	g := guest(t)
-	b, ctx := backendOf(t, g), within(t, jobLimit)
+	g := shared.Guest(t)
+	b, ctx := backendOf(t, g), vmtest.Within(t, vmtest.JobLimit)
 	files := b.openFiles(t)
-	must(t, useOnce(ctx, g, 0))
+	vmtest.Must(t, useOnce(ctx, g, 0))
 	b.awaitFiles(t, ctx, files)
 	memory, threads := b.status(t, "RssAnon"), b.status(t, "Threads")
 	var next atomic.Int64
@@ -118,7 +119,7 @@ func useOnce(ctx context.Context, g *vm.Guest, i int) error {
 
 // refused asks for a port on which nobody listens.
 func refused(ctx context.Context, g *vm.Guest) error {
-	conn, err := dial(ctx, g, 9)
+	conn, err := g.Dial(ctx, 9)
 	if err == nil {
 		conn.Close()
 		return errors.New("somebody listens on port 9")
@@ -132,20 +133,20 @@ func refused(ctx context.Context, g *vm.Guest) error {
 // bulkEachWay sends MiBs to the guest, which sends them back, ends with a
 // half-close, and compares every byte.
 func bulkEachWay(t *testing.T, blocks int) {
-	g := guest(t)
-	ctx := within(t, jobLimit)
+	g := shared.Guest(t)
+	ctx := vmtest.Within(t, vmtest.JobLimit)
 	conn, err := g.Act.Echo(ctx)
-	must(t, err)
+	vmtest.Must(t, err)
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	sent := make(chan error, 1)
 	go func() { sent <- sendBlocks(conn, blocks) }()
-	must(t, receiveBlocks(conn, blocks))
-	must(t, <-sent)
+	vmtest.Must(t, receiveBlocks(conn, blocks))
+	vmtest.Must(t, <-sent)
 	if n, err := conn.Read(make([]byte, 1)); n != 0 || err != io.EOF {
 		t.Errorf("after the half-close came back\nwant the end\ngot  %d bytes, %v", n, err)
 	}
-	must(t, g.Agent().Check(ctx))
+	vmtest.Must(t, g.Agent().Check(ctx))
 }
 
 // sendBlocks sends numbered blocks of 1 MiB, and then no more.
@@ -183,14 +184,14 @@ func closeWrite(conn net.Conn) error {
 // backend run full for them, and wants the others to notice nothing.
 func slowReaders(t *testing.T, n int) {
 	const blocks = 4 // more than all buffers on the way there and back hold
-	g := guest(t)
-	ctx := within(t, jobLimit)
+	g := shared.Guest(t)
+	ctx := vmtest.Within(t, vmtest.JobLimit)
 	var conns []net.Conn
 	results := make(chan error, n)
 	var progress counter
 	for range n {
 		conn, err := g.Act.Echo(ctx)
-		must(t, err)
+		vmtest.Must(t, err)
 		defer conn.Close()
 		defer context.AfterFunc(ctx, func() { conn.Close() })()
 		conns = append(conns, conn)
@@ -198,11 +199,11 @@ func slowReaders(t *testing.T, n int) {
 	}
 	// They are stuck when none of them gets anywhere while others do.
 	quick, err := g.Act.Echo(ctx)
-	must(t, err)
+	vmtest.Must(t, err)
 	defer quick.Close()
 	for still, last := 0, int64(-1); still < 100; {
-		must(t, pingPong(quick))
-		must(t, g.Agent().Check(ctx))
+		vmtest.Must(t, pingPong(quick))
+		vmtest.Must(t, g.Agent().Check(ctx))
 		if now := progress.Load(); now != last {
 			still, last = 0, now
 		} else {
@@ -213,10 +214,10 @@ func slowReaders(t *testing.T, n int) {
 		t.Fatalf("a client that does not read has sent everything: %v", <-results)
 	}
 	for _, conn := range conns {
-		must(t, receiveBlocks(conn, blocks))
+		vmtest.Must(t, receiveBlocks(conn, blocks))
 	}
 	for range conns {
-		must(t, <-results)
+		vmtest.Must(t, <-results)
 	}
 }
 

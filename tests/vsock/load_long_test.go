@@ -1,6 +1,6 @@
 //go:build long
 
-package ways
+package vsock
 
 import "testing"
 

@@ -1,4 +1,4 @@
-package ways
+package vsock
 
 import (
 	"bytes"
@@ -21,6 +21,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 const (
@@ -37,15 +38,15 @@ const (
 // it writes from then on nobody in the guest can be asked about, so it is read
 // from the image when the VM has ended.
 func TestVolumesGoOnWithoutVsock(t *testing.T) {
-	g := lastGuest(t)
+	g := shared.Last(t)
 	b := backendOf(t, g)
-	v, err := g.Volume(limited(t), "data", "ext4", 256*miB)
-	must(t, err)
-	must(t, v.Mount(limited(t)))
-	w, err := g.Act.StartWriter(within(t, jobLimit), act.WriteBlocks{Path: v.GuestPath + "/" + writtenName, BlockBytes: blockBytes, Seed: 1, LimitBytes: limitBytes, Detached: true})
-	must(t, err)
-	must(t, w.Await(limited(t), 4*blockBytes))
-	must(t, unix.Kill(b.pid, unix.SIGKILL))
+	v, err := g.Volume(vmtest.Limited(t), "data", "ext4", 256*miB)
+	vmtest.Must(t, err)
+	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
+	w, err := g.Act.StartWriter(vmtest.Within(t, vmtest.JobLimit), act.WriteBlocks{Path: v.GuestPath + "/" + writtenName, BlockBytes: blockBytes, Seed: 1, LimitBytes: limitBytes, Detached: true})
+	vmtest.Must(t, err)
+	vmtest.Must(t, w.Await(vmtest.Limited(t), 4*blockBytes))
+	vmtest.Must(t, unix.Kill(b.pid, unix.SIGKILL))
 	<-g.VM().VsockDone()
 	if w.Err() == nil {
 		t.Fatal("the writer had reached its limit before: this test shows nothing")
@@ -53,15 +54,15 @@ func TestVolumesGoOnWithoutVsock(t *testing.T) {
 
 	t.Run("is told as what it is", func(t *testing.T) { toldAsWhatItIs(t, g) })
 	t.Run("disks can still be changed", func(t *testing.T) {
-		other, err := g.Volume(limited(t), "other", "ext4", 64*miB)
-		must(t, err)
-		must(t, g.Attach(limited(t), other.Volume))
-		must(t, g.VM().ResizeDisk(limited(t), other.DiskID(), 96*miB))
+		other, err := g.Volume(vmtest.Limited(t), "other", "ext4", 64*miB)
+		vmtest.Must(t, err)
+		vmtest.Must(t, g.Attach(vmtest.Limited(t), other.Volume))
+		vmtest.Must(t, g.VM().ResizeDisk(vmtest.Limited(t), other.DiskID(), 96*miB))
 	})
 	t.Run("the writer goes on", func(t *testing.T) { awaitWritten(t, g) })
 	t.Run("it stops by its power button", func(t *testing.T) {
-		must(t, g.Stop(within(t, jobLimit)))
-		got, err := g.VM().AwaitShutdown(limited(t))
+		vmtest.Must(t, g.Stop(vmtest.Within(t, vmtest.JobLimit)))
+		got, err := g.VM().AwaitShutdown(vmtest.Limited(t))
 		if want := (qemu.Shutdown{Guest: true, Reason: "guest-shutdown"}); err != nil || got != want {
 			t.Errorf("the VM's end\nwant %+v\ngot  %+v, %v", want, got, err)
 		}
@@ -83,7 +84,7 @@ func toldAsWhatItIs(t *testing.T, g *vm.Guest) {
 			return g.Agent().CreateContainer(ctx, &agentpb.CreateContainerRequest{ContainerId: "cc"})
 		},
 	} {
-		err := call(limited(t))
+		err := call(vmtest.Limited(t))
 		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), why.Error()) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, agentclient.ErrOutcomeUnknown) {
 			t.Errorf("%s\nwant %v: %v\ngot  %v", name, codes.Unavailable, why, err)
 		}
@@ -101,7 +102,7 @@ type blockStats struct {
 
 // awaitWritten waits until QEMU has carried out so many writes more.
 func awaitWritten(t *testing.T, g *vm.Guest) {
-	ctx := within(t, jobLimit)
+	ctx := vmtest.Within(t, vmtest.JobLimit)
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()
 	first := written(t, ctx, g)
@@ -117,7 +118,7 @@ func awaitWritten(t *testing.T, g *vm.Guest) {
 func written(t *testing.T, ctx context.Context, g *vm.Guest) blockStats {
 	t.Helper()
 	var all []blockStats
-	must(t, g.VM().QMP().Execute(ctx, "query-blockstats", nil, &all))
+	vmtest.Must(t, g.VM().QMP().Execute(ctx, "query-blockstats", nil, &all))
 	for _, s := range all {
 		if strings.Contains(s.Device, sandbox.DiskID("data")) {
 			return s
@@ -131,14 +132,14 @@ func written(t *testing.T, ctx context.Context, g *vm.Guest) blockStats {
 // file out of the image: every block is the writer's, and they are so many bytes
 // or more.
 func writtenIsThere(t *testing.T, v *vm.Volume, least uint64) {
-	_, err := vm.Repair(limited(t), v.Path)
-	must(t, err)
-	fsck, err := vm.Check(limited(t), "ext4", v.Path)
-	must(t, err)
-	must(t, fsck.Err("ext4"))
+	_, err := vm.Repair(vmtest.Limited(t), v.Path)
+	vmtest.Must(t, err)
+	fsck, err := vm.Check(vmtest.Limited(t), "ext4", v.Path)
+	vmtest.Must(t, err)
+	vmtest.Must(t, fsck.Err("ext4"))
 	copied := filepath.Join(t.TempDir(), writtenName)
-	out, err := exec.CommandContext(limited(t), "debugfs", "-R", "dump /"+writtenName+" "+copied, v.Path).CombinedOutput()
-	must(t, err)
+	out, err := exec.CommandContext(vmtest.Limited(t), "debugfs", "-R", "dump /"+writtenName+" "+copied, v.Path).CombinedOutput()
+	vmtest.Must(t, err)
 	got, err := os.ReadFile(copied)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
