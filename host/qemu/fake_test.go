@@ -358,10 +358,16 @@ func vmOn(t *testing.T, path string) *VM {
 // endedProcess returns a process that has exited with 0, and is not yet known to have.
 func endedProcess(t *testing.T) *process {
 	t.Helper()
-	cmd := exec.Command("true")
-	must(t, cmd.Run())
+	cmd, err := ranTrue()
+	must(t, err)
 	return &process{name: "QEMU", said: &tail{}, cmd: cmd, done: make(chan struct{})}
 }
+
+// ranTrue is made once: starting a process is most of what a fake costs.
+var ranTrue = sync.OnceValues(func() (*exec.Cmd, error) {
+	cmd := exec.Command("true")
+	return cmd, cmd.Run()
+})
 
 // testStores is a registry of the test's own.
 func testStores(t *testing.T) *registry.Stores {

@@ -40,7 +40,11 @@ func TestMain(m *testing.M) {
 	case os.Getenv(playQEMU) != "":
 		beQEMU(os.Getenv(playQEMU))
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if built != "" {
+		os.RemoveAll(built)
+	}
+	os.Exit(code)
 }
 
 func fatal(err error) {

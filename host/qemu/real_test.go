@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -23,6 +24,21 @@ func needsQEMU(t *testing.T) {
 	}
 }
 
+// built is a folder for builtDirectvol; TestMain removes it.
+var built string
+
+// builtDirectvol builds the program once for all tests, and returns its path.
+var builtDirectvol = sync.OnceValues(func() (program string, err error) {
+	if built, err = os.MkdirTemp("", "directvol-"); err != nil {
+		return "", err
+	}
+	program = filepath.Join(built, "directvol")
+	if out, err := exec.Command("go", "build", "-o", program, "github.com/directvol/directvol/host/cmd/directvol").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build directvol: %w\n%s", err, out)
+	}
+	return program, nil
+})
+
 // realVMs counts them: each has a vsock address of its own.
 var realVMs atomic.Uint32
 
@@ -32,10 +48,9 @@ func realVM(t *testing.T, boot ...Disk) *VM {
 	needsQEMU(t)
 	cfg := Config{Dir: shortDir(t), GuestCID: 0x7f000000 + uint32(os.Getpid())<<4 + realVMs.Add(1), MemoryMiB: 64, BootDisks: boot}
 	if !detectVsock("/").inKernel {
-		cfg.Directvol = filepath.Join(t.TempDir(), "directvol")
-		if out, err := exec.Command("go", "build", "-o", cfg.Directvol, "github.com/directvol/directvol/host/cmd/directvol").CombinedOutput(); err != nil {
-			t.Fatalf("build directvol: %v\n%s", err, out)
-		}
+		var err error
+		cfg.Directvol, err = builtDirectvol()
+		must(t, err)
 	}
 	vm, err := Start(limited(t), cfg)
 	if err != nil {
