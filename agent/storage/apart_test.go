@@ -2,17 +2,12 @@ package storage_test
 
 import (
 	"context"
-	"io"
 	"maps"
 	"slices"
 	"testing"
 	"testing/synctest"
 
-	"github.com/sirupsen/logrus"
-
-	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/storage"
-	"github.com/directvol/directvol/agent/volume"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -21,10 +16,7 @@ func TestDiskThatHangsKeepsNoOtherMounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel()
 		defer storage.SetFakeKernel(k)()
-		log := logrus.New()
-		log.SetOutput(io.Discard)
-		entry := logrus.NewEntry(log)
-		table := storage.NewTable(entry, volume.NewTable(health.NewMonitor(entry)), hotplug, nil)
+		table := newTable()
 		var all []*agentpb.Storage
 		for _, device := range []string{"outer", "outer/inner", "slow"} {
 			k.plugged[device] = true

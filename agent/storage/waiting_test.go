@@ -14,15 +14,20 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
+// newTable returns a table over the fake kernel, whose log nobody reads.
+func newTable() *storage.Table {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	entry := logrus.NewEntry(log)
+	return storage.NewTable(entry, volume.NewTable(health.NewMonitor(entry)), hotplug, nil)
+}
+
 // Of a disk that hangs it is known, while calls mount it and unmount it, whose it is.
 func TestDiskThatCallsWaitForIsNamedToItsHolders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		log := logrus.New()
-		log.SetOutput(io.Discard)
-		entry := logrus.NewEntry(log)
 		k := newKernel()
 		defer storage.SetFakeKernel(k)()
-		table := storage.NewTable(entry, volume.NewTable(health.NewMonitor(entry)), hotplug, nil)
+		table := newTable()
 		k.plugged["a"] = true
 		expect := func(when string, want ...string) {
 			t.Helper()
