@@ -2,50 +2,34 @@ package volumes
 
 import (
 	"context"
-	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
-
-// virtiofsd is QEMU's own, in Debian 12's package qemu-system-common.
-const virtiofsd = "/usr/lib/qemu/virtiofsd"
 
 // share has virtiofsd share a folder of the host while the test runs, on the
 // socket that it returns.
 func share(t *testing.T, folder string) string {
 	t.Helper()
-	if _, err := os.Stat(virtiofsd); err != nil {
-		t.Skipf("%v: install qemu-system-common of Debian 12 and run make test", err)
-	}
-	if os.Getuid() != 0 {
-		t.Skipf("%s shares a folder only for root: run make test with sudo", virtiofsd)
+	program, err := vm.FindVirtiofsd()
+	if err != nil {
+		t.Skip(err)
 	}
 	socket := filepath.Join(t.TempDir(), "virtiofsd.sock")
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	daemon, err := vm.StartVirtiofsd(program, folder, socket)
 	must(t, err)
-	defer listener.Close()
-	listener.SetUnlinkOnClose(false)
-	inherited, err := listener.File()
-	must(t, err)
-	defer inherited.Close()
-	const firstExtra = "3"                                                                                                             // the descriptor of the first of exec.Cmd's ExtraFiles
-	daemon := exec.Command(virtiofsd, "--fd="+firstExtra, "-f", "-o", "source="+folder, "-o", "sandbox=chroot", "-o", "log_level=err") // its other sandbox wants a root that is a mount point
-	daemon.ExtraFiles = []*os.File{inherited}
-	daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // for its sandbox it makes children
-	daemon.Stdout, daemon.Stderr = t.Output(), t.Output()
-	must(t, daemon.Start())
 	t.Cleanup(func() {
-		_ = unix.Kill(-daemon.Process.Pid, unix.SIGKILL) // fails only where all have ended
-		_ = daemon.Wait()                                // killed, as it was to be
+		daemon.Stop()
+		if t.Failed() {
+			t.Log(daemon.Said())
+		}
 	})
 	return socket
 }

@@ -5,94 +5,43 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
-	"sync"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
-// virtiofsds are where Debian has the host's side of virtio-fs: QEMU's own, which comes with QEMU in Debian 12 (docs/tools/virtiofsd in QEMU's
-// sources), or its successor. They take the same options.
-var virtiofsds = []string{"/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd"}
-
 // shareName is the tag, the device and the chardev of the shared folder.
 const shareName = "shared"
 
 // share mounts a folder of the host in the guest, by virtio-fs, at sharedPath. end takes it away.
 func (l *Lab) share(ctx context.Context, guest *vm.Guest) (end func(context.Context) error, err error) {
-	i := slices.IndexFunc(virtiofsds, func(path string) bool { _, err := os.Stat(path); return err == nil })
-	if i < 0 {
-		return nil, measure.Unavailable("there is none of %v: install package virtiofsd", virtiofsds)
-	}
-	if os.Geteuid() != 0 {
-		return nil, measure.Unavailable("virtiofsd shares a folder for root alone: run the bench as root for this row")
+	program, err := vm.FindVirtiofsd()
+	if err != nil {
+		return nil, measure.Unavailable("%v", err)
 	}
 	folder, err := os.MkdirTemp(guest.Dir, "shared-") // on the filesystem that the volume's image is on
 	if err != nil {
 		return nil, err
 	}
-	daemon, err := l.startVirtiofsd(virtiofsds[i], folder)
+	socket := filepath.Join(l.dir, "virtiofsd.sock")
+	daemon, err := vm.StartVirtiofsd(program, folder, socket)
 	if err != nil {
 		return nil, err
 	}
-	if err := plugShare(ctx, guest, daemon.socket); err != nil {
-		daemon.stop()
-		return nil, fmt.Errorf("%w\n%s", err, daemon.said.String())
+	l.atEnd = append(l.atEnd, daemon.Stop)
+	if err := plugShare(ctx, guest, socket); err != nil {
+		daemon.Stop()
+		return nil, fmt.Errorf("%w\n%s", err, daemon.Said())
 	}
 	return func(ctx context.Context) error {
-		defer daemon.stop() // QEMU has let go of it then, or is to be ended
+		defer daemon.Stop() // QEMU has let go of it then, or is to be ended
 		defer os.RemoveAll(folder)
 		return unplugShare(ctx, guest)
 	}, nil
-}
-
-// daemon is a virtiofsd.
-type daemon struct {
-	*exec.Cmd
-	socket string
-	said   bytes.Buffer // whole once it has ended
-	stop   func()       // ends it with the children that it makes for its sandbox
-}
-
-// startVirtiofsd starts one that listens already.
-func (l *Lab) startVirtiofsd(program, folder string) (*daemon, error) {
-	d := &daemon{socket: filepath.Join(l.dir, "virtiofsd.sock")}
-	os.Remove(d.socket)
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: d.socket, Net: "unix"})
-	if err != nil {
-		return nil, err
-	}
-	defer listener.Close()
-	listener.SetUnlinkOnClose(false)
-	inherited, err := listener.File()
-	if err != nil {
-		return nil, err
-	}
-	defer inherited.Close()
-	const firstExtra = 3 // the descriptor of the first of exec.Cmd's ExtraFiles
-	// Its other sandbox wants a root that is a mount point.
-	d.Cmd = exec.Command(program, fmt.Sprintf("--fd=%d", firstExtra), "-f", "-o", "source="+folder, "-o", "sandbox=chroot", "-o", "cache=auto", "-o", "log_level=err")
-	d.ExtraFiles = []*os.File{inherited}
-	d.Stdout, d.Stderr = &d.said, &d.said
-	d.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := d.Start(); err != nil {
-		return nil, err
-	}
-	d.stop = sync.OnceFunc(func() {
-		_ = unix.Kill(-d.Process.Pid, unix.SIGKILL) // fails only where all have ended
-		_ = d.Wait()                                // killed, as it was to be
-	})
-	l.atEnd = append(l.atEnd, d.stop)
-	return d, nil
 }
 
 // The device's place: the last slot of the last bridge, which no disk gets while another is free.
