@@ -27,12 +27,23 @@ func hangingStores(t *testing.T) map[string]hangingStore {
 	return map[string]hangingStore{"writes": {path, freeze, thaw, "aio_write 0 4k"}, "all": {served, stop, answer, "aio_read 0 4k"}}
 }
 
-// begins has QEMU begin a request of a disk, for which it does not wait.
+// begins has QEMU begin a request of a disk, for which it does not wait, and returns when a thread of QEMU is in it: on a busy
+// machine QEMU answers before that.
 func begins(t *testing.T, vm *VM, id, request string) {
 	t.Helper()
-	must(t, vm.execute(limited(t), "human-monitor-command", map[string]string{
+	ctx := limited(t)
+	must(t, vm.execute(ctx, "human-monitor-command", map[string]string{
 		"command-line": `qemu-io -d /machine/peripheral/` + deviceOf(vm, id) + `/virtio-backend "` + request + `"`,
 	}, nil))
+	for {
+		now, err := vm.inFlight()
+		must(t, err)
+		if len(now) > 0 {
+			return
+		}
+		must(t, ctx.Err())
+		runtime.Gosched()
+	}
 }
 
 // haveHungFor has all requests seen in flight as if they were for so long.
