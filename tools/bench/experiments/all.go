@@ -19,7 +19,7 @@ type experiment struct {
 // for its processes stay; then those with guests of their own.
 var all = []experiment{
 	binarySize, systemCalls,
-	roundTrips, roundTripsApart, streams, residentMemory, resizeExt4, resizeXFS, pauseExt4, pauseXFS, probeCost, besideHung, diskGrown, attach, fioCounted, fioByHand, fioShared,
+	roundTrips, roundTripsApart, streams, residentMemory, resizeExt4, resizeXFS, pauseExt4, pauseXFS, probeCost, besideHung, stuckThreads, diskGrown, attach, fioCounted, fioByHand, fioShared,
 	kataRoundTrips, kataRoundTripsApart, kataMemory,
 	boot,
 }

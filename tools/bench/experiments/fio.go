@@ -3,7 +3,6 @@ package experiments
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
@@ -40,17 +39,16 @@ var fioByHand = experiment{
 	lines: fioLines("fio_", "", "_by_hand", measure.Goal{},
 		"4 KiB %s, on an ext4 that the agent has mounted", "the same on the same device, mounted by hand"),
 	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
-		f, err := l.openFio(ctx)
+		f, err := l.theFio(ctx)
 		if err != nil {
 			return measure.Session{}, err
 		}
-		first, second := f.onVolume, f.onBareMount
-		return measure.Session{Close: f.close, Run: func(ctx context.Context, say func(string)) (measure.Trial, error) {
-			defer func() { first, second = second, first }()
+		passes := []func(context.Context, measure.Trial) error{f.onVolume, f.onBareMount}
+		return measure.Session{Run: func(ctx context.Context, say func(string)) (measure.Trial, error) {
+			defer slices.Reverse(passes) // the next run begins with the other one: what drifts evens out
 			t := measure.Trial{}
-			// The second time the other way round: what drifts evens out.
-			for i, pass := range []func(context.Context, measure.Trial) error{first, second, second, first} {
-				say(fmt.Sprintf("pass %d of 4", i+1))
+			for i, pass := range passes {
+				say(fmt.Sprintf("pass %d of %d", i+1, len(passes)))
 				if err := pass(ctx, t); err != nil {
 					return nil, err
 				}
@@ -69,11 +67,11 @@ var fioCounted = experiment{
 		{Name: "fio_requests_by_hand", Unit: "requests", What: "the same on the same device, mounted by hand"},
 	},
 	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
-		f, err := l.openFio(ctx)
+		f, err := l.theFio(ctx)
 		if err != nil {
 			return measure.Session{}, err
 		}
-		return measure.Session{Close: f.close, Run: func(ctx context.Context, say func(string)) (measure.Trial, error) {
+		return measure.Session{Run: func(ctx context.Context, say func(string)) (measure.Trial, error) {
 			t := measure.Trial{}
 			say("on the volume")
 			if err := f.byAgent(ctx, func(path string) error { return f.count(ctx, path, "fio_requests", t) }); err != nil {
@@ -90,13 +88,13 @@ var fioShared = experiment{
 	lines: fioLines("fio_", "_virtiofs", "", measure.Goal{},
 		"4 KiB %s, on a folder of the same host filesystem shared by virtio-fs", "on an ext4 that the agent has mounted"),
 	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
-		f, err := l.openFio(ctx)
+		f, err := l.theFio(ctx)
 		if err != nil {
 			return measure.Session{}, err
 		}
 		end, err := l.share(ctx, f.guest)
 		if err != nil {
-			return measure.Session{}, errors.Join(err, f.close(ctx))
+			return measure.Session{}, err
 		}
 		return measure.Session{
 			Run: func(ctx context.Context, say func(string)) (measure.Trial, error) {
@@ -108,7 +106,7 @@ var fioShared = experiment{
 				say("on virtio-fs")
 				return t, f.run(ctx, sharedPath, "_virtiofs", t)
 			},
-			Close: func(ctx context.Context) error { return errors.Join(end(ctx), f.close(ctx)) },
+			Close: end,
 		}, nil
 	},
 }
@@ -129,8 +127,11 @@ type fioBed struct {
 	words []string // what its command line begins with
 }
 
-// openFio brings fio into the guest, and lets it lay its file out on a new volume.
-func (l *Lab) openFio(ctx context.Context) (f *fioBed, err error) {
+// theFio is fio in the guest, with its file laid out on a volume that experiments share. It is brought there for the first of them, and stays.
+func (l *Lab) theFio(ctx context.Context) (f *fioBed, err error) {
+	if l.fio != nil {
+		return l.fio, nil
+	}
 	program, err := exec.LookPath("fio")
 	if err != nil {
 		return nil, measure.Unavailable("%w: install package fio", err)
@@ -148,11 +149,15 @@ func (l *Lab) openFio(ctx context.Context) (f *fioBed, err error) {
 	if f.words, err = guest.Program(ctx, program); err != nil {
 		return nil, err
 	}
-	f.twoWays, err = l.openTwoWays(ctx, "fio", fioDisk, func(ctx context.Context, path string) error {
+	f.twoWays, err = l.openTwoWays(ctx, guest.Dir, "fio", fioDisk, func(ctx context.Context, path string) error {
 		_, err := f.fio(ctx, path, "--create_only=1")
 		return err
 	})
-	return f, err
+	if err != nil {
+		return nil, err
+	}
+	l.fio = f
+	return f, nil
 }
 
 // onVolume measures on the volume, which the agent mounts for it.

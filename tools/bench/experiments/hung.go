@@ -14,7 +14,7 @@ import (
 
 const (
 	// hungCalls are made of each kind on the volume that hangs, so many at once, with a deadline each.
-	hungCalls, hungAtOnce = 1000, 25
+	hungCalls, hungAtOnce = 1000, 100
 	hungDeadline          = 100 * time.Millisecond
 	// hungRounds are what a run measures before and beside: of fewer the 99th percentile is the longest few, which say nothing.
 	hungRounds = 2000
@@ -23,15 +23,28 @@ const (
 )
 
 // One disk that hangs is nobody else's trouble, and costs one thread.
-var besideHung = experiment{
-	name: "statistics beside a disk that hangs, and the threads that wait for it",
-	lines: []measure.Line{
-		{Name: "stats_p99_beside_hung", Unit: "µs", Baseline: "stats_p99_before_hung", Goal: measure.AtMost(1.2), What: "GetVolumeStats of a volume while another one's disk hangs, the 99th percentile of each run"},
+var (
+	besideHung = hangs("statistics beside a disk that hangs", hanging.beside, []measure.Line{
+		{Name: "stats_p99_beside_hung", Unit: "µs", Baseline: "stats_p99_before_hung", Goal: measure.AtMost(1.2), What: "GetVolumeStats of a volume while another one's disk hangs and a thread waits for it, the 99th percentile of each run"},
 		{Name: "stats_p99_before_hung", Unit: "µs", What: "the same before that one hangs"},
+	})
+	stuckThreads = hangs("the threads that wait for a disk that hangs", hanging.flooded, []measure.Line{
 		{Name: "stuck_threads_per_hung_volume", Unit: "threads", Goal: measure.AtMost(1),
-			What: fmt.Sprintf("the agent's threads that wait for the disk, after %d calls of each kind of its volume", hungCalls)},
-	},
-	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+			What: fmt.Sprintf("the agent's threads that wait for the disk, after %d calls of each kind of its volume, %d at once", hungCalls, hungAtOnce)},
+	})
+)
+
+// hanging is a volume whose disk hangs, another, and the agent that has both.
+type hanging struct {
+	guest  *vm.Guest
+	v      *vm.Volume
+	other  *disk
+	client *agentclient.Client
+}
+
+// hangs is an experiment with a volume that can hang.
+func hangs(name string, run func(hanging, context.Context, func(string)) (measure.Trial, error), lines []measure.Line) experiment {
+	return experiment{name: name, lines: lines, open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
 		guest, err := l.theGuest(ctx)
 		if err != nil {
 			return measure.Session{}, err
@@ -51,7 +64,6 @@ var besideHung = experiment{
 		if err != nil {
 			return measure.Session{}, err
 		}
-		h := hanging{guest: guest, v: v, other: other}
 		return measure.Session{
 			Run: func(ctx context.Context, say func(string)) (measure.Trial, error) {
 				client, err := agentclient.Dial(ctx, to, agentclient.Config{})
@@ -59,34 +71,49 @@ var besideHung = experiment{
 					return nil, err
 				}
 				defer client.Close()
-				return h.run(ctx, client, say)
+				return run(hanging{guest, v, other, client}, ctx, say)
 			},
 			Close: func(ctx context.Context) error {
 				return errors.Join(v.Heal(ctx), v.Detach(ctx), other.remove(ctx))
 			},
 		}, nil
-	},
+	}}
 }
 
-// hanging is a volume whose disk hangs, and another.
-type hanging struct {
-	guest *vm.Guest
-	v     *vm.Volume
-	other *disk
-}
-
-func (h hanging) run(ctx context.Context, client *agentclient.Client, say func(string)) (_ measure.Trial, err error) {
-	stats := func() error { _, err := client.GetVolumeStats(ctx, h.other.GuestPath); return err }
-	say("statistics before")
-	before, err := inTurn([]func() error{stats}, hungRounds, func(int) {})
-	if err != nil {
+// beside measures the other volume's statistics before and while the disk hangs.
+func (h hanging) beside(ctx context.Context, say func(string)) (t measure.Trial, err error) {
+	t = measure.Trial{}
+	stats := func(row string) error {
+		say(row)
+		took, err := inTurn([]func() error{func() error { _, err := h.client.GetVolumeStats(ctx, h.other.GuestPath); return err }}, hungRounds, func(int) {})
+		if err == nil {
+			t[row] = []float64{measure.Quantile(took[0], 0.99)}
+		}
+		return err
+	}
+	if err := stats("stats_p99_before_hung"); err != nil {
 		return nil, err
 	}
+	return t, h.whileItHangs(ctx, 1, say, func() error { return stats("stats_p99_beside_hung") })
+}
+
+// flooded counts the threads that wait for the disk after many calls.
+func (h hanging) flooded(ctx context.Context, say func(string)) (t measure.Trial, err error) {
+	err = h.whileItHangs(ctx, hungCalls, say, func() error {
+		waiting, err := h.settled(ctx)
+		t = measure.Trial{"stuck_threads_per_hung_volume": {float64(waiting)}}
+		return err
+	})
+	return t, err
+}
+
+// whileItHangs has the disk hang with something to write, makes so many calls of each kind of its volume, and then do. The volume is healthy again behind it.
+func (h hanging) whileItHangs(ctx context.Context, calls int, say func(string), do func() error) (err error) {
 	if err := h.guest.Act.WriteFile(ctx, h.v.GuestPath+"/dirty", make([]byte, 64<<10)); err != nil {
-		return nil, err
+		return err
 	}
 	if err := h.v.Hang(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	defer func() {
 		healed := h.v.Answer()
@@ -95,26 +122,14 @@ func (h hanging) run(ctx context.Context, client *agentclient.Client, say func(s
 		}
 		err = errors.Join(err, healed)
 	}()
-	err = h.v.Flooded(ctx, hungCalls, hungAtOnce, hungDeadline, func(kind string, failed int) error {
-		say(fmt.Sprintf("%d calls of %s, %d failed", hungCalls, kind, failed))
+	err = h.v.Flooded(ctx, calls, min(calls, hungAtOnce), hungDeadline, func(kind string, failed int) error {
+		say(fmt.Sprintf("%d calls of %s, %d failed", calls, kind, failed))
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	waiting, err := h.settled(ctx)
-	if err != nil {
-		return nil, err
-	}
-	say("statistics beside it")
-	beside, err := inTurn([]func() error{stats}, hungRounds, func(int) {})
-	if err != nil {
-		return nil, err
-	}
-	return measure.Trial{
-		"stats_p99_before_hung": {measure.Quantile(before[0], 0.99)}, "stats_p99_beside_hung": {measure.Quantile(beside[0], 0.99)},
-		"stuck_threads_per_hung_volume": {float64(waiting)},
-	}, nil
+	return do()
 }
 
 // settled returns how many threads wait, when no more than one does, or none of those that do will end.

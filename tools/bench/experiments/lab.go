@@ -30,6 +30,7 @@ type Lab struct {
 
 	guest *vm.Guest // nil until somebody wants it
 	kata  string    // where its kata-agent answers, "" until somebody wants one
+	fio   *fioBed   // in it, nil until somebody wants it
 	atEnd []func()  // what ends processes, also when the bench is interrupted
 }
 
@@ -135,7 +136,7 @@ func (l *Lab) endGuest() {
 	}
 	l.guest.Kill()
 	l.guest.Close()
-	l.guest, l.kata = nil, ""
+	l.guest, l.kata, l.fio = nil, "", nil
 }
 
 // agentAddress is where the guest's own agent is reached.

@@ -19,7 +19,7 @@ const (
 	// pauseStep is what each adds, in bytes: an allocation group of the xfs, a block group of the ext4, and more.
 	pauseStep = 160 << 20
 	// calmBlocks are written between two growths: what an fsync takes without one.
-	calmBlocks = 100
+	calmBlocks = 70
 	// askAgain is how often a guest is asked to grow that does not see the size yet.
 	askAgain = 20 * time.Millisecond
 	// pauseBlock is the writer's block, in bytes.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 
+	"github.com/directvol/directvol/host/sandbox"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
 )
@@ -19,18 +20,18 @@ type twoWays struct {
 	device string // its /dev name
 }
 
-// openTwoWays attaches a new disk of so many bytes, has the agent mount it, and fill prepare it. It lies below the guest's folder, on the host's disk.
-func (l *Lab) openTwoWays(ctx context.Context, id string, bytes int64, fill func(context.Context, string) error) (*twoWays, error) {
+// openTwoWays attaches a new disk of so many bytes, whose image lies in a folder of the host, has the agent mount it, and fill prepare it.
+func (l *Lab) openTwoWays(ctx context.Context, folder, id string, bytes int64, fill func(context.Context, string) error) (*twoWays, error) {
 	guest, err := l.theGuest(ctx)
 	if err != nil {
 		return nil, err
 	}
-	w := &twoWays{guest: guest}
-	// No kernel thread writes inode tables meanwhile: it would go on where it stopped, in one way and then in the other.
-	if w.volume, err = guest.Volume(ctx, id, "ext4", bytes); err != nil {
+	image, err := vm.Scratch(ctx, folder, "ext4", bytes)
+	if err != nil {
 		return nil, err
 	}
-	w.volume.Options = []string{"noinit_itable"}
+	// No kernel thread writes inode tables meanwhile: it would go on where it stopped, in one way and then in the other.
+	w := &twoWays{guest: guest, volume: guest.Take(sandbox.Volume{ID: id, Path: image, FSType: "ext4", Options: []string{"noinit_itable"}})}
 	err = w.byAgent(ctx, func(path string) (err error) {
 		if w.device, err = guest.MountedDevice(ctx, path); err != nil {
 			return err

@@ -107,14 +107,21 @@ func (r *Result) add(rows []Row) {
 // measure makes an experiment, and returns its rows and how many runs were made.
 func (b *Bench) measure(ctx context.Context, e Experiment, runs int, earlier []Row) (rows []Row, made int, err error) {
 	step := b.Progress.Begin(e.Name)
-	outcome := "failed"
-	defer func() { step.End(outcome) }()
+	var outcome string
+	defer func() {
+		switch {
+		case ctx.Err() != nil:
+			outcome = "interrupted"
+		case errors.Is(err, ErrUnavailable):
+			outcome = "left out"
+		case err != nil:
+			outcome = "failed"
+		}
+		step.End(outcome)
+	}()
 	step.Say("setting up")
 	s, err := b.begin(ctx, e, 2*runs)
 	if err != nil {
-		if errors.Is(err, ErrUnavailable) {
-			outcome = "left out"
-		}
 		return nil, 0, err
 	}
 	defer func() { err = errors.Join(err, b.end(ctx, s)) }()
