@@ -39,15 +39,6 @@ func SetFakeKernel(k FakeKernel) (undo func()) {
 	return func() { drivers = drivers[:len(drivers)-1] }
 }
 
-// Die has a state be as after its agent's death: nothing is written to it any more, and
-// another agent may have it.
-func (s *State) Die() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.path += ".dead/none"
-	s.lock.Close()
-}
-
 // Owners are the holders of the storage at a mount point, with those for whom calls
 // under way need it.
 func (t *Table) Owners(mountPoint string) []string {

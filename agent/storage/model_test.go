@@ -22,6 +22,7 @@ import (
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/sandbox"
+	"github.com/directvol/directvol/agent/state"
 	"github.com/directvol/directvol/agent/storage"
 	"github.com/directvol/directvol/agent/volume"
 	"github.com/directvol/directvol/protocols/agentpb"
@@ -120,7 +121,7 @@ func (k *kernel) Mounted(source, mountPoint string) bool {
 // has been made, or has not, and those behind it are not made any more.
 type agent struct {
 	*kernel
-	state    *storage.State
+	state    *state.File
 	table    *storage.Table
 	sandbox  *sandbox.Sandbox
 	undo     func()
@@ -140,7 +141,7 @@ func (a *agent) do(call func() error) error {
 	last := !a.dead && a.left == 0
 	if a.left--; last {
 		a.dead = true
-		a.state.Die()
+		a.state.Close()
 	}
 	skip := a.dead && !(last && a.made)
 	a.mu.Unlock()
@@ -186,18 +187,18 @@ func (a *agent) die() {
 	defer a.mu.Unlock()
 	if !a.dead {
 		a.dead = true
-		a.state.Die()
+		a.state.Close()
 	}
 }
 
 // startAgent starts one on what is there.
-func startAgent(t *rapid.T, k *kernel, state string) *agent {
+func startAgent(t *rapid.T, k *kernel, path string) *agent {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	entry := logrus.NewEntry(log)
 	a := &agent{kernel: k, left: -1}
 	var err error
-	if a.state, err = storage.NewState(state); err != nil {
+	if a.state, err = state.Open(path); err != nil {
 		t.Fatal(err)
 	}
 	a.undo = storage.SetFakeKernel(a)
@@ -700,7 +701,7 @@ func TestCallsHoldWhatTheyPromise(t *testing.T) {
 		rapid.SyncTest(t, func(t *rapid.T) {
 			runs++
 			m := newModel(t, filepath.Join(folder, fmt.Sprint(runs)))
-			defer func() { m.undo(); m.state.Die() }()
+			defer func() { m.undo(); m.state.Close() }()
 			defer m.letGo() // rapid leaves a sequence that it cannot use by a panic
 			for _, device := range devices[:2] {
 				m.kernel.plugged[device] = true

@@ -25,7 +25,7 @@ import (
 func recovered(t *testing.T, state, text string) (*Table, error) {
 	t.Helper()
 	table := stateful(t, state)
-	if err := os.WriteFile(state, []byte(strings.ReplaceAll(text, "BOOT", table.state.boot)), 0o600); err != nil {
+	if err := os.WriteFile(state, []byte(strings.ReplaceAll(text, "BOOT", table.state.Header(0).Boot)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return table, table.Recover()
@@ -48,7 +48,7 @@ func TestStateOfAnotherVersionIsReadAndKept(t *testing.T) {
 		}
 		text, err := os.ReadFile(state)
 		var got, want map[string]any
-		was := strings.ReplaceAll(strings.ReplaceAll(version, "PLACE", place), "BOOT", table.state.boot)
+		was := strings.ReplaceAll(strings.ReplaceAll(version, "PLACE", place), "BOOT", table.state.Header(0).Boot)
 		if err != nil || json.Unmarshal(text, &got) != nil || json.Unmarshal([]byte(was), &want) != nil {
 			t.Fatal(err)
 		}

@@ -24,6 +24,7 @@ import (
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/state"
 	"github.com/directvol/directvol/agent/turns"
 	"github.com/directvol/directvol/agent/volume"
 	"github.com/directvol/directvol/protocols/agentpb"
@@ -37,7 +38,7 @@ type Table struct {
 	log     *logrus.Entry
 	volumes *volume.Table
 	hotplug time.Duration // how long a device that is being plugged in is awaited
-	state   *State
+	state   *state.File
 	turns   turns.Turns // by mount point
 	devices devices
 
@@ -68,7 +69,7 @@ type mounted struct {
 
 	uuids flight.Flights[origin, string]
 
-	more rest // of its record
+	more state.Rest // of its record
 }
 
 // call is one Hold under way.
@@ -78,10 +79,10 @@ type call struct {
 }
 
 // NewTable returns a Table that holds nothing yet. hotplug is how long a
-// device is awaited that the guest does not see yet; state is nil where none is
-// kept.
-func NewTable(log *logrus.Entry, volumes *volume.Table, hotplug time.Duration, state *State) *Table {
-	return &Table{log: log, volumes: volumes, hotplug: hotplug, state: state, mounts: map[string]*mounted{}, intents: map[string]*mounted{}, atDisks: map[*mounted]bool{}}
+// device is awaited that the guest does not see yet; file is nil where no state is
+// kept, which is right for PID 1: the guest ends with it.
+func NewTable(log *logrus.Entry, volumes *volume.Table, hotplug time.Duration, file *state.File) *Table {
+	return &Table{log: log, volumes: volumes, hotplug: hotplug, state: file, mounts: map[string]*mounted{}, intents: map[string]*mounted{}, atDisks: map[*mounted]bool{}}
 }
 
 // Ended reports whether the sandbox is destroyed: nothing can be held then.

@@ -5,16 +5,16 @@ import (
 	"net"
 	"os"
 
-	"github.com/directvol/directvol/agent/storage"
+	"github.com/directvol/directvol/agent/state"
 )
 
 // newState returns where a service keeps what the one after it has to know. PID 1
 // keeps nothing: no agent comes after it.
-func newState(set settings, asInit bool) (*storage.State, error) {
+func newState(set settings, asInit bool) (*state.File, error) {
 	if asInit {
 		return nil, nil
 	}
-	return storage.NewState(set.state)
+	return state.Open(set.state)
 }
 
 // notifyReady tells systemd that calls are answered from now on (sd_notify(3),

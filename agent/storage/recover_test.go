@@ -1,17 +1,16 @@
 package storage
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/directvol/directvol/agent/state"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -20,7 +19,7 @@ func stateful(t *testing.T, path string) *Table {
 	t.Helper()
 	table := newTable()
 	var err error
-	if table.state, err = NewState(path); err != nil {
+	if table.state, err = state.Open(path); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { table.state.Close() })
@@ -33,7 +32,7 @@ func restarted(t *testing.T, table *Table) *Table {
 	if err := table.state.Close(); err != nil {
 		t.Fatal(err)
 	}
-	next := stateful(t, table.state.path)
+	next := stateful(t, table.state.Path())
 	if err := next.Recover(); err != nil {
 		t.Fatal(err)
 	}
@@ -127,33 +126,18 @@ func TestStorageThatCannotBeWrittenDownIsNotMounted(t *testing.T) {
 	}
 }
 
-func TestStateThatIsNoFileIsRefused(t *testing.T) {
-	dir := ownDir(t)
-	pipe, link := filepath.Join(dir, "pipe"), filepath.Join(dir, "link")
-	if err := errors.Join(unix.Mkfifo(pipe, 0o600), os.Symlink("target", link)); err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range []string{dir, pipe, link, "/dev/null"} {
-		if _, err := NewState(path); err == nil || !strings.Contains(err.Error(), "no regular file") {
-			t.Errorf("%s\nwant it refused\ngot  %v", path, err)
-		}
-	}
-}
-
-func TestStateOfAnAgentThatLivesIsRefused(t *testing.T) {
-	state := filepath.Join(ownDir(t), "state.json")
-	stateful(t, state)
-	if _, err := NewState(state); err == nil || !strings.Contains(err.Error(), "another agent") {
-		t.Errorf("want it refused\ngot  %v", err)
-	}
-}
-
 func TestStateOfAnotherBootIsNothing(t *testing.T) {
 	dir := ownDir(t)
-	path := filepath.Join(dir, "volume")
-	table := stateful(t, filepath.Join(dir, "state.json"))
-	table.state.boot = "another"
+	path, file := filepath.Join(dir, "volume"), filepath.Join(dir, "state.json")
+	table := stateful(t, file)
 	if err := table.Hold(t.Context(), "c1", localStorage(path), always); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, bytes.ReplaceAll(text, []byte(table.state.Header(0).Boot), []byte("another")), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if left := restarted(t, table).Mounted(); len(left) != 0 || !there(path) {
@@ -164,7 +148,7 @@ func TestStateOfAnotherBootIsNothing(t *testing.T) {
 func TestStateThatMakesNoSenseIsKeptAside(t *testing.T) {
 	for name, text := range map[string]string{
 		"empty": "", "text": "state", "cut": `{"version":1,"storages":[{"dri`, "newer": `{"version":2}`, "of no boot": `{"version":1}`, "another type": `{"version":1,"storages":7}`,
-		"long": `{"version":1}` + strings.Repeat(" ", stateBytes),
+		"long": `{"version":1}` + strings.Repeat(" ", 16<<20),
 	} {
 		state := filepath.Join(ownDir(t), "state.json")
 		if err := os.WriteFile(state, []byte(text), 0o600); err != nil {
@@ -226,27 +210,14 @@ func TestRecordThatNoAgentWroteIsLeftOut(t *testing.T) {
 	}
 }
 
-func TestStateIsReadByRootAlone(t *testing.T) {
-	state := filepath.Join(ownDir(t), "directvol", "state.json")
-	if err := stateful(t, state).save(); err != nil {
-		t.Fatal(err)
-	}
-	for path, want := range map[string]fs.FileMode{state: 0o600, filepath.Dir(state): 0o700 | fs.ModeDir} {
-		if info, err := os.Stat(path); err != nil || info.Mode() != want {
-			t.Errorf("%s\nwant %v\ngot  %v, error %v", path, want, info.Mode(), err)
-		}
-	}
-}
-
 func FuzzState(f *testing.F) {
 	f.Add([]byte(`{"version":1,"boot_id":"b","storages":[{"driver":"blk","source":"02/01","fstype":"xfs","flags":1,"mount_point":"/run/v","device":"/dev/vda","number":64768,"made":true,"holders":["","c1"],"mount_id":7,"past":{"failed":"2026-01-02T03:04:05Z","unreadable":2,"last_read":"x"}}]}`))
 	f.Add([]byte(`{"version":2,"boot_id":"b","storages":[{"driver":"blk","source":"02/01","fstype":"ext4","mount_point":"/run/v","device":"/dev/vda","number":64768,"holders":["c1"],"mount":{"unique":2147483720,"super":24538,"id":42,"fstype":"ext4","root":"/","uuid":"u","number":64768,"devices":[{"number":64768,"diskseq":581}]}}]}`))
 	f.Add([]byte(`{"version":1,"boot_id":"b","sandbox_destroyed":true,"storages":[{"driver":"local","mount_point":"/v","data":"mode=0777","holders":["c1","c1"]}]}`))
 	f.Add([]byte(`{"version":1,"boot_id":"other"}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		s := &State{boot: "b"}
-		was, err := s.parse(text)
-		if err != nil {
+		var was snapshot
+		if json.Unmarshal(text, &was) != nil {
 			return
 		}
 		for _, r := range was.Storages {
@@ -257,12 +228,12 @@ func FuzzState(f *testing.F) {
 			if !isMountPoint(m.mountPoint) || len(m.holders) == 0 {
 				t.Fatalf("taken over: %+v", m)
 			}
-			written, err := json.Marshal(snapshot{Version: stateVersion, Boot: "b", Storages: []record{recordOf(m, r.identity(), r.Past)}})
+			written, err := json.Marshal(snapshot{Storages: []record{recordOf(m, r.identity(), r.Past)}})
 			if err != nil {
 				t.Fatal(err)
 			}
-			again, err := s.parse(written)
-			if err != nil || len(again.Storages) != 1 {
+			var again snapshot
+			if err := json.Unmarshal(written, &again); err != nil || len(again.Storages) != 1 {
 				t.Fatalf("%s: %v", written, err)
 			}
 			if n, err := again.Storages[0].mounted(); err != nil || n.mountPoint != m.mountPoint || !reflect.DeepEqual(n.holders, m.holders) {

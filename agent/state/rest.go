@@ -1,0 +1,47 @@
+package state
+
+import (
+	"encoding/json"
+	"maps"
+	"reflect"
+	"strings"
+)
+
+// Rest are a JSON object's fields that this version does not know. They are written
+// back as they were read: a later agent finds what it has written.
+type Rest map[string]json.RawMessage
+
+// Split decodes an object into known, a pointer to a structure, and returns the rest.
+func Split(text []byte, known any) (Rest, error) {
+	if err := json.Unmarshal(text, known); err != nil {
+		return nil, err
+	}
+	var all Rest
+	if err := json.Unmarshal(text, &all); err != nil {
+		return nil, err
+	}
+	for _, field := range reflect.VisibleFields(reflect.TypeOf(known).Elem()) { // a Header's, too
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		if name == "" {
+			continue // in no text
+		}
+		maps.DeleteFunc(all, func(field string, _ json.RawMessage) bool { return strings.EqualFold(field, name) }) // as package json takes it
+	}
+	if len(all) == 0 {
+		return nil, nil
+	}
+	return all, nil
+}
+
+// Unite is Split's inverse.
+func Unite(known any, more Rest) ([]byte, error) {
+	text, err := json.Marshal(known)
+	if err != nil || len(more) == 0 {
+		return text, err
+	}
+	all := maps.Clone(more)
+	if err := json.Unmarshal(text, &all); err != nil {
+		return nil, err
+	}
+	return json.Marshal(all)
+}
