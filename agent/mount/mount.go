@@ -1,7 +1,11 @@
 // Package mount is what is mounted, and which mount it is: mountinfo
 // (Documentation/filesystems/proc.rst, 3.5), and one Identity of a mount, by which
-// storage, volume, health and the state file know it again. It only looks, and waits
-// for no disk and no server: what it reads the kernel has in memory.
+// storage, volume, health and the state file know it again. It also has the kernel's calls
+// that mount and unmount, with their options and mount points; whose a mount is, and whether
+// it may go, is for its callers to know.
+//
+// Looking waits for no disk and no server: what is read the kernel has in memory. Detached,
+// MakePoint, Unmount and Idle wait for as long as a disk or a server wants.
 package mount
 
 import (

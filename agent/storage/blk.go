@@ -29,7 +29,7 @@ func checkDiskFilesystem(r request) error {
 	if !slices.Contains(filesystem.Names(), r.fstype) {
 		return refusal.New(refusal.InvalidArgument, "unknown fstype %.40q, this agent has %v", r.fstype, filesystem.Names())
 	}
-	if hasOption(r.data, "errors=panic") {
+	if r.options.Has("errors=panic") {
 		return refusal.New(refusal.InvalidArgument, "option errors=panic: a volume never ends its VM: ask for errors=remount-ro")
 	}
 	return nil

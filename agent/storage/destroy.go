@@ -346,7 +346,7 @@ func (t *Table) putBack(m *mounted, gone layer) error {
 		err = t.mountAgain(context.Background(), m)
 	default:
 		if _, err = makeMountPoint(m.mountPoint); err == nil {
-			err = place(gone.kept, m.mountPoint)
+			err = mount.Place(gone.kept, m.mountPoint)
 		}
 		if err == nil && m.driver == foreign {
 			_, err = t.volumes.Lookup(m.mountPoint)

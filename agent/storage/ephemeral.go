@@ -34,7 +34,7 @@ var ephemeral = &driver{
 const groupOption = "fsgid="
 
 func checkGroupOption(r request) error {
-	if hasOption(r.data, groupOption) {
+	if r.options.Has(groupOption) {
 		return refusal.New(refusal.Unimplemented, "option %s… is not built yet", groupOption)
 	}
 	return nil
@@ -76,11 +76,11 @@ func (t *Table) remount(r request) error {
 	if m == nil || m.driver != ephemeral || top == nil || !m.is(top) {
 		return refusal.New(refusal.NotFound, "storage %s: no %s storage is mounted there", r.mountPoint, ephemeral.name)
 	}
-	options := slices.DeleteFunc(strings.Split(r.data, ","), func(o string) bool { return o == remountOption })
+	options := slices.DeleteFunc(strings.Split(r.options.Data, ","), func(o string) bool { return o == remountOption })
 	data := strings.Join(options, ",")
 	said := health.OpenKernelLog()
 	defer said.Close()
-	err = unix.Mount("", r.mountPoint, "", unix.MS_REMOUNT|flagsAfter(top, r), data)
+	err = unix.Mount("", r.mountPoint, "", unix.MS_REMOUNT|r.options.FlagsAfter(top, r.taken), data)
 	if err != nil {
 		why := said.Said(r.fstype) // as the kernel begins a line about options
 		if why == "" {
@@ -92,27 +92,4 @@ func (t *Table) remount(r request) error {
 	}
 	t.log.WithField("mountpoint", r.mountPoint).WithField("options", data).Info("storage remounted")
 	return nil
-}
-
-// timeFlags are about access times. One of them ends the others.
-const timeFlags = unix.MS_NOATIME | unix.MS_RELATIME | unix.MS_STRICTATIME
-
-// flagsAfter are all flags that a mount has after an update. The kernel takes away those
-// that a remount does not name. Those of now are read from mountinfo: updates, the agent
-// before this one and other programs have changed what the storage was mounted with.
-func flagsAfter(top *mount.Info, r request) uintptr {
-	var now uintptr
-	for option := range strings.SplitSeq(top.Options+","+top.VFSOptions, ",") {
-		now |= flagOf[option]
-	}
-	if now&timeFlags == 0 {
-		now |= unix.MS_STRICTATIME // which mountinfo does not show
-	}
-	if r.flags&timeFlags != 0 {
-		now &^= timeFlags
-	}
-	if now = now&^r.taken | r.flags; now&timeFlags == 0 {
-		now |= unix.MS_RELATIME // the default of a mount; to a remount none means those of before
-	}
-	return now
 }

@@ -55,13 +55,13 @@ var local = &driver{
 
 // localMode reads the directory's mode, the only option that there is.
 func localMode(r request) (mode uint32, given bool, err error) {
-	if r.flags == 0 && r.data == "" {
+	if r.options.Flags == 0 && r.options.Data == "" {
 		return 0, false, nil
 	}
-	text, ok := strings.CutPrefix(r.data, "mode=")
+	text, ok := strings.CutPrefix(r.options.Data, "mode=")
 	bits, err := strconv.ParseUint(text, 8, 12)
-	if r.flags != 0 || !ok || err != nil {
-		return 0, false, refusal.New(refusal.InvalidArgument, "options %.80q: driver local has mode=, in octal and up to 7777, and no other", r.data)
+	if r.options.Flags != 0 || !ok || err != nil {
+		return 0, false, refusal.New(refusal.InvalidArgument, "options %.80q: driver local has mode=, in octal and up to 7777, and no other", r.options.Data)
 	}
 	return uint32(bits), true, nil
 }

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -49,7 +48,7 @@ func mountOrigin(ctx context.Context, d *devices, r request, from origin) (did, 
 		return did{}, err
 	}
 	kind, why := wayOut(r, from, err, said)
-	return did{}, refusal.New(kind, "mount %s of %s at %s with %q: %w: %s", r.fstype, from.path, r.mountPoint, r.data, err, why)
+	return did{}, refusal.New(kind, "mount %s of %s at %s with %q: %w: %s", r.fstype, from.path, r.mountPoint, r.options.Data, err, why)
 }
 
 // wayOut is what is known of a disk that could not be mounted, and whether that is the
@@ -82,7 +81,7 @@ func wayOut(r request, from origin, err error, log *health.KernelLog) (refusal.K
 		return kind, kernel
 	}
 	switch found := filesystem.Identify(disk); {
-	case found == r.fstype && r.data != "":
+	case found == r.fstype && r.options.Data != "":
 		return kind, fmt.Sprintf("is each of its options one that %s has? %s", r.fstype, kernel)
 	case found == r.fstype:
 		return refusal.FailedPrecondition, kernel
@@ -150,34 +149,13 @@ func mountKind(err error) refusal.Kind {
 	return refusal.Internal
 }
 
-// makeMountPoint makes the directory where it is not there. A path that leads
-// through a symbolic link is refused: mountinfo would name the volume by another
-// one, by which nobody here would find it again.
+// makeMountPoint is mount.MakePoint, whose refusal is the request's fault.
 func makeMountPoint(path string) (made bool, err error) {
-	refuse := func(format string, args ...any) (bool, error) {
-		if made {
-			os.Remove(path)
-		}
-		return false, refusal.New(refusal.InvalidArgument, "mount point: "+format, args...)
+	made, err = mount.MakePoint(path)
+	if err != nil {
+		err = refusal.New(refusal.InvalidArgument, "%w", err)
 	}
-	info, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err := os.MkdirAll(path, 0o755); err != nil {
-			return refuse("%w", err)
-		}
-		made = true
-	} else if err != nil {
-		return refuse("%w", err)
-	} else if !info.IsDir() {
-		return refuse("%s is no directory", path)
-	}
-	switch real, err := filepath.EvalSymlinks(path); {
-	case err != nil:
-		return refuse("%w", err)
-	case real != path:
-		return refuse("%s leads through a symbolic link to %s: name that", path, real)
-	}
-	return made, nil
+	return made, err
 }
 
 // stands tells whether a storage is mounted where it is to be, and open to its
@@ -210,7 +188,7 @@ func unmount(m *mounted) error {
 }
 
 func unmountThere(m *mounted) error {
-	switch err := unmountAt(m.mountPoint, 0); {
+	switch err := mount.Unmount(m.mountPoint); {
 	case errors.Is(err, unix.EBUSY):
 		return inUse(m.mountPoint, err)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, fs.ErrNotExist):
@@ -222,29 +200,4 @@ func unmountThere(m *mounted) error {
 		return &fs.PathError{Op: "unmount", Path: m.mountPoint, Err: err}
 	}
 	return nil
-}
-
-// A mount that is busy is tried so often, with a pause: whoever looks at its root, as we do
-// for statistics, uses it until he has looked, and the kernel has no event for that.
-const (
-	busyTries = 5
-	busyPause = 5 * time.Millisecond
-)
-
-// unmountAt is umount(2) of what is mounted at a path, and in use for longer than a moment
-// by nobody.
-func unmountAt(path string, flags int) error {
-	return unlessBusy(func() error { return unix.Unmount(path, flags|unix.UMOUNT_NOFOLLOW) })
-}
-
-func unlessBusy(try func() error) (err error) {
-	pause := time.NewTicker(busyPause)
-	defer pause.Stop()
-	for range busyTries - 1 {
-		if err = try(); !errors.Is(err, unix.EBUSY) {
-			return err
-		}
-		<-pause.C
-	}
-	return try()
 }

@@ -48,7 +48,7 @@ func (t *Table) Recover() error {
 	for _, r := range was.Storages {
 		if err := t.recover(r); err != nil {
 			errs = append(errs, err)
-			if isMountPoint(r.MountPoint) {
+			if mount.IsPoint(r.MountPoint) {
 				t.strangers = append(t.strangers, stranger{mountPoint: r.MountPoint, holders: r.Holders, record: r})
 			}
 		}

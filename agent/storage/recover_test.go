@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/state"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
@@ -225,7 +226,7 @@ func FuzzState(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			if !isMountPoint(m.mountPoint) || len(m.holders) == 0 {
+			if !mount.IsPoint(m.mountPoint) || len(m.holders) == 0 {
 				t.Fatalf("taken over: %+v", m)
 			}
 			written, err := json.Marshal(snapshot{Storages: []record{recordOf(m, r.identity(), r.Past)}})

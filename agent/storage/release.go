@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"runtime/debug"
 	"slices"
@@ -80,33 +79,13 @@ func couldUnmount(ctx context.Context, t *Table, m *mounted, nested bool) error 
 	if err := t.flush(ctx, m); err != nil || nested {
 		return err
 	}
-	return t.volumes.Quiet(ctx, m.mountPoint, func() error { return idle(m.mountPoint) })
-}
-
-// idle refuses a mount that somebody uses. The kernel tells that without unmounting:
-// with MNT_EXPIRE umount(2) marks a mount that is not in use, and only unmounts it
-// where it bears the mark already. Any use takes the mark away (mntput in
-// fs/namespace.c), such as opening and closing its root.
-func idle(mountPoint string) error {
-	use := func() error {
-		fd, err := unix.Open(mountPoint, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return &fs.PathError{Op: "open", Path: mountPoint, Err: err}
+	return t.volumes.Quiet(ctx, m.mountPoint, func() error {
+		err := mount.Idle(m.mountPoint)
+		if errors.Is(err, unix.EBUSY) {
+			err = inUse(m.mountPoint, err)
 		}
-		return unix.Close(fd)
-	}
-	if err := use(); err != nil {
 		return err
-	}
-	err := unmountAt(mountPoint, unix.MNT_EXPIRE)
-	switch {
-	case errors.Is(err, unix.EAGAIN):
-		return use()
-	case errors.Is(err, unix.EBUSY):
-		return inUse(mountPoint, err)
-	default: // nothing is mounted there any more, or something else is wrong: umount(2) will say it
-		return nil
-	}
+	})
 }
 
 // inUse is the answer where umount(2) has said that a mount is busy: another one is within it,

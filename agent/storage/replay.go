@@ -46,7 +46,7 @@ func (d *devices) mount(ctx context.Context, r request, from origin) error {
 }
 
 func mountInTree(r request, from origin) error {
-	return unix.Mount(from.path, r.mountPoint, r.fstype, r.flags, r.data)
+	return unix.Mount(from.path, r.mountPoint, r.fstype, r.options.Flags, r.options.Data)
 }
 
 // keepDisk opens the disk that was found, if it is the one that its node leads to. While
@@ -79,7 +79,7 @@ func takeBackOther(r request, from origin) error {
 	if len(mounts) > 0 && mounts[len(mounts)-1].Source != from.path {
 		return refusal.New(refusal.FailedPrecondition, "storage %s: %s is mounted there, and %s is not any more: call again", r.mountPoint, nameOf(mounts[len(mounts)-1]), from.named(r.fstype))
 	}
-	if undo := unmountAt(r.mountPoint, 0); undo != nil && !errors.Is(undo, unix.EINVAL) {
+	if undo := mount.Unmount(r.mountPoint); undo != nil && !errors.Is(undo, unix.EINVAL) {
 		err = errors.Join(err, &fs.PathError{Op: "unmount", Path: r.mountPoint, Err: undo})
 	}
 	return errors.Join(refusal.New(refusal.FailedPrecondition, "storage %s: what was mounted is not %s: call again", r.mountPoint, from.named(r.fstype)), err)
@@ -92,19 +92,19 @@ func takeBackOther(r request, from origin) error {
 // call finds it, nobody can be in it, and it goes with this process.
 func mountDisk(fstype filesystem.Type, r request, from origin) error {
 	fstype.BeforeMount()
-	r.data = join(r.data, neededOptions(fstype, r, from))
+	r.options = r.options.With(neededOptions(fstype, r, from))
 	before, known := endOnDisk(fstype, from)
-	if !known || strings.Contains(r.data, `"`) { // mount(2) alone knows what a quote is for
+	if !known || strings.Contains(r.options.Data, `"`) { // mount(2) alone knows what a quote is for
 		return mountInTree(r, from)
 	}
-	first, err := mountDetached(r, from)
+	first, err := mount.Detached(from.path, r.fstype, r.options)
 	if errors.Is(err, unix.EUCLEAN) {
 		// An xfs recovery that failed on groups beyond the filesystem's end has
 		// written the superblock that has them, if that was before them in the
 		// log: the next one goes by it.
 		if now, _ := endOnDisk(fstype, from); now > before {
 			before = now
-			first, err = mountDetached(r, from)
+			first, err = mount.Detached(from.path, r.fstype, r.options)
 		}
 	}
 	if err != nil {
@@ -116,7 +116,7 @@ func mountDisk(fstype filesystem.Type, r request, from origin) error {
 		return fmt.Errorf("find where it ends: %w", err)
 	}
 	if after == before {
-		return place(first, r.mountPoint)
+		return mount.Place(first, r.mountPoint)
 	}
 	first.Close() // which unmounts it
 	disk, err := claim(from.path)
@@ -136,7 +136,7 @@ func neededOptions(fstype filesystem.Type, r request, from origin) string {
 	defer disk.Close()
 	options := fstype.Options(disk)
 	key, _, _ := strings.Cut(options, "=")
-	if options == "" || hasOption(r.data, key+"=") {
+	if options == "" || r.options.Has(key+"=") {
 		return ""
 	}
 	return options
@@ -158,8 +158,8 @@ func endOnDisk(fstype filesystem.Type, from origin) (blocks uint64, known bool) 
 }
 
 // endMounted is where the filesystem ends that has just been mounted.
-func endMounted(fstype filesystem.Type, mount *os.File, from origin) (blocks uint64, err error) {
-	fd, err := unix.Openat(int(mount.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+func endMounted(fstype filesystem.Type, mounted *os.File, from origin) (blocks uint64, err error) {
+	fd, err := unix.Openat(int(mounted.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, &fs.PathError{Op: "open its root", Path: from.path, Err: err}
 	}

@@ -3,17 +3,14 @@ package storage
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/directvol/directvol/agent/contract"
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
-)
-
-const (
-	pathBytes = 4095 // PATH_MAX, less its NUL
-	dataBytes = 4095 // mount(2) takes a page of data
 )
 
 // request is a Storage that has been found to make sense.
@@ -21,13 +18,17 @@ type request struct {
 	driver     *driver
 	source     string
 	fstype     string
-	flags      uintptr
+	options    mount.Options
 	taken      uintptr // flags that it takes back: from a mount that is given new options
-	data       string
 	mountPoint string
 	shared     bool
 	serial     string // of the disk, as the host has promised it; "" where it has not
 }
+
+// isHostOnly reports whether CSI drivers pass an option on that means something to
+// mount(8), fstab or the kubelet, or is the default, but nothing to a filesystem, which
+// would refuse it.
+func isHostOnly(option string) bool { return slices.Contains(contract.HostOptions, option) }
 
 func parse(s *agentpb.Storage) (request, error) {
 	refuse := func(format string, args ...any) (request, error) {
@@ -40,11 +41,11 @@ func parse(s *agentpb.Storage) (request, error) {
 	if driver == nil {
 		return refuse("unknown driver %.40q, this agent has %v", s.Driver, Drivers())
 	}
-	if len(s.Source) > pathBytes || strings.ContainsRune(s.Source, 0) || !utf8.ValidString(s.Source) {
-		return refuse("source %.40q: at most %d bytes of UTF-8, none of them 0", s.Source, pathBytes)
+	if len(s.Source) > mount.PathBytes || strings.ContainsRune(s.Source, 0) || !utf8.ValidString(s.Source) {
+		return refuse("source %.40q: at most %d bytes of UTF-8, none of them 0", s.Source, mount.PathBytes)
 	}
 	clean := filepath.Clean(s.MountPoint)
-	if !isMountPoint(clean) {
+	if !mount.IsPoint(clean) {
 		return refuse("the mount point must be an absolute path below /")
 	}
 	if err := contract.Check(s); err != nil {
@@ -57,11 +58,11 @@ func parse(s *agentpb.Storage) (request, error) {
 	if len(others) > 0 {
 		return request{}, refusal.New(refusal.Unimplemented, "storage %.200q: driver_options %.80q: this agent has none but %s of a disk", s.MountPoint, others, serialOption)
 	}
-	flags, taken, data := mountOptions(s.Options)
-	if len(data) > dataBytes || strings.ContainsRune(data, 0) || !utf8.ValidString(data) {
-		return refuse("mount options of %d bytes: at most %d of UTF-8, none of them 0", len(data), dataBytes)
+	options, taken, err := mount.ParseOptions(s.Options, isHostOnly)
+	if err != nil {
+		return refuse("%w", err)
 	}
-	r := request{driver: driver, source: s.Source, fstype: s.Fstype, flags: flags, taken: taken, data: data, mountPoint: clean, shared: s.Shared, serial: serial}
+	r := request{driver: driver, source: s.Source, fstype: s.Fstype, options: options, taken: taken, mountPoint: clean, shared: s.Shared, serial: serial}
 	if err := driver.check(r); err != nil {
 		return request{}, refusal.New(refusal.KindOf(err), "storage %.200q: %w", s.MountPoint, err)
 	}
@@ -91,10 +92,4 @@ func promisedSerial(driver *driver, all []string) (serial string, others []strin
 		}
 	}
 	return serial, others, nil
-}
-
-// isMountPoint tells whether a path is clean, absolute and below /. One that is
-// no UTF-8 could be written neither into a message nor into the state.
-func isMountPoint(path string) bool {
-	return utf8.ValidString(path) && filepath.IsAbs(path) && path == filepath.Clean(path) && path != "/" && len(path) <= pathBytes && !strings.ContainsRune(path, 0)
 }

@@ -6,33 +6,23 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
 func TestOptionsOfTheHostDoNotReachTheKernel(t *testing.T) {
-	flags, _, data := mountOptions([]string{"bind", "rw", "_netdev", "nofail", "noatime", "ro", "discard", "", "lazytime", "bind,commit=5"})
-	if want := uintptr(unix.MS_NOATIME | unix.MS_RDONLY); flags != want {
-		t.Errorf("flags\nwant %#x\ngot  %#x", want, flags)
-	}
-	if want := "discard,commit=5"; data != want {
-		t.Errorf("data\nwant %q\ngot  %q", want, data)
-	}
-}
-
-// As mount(8) and Kata's agent have it: of two options that undo one another the last one counts.
-func TestOptionUndoesAnEarlierOne(t *testing.T) {
-	for options, want := range map[string]uintptr{
-		"rw,suid,dev,exec,auto,nouser,async":            0, // fstab(5)'s defaults, one by one
-		"nosuid,suid,nodev,dev,noexec,exec":             0,
-		"sync,async,noatime,atime,nodiratime,diratime":  0,
-		"relatime,norelatime,strictatime,nostrictatime": 0,
-		"ro,rw":             0,
-		"exec,noexec,rw,ro": unix.MS_NOEXEC | unix.MS_RDONLY,
-		"silent,loud,nomand,noiversion,nodev,suid": unix.MS_NODEV,
+	for _, c := range []struct {
+		options []string
+		want    mount.Options
+	}{
+		{[]string{"bind", "rw", "_netdev", "nofail", "noatime", "ro", "discard", "", "lazytime", "bind,commit=5"}, mount.Options{Flags: unix.MS_NOATIME | unix.MS_RDONLY, Data: "discard,commit=5"}},
+		{[]string{"rw", "suid", "dev", "exec", "auto", "nouser", "async"}, mount.Options{}}, // fstab(5)'s defaults, one by one
+		{[]string{"silent,loud,nomand,noiversion,nodev,suid"}, mount.Options{Flags: unix.MS_NODEV}},
 	} {
-		if flags, _, data := mountOptions(strings.Split(options, ",")); flags != want || data != "" {
-			t.Errorf("%s\nwant flags %#x and no data\ngot  flags %#x and %q", options, want, flags, data)
+		got, err := parse(&agentpb.Storage{Driver: "blk", Source: "02/01", Fstype: "ext4", MountPoint: "/run/v", Options: c.options})
+		if err != nil || got.options != c.want {
+			t.Errorf("%v\nwant %+v\ngot  %+v, error %v", c.options, c.want, got.options, err)
 		}
 	}
 }

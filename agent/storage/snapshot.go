@@ -75,7 +75,7 @@ func recordOf(m *mounted, of mount.Identity, past health.Past) record {
 		past = health.Past{}
 	}
 	return record{
-		Driver: m.driver.name, Source: m.source, FSType: m.fstype, Flags: m.flags, Data: m.data,
+		Driver: m.driver.name, Source: m.source, FSType: m.fstype, Flags: m.options.Flags, Data: m.options.Data,
 		MountPoint: m.mountPoint, Made: m.made, Device: m.origin().path, Number: m.origin().device.Number, Seq: m.origin().device.Seq,
 		Holders: m.heldOrNeeded(), MountID: m.mount().ID, Mount: m.mount(), Past: past, more: m.more,
 	}
@@ -103,13 +103,13 @@ func (m *mounted) heldOrNeeded() []string {
 // refused: what it names would be unmounted one day.
 func (r record) mounted() (*mounted, error) {
 	m := &mounted{
-		request: request{driver: driverOf(r.Driver), source: r.Source, fstype: r.FSType, flags: r.Flags, data: r.Data, mountPoint: r.MountPoint},
+		request: request{driver: driverOf(r.Driver), source: r.Source, fstype: r.FSType, options: mount.Options{Flags: r.Flags, Data: r.Data}, mountPoint: r.MountPoint},
 		from:    origin{r.Device, mount.Device{Number: r.Number, Seq: r.Seq}}, made: r.Made, holders: map[string]bool{}, calls: map[*call]string{}, more: r.more, identity: r.identity(),
 	}
 	if m.driver == nil {
 		return nil, fmt.Errorf("storage %.200q: unknown driver %.40q", r.MountPoint, r.Driver)
 	}
-	if !isMountPoint(r.MountPoint) {
+	if !mount.IsPoint(r.MountPoint) {
 		return nil, fmt.Errorf("storage %.200q: no absolute path below /", r.MountPoint)
 	}
 	if len(r.Holders) == 0 {

@@ -109,7 +109,7 @@ var foreign = &driver{
 		if there, err := m.driver.there(m); !there || err != nil {
 			return err
 		}
-		if err := unmountAt(m.mountPoint, 0); err != nil {
+		if err := mount.Unmount(m.mountPoint); err != nil {
 			return inUse(m.mountPoint, err)
 		}
 		return nil

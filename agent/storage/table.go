@@ -427,7 +427,7 @@ func (m *mounted) agrees(r request, from origin) error {
 	if m.driver != r.driver || !m.origin().same(from) || m.fstype != r.fstype {
 		return occupied(r, from, m.origin().named(m.fstype))
 	}
-	if m.flags != r.flags || m.data != r.data {
+	if m.options != r.options {
 		return refusal.New(refusal.AlreadyExists, "storage %s: %s is mounted there with other options", r.mountPoint, from.path)
 	}
 	return nil

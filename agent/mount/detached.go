@@ -1,4 +1,4 @@
-package storage
+package mount
 
 import (
 	"io/fs"
@@ -19,22 +19,22 @@ var (
 	}
 )
 
-// mountDetached mounts an origin at no place, by the mount API of Linux 5.2 (fsopen,
-// fsconfig and fsmount in fs/fsopen.c and fs/namespace.c). Closing the file unmounts
-// it, unless it has got a place.
-func mountDetached(r request, from origin) (*os.File, error) {
-	config, err := unix.Fsopen(r.fstype, unix.FSOPEN_CLOEXEC)
+// Detached mounts a source at no place, by the mount API of Linux 5.2 (fsopen,
+// fsconfig and fsmount in fs/fsopen.c and fs/namespace.c). Closing the file, which is the
+// caller's, unmounts it, unless Place has given it one. It takes as long as the disk wants.
+func Detached(source, fstype string, o Options) (*os.File, error) {
+	config, err := unix.Fsopen(fstype, unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, os.NewSyscallError("fsopen", err)
 	}
 	defer unix.Close(config)
-	err = unix.FsconfigSetString(config, "source", from.path)
+	err = unix.FsconfigSetString(config, "source", source)
 	for flag, option := range superFlags {
-		if err == nil && r.flags&flag != 0 {
+		if err == nil && o.Flags&flag != 0 {
 			err = unix.FsconfigSetFlag(config, option)
 		}
 	}
-	for option := range strings.SplitSeq(r.data, ",") {
+	for option := range strings.SplitSeq(o.Data, ",") {
 		if err == nil && option != "" {
 			err = setOption(config, option)
 		}
@@ -43,19 +43,19 @@ func mountDetached(r request, from origin) (*os.File, error) {
 		err = unix.FsconfigCreate(config)
 	}
 	if err != nil {
-		return nil, &fs.PathError{Op: "fsconfig", Path: from.path, Err: err}
+		return nil, &fs.PathError{Op: "fsconfig", Path: source, Err: err}
 	}
 	attributes := 0
 	for flag, attribute := range mountFlags {
-		if r.flags&flag != 0 {
+		if o.Flags&flag != 0 {
 			attributes |= attribute
 		}
 	}
 	mount, err := unix.Fsmount(config, unix.FSMOUNT_CLOEXEC, attributes)
 	if err != nil {
-		return nil, &fs.PathError{Op: "fsmount", Path: from.path, Err: err}
+		return nil, &fs.PathError{Op: "fsmount", Path: source, Err: err}
 	}
-	return os.NewFile(uintptr(mount), from.path), nil
+	return os.NewFile(uintptr(mount), source), nil
 }
 
 func setOption(config int, option string) error {
@@ -65,8 +65,8 @@ func setOption(config int, option string) error {
 	return unix.FsconfigSetFlag(config, option)
 }
 
-// place puts a mount where it is to be.
-func place(mount *os.File, mountPoint string) error {
+// Place mounts what Detached, or open_tree(2), has returned at a directory.
+func Place(mount *os.File, mountPoint string) error {
 	err := unix.MoveMount(int(mount.Fd()), "", unix.AT_FDCWD, mountPoint, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	if err != nil {
 		return &fs.PathError{Op: "move_mount", Path: mountPoint, Err: err}
