@@ -349,11 +349,20 @@ func (t *Table) putBack(m *mounted, gone layer) error {
 			err = mount.Place(gone.kept, m.mountPoint)
 		}
 		if err == nil && m.driver == foreign {
-			_, err = t.volumes.Lookup(m.mountPoint)
+			err = t.volumes.Observe(m.mountPoint)
 		}
 	}
 	if !there { // or its watch has never forgotten it
 		t.volumes.Remember(m.mountPoint, gone.past)
 	}
 	return err
+}
+
+func isClosed(c chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
+	"github.com/directvol/directvol/agent/volume"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -32,7 +33,7 @@ func TestCallThatFailsLeavesWhatItHasFound(t *testing.T) {
 			if top, err := mount.Topmost(place); top == nil || err != nil {
 				t.Errorf("%s\nwant it mounted, as it was\ngot  %v, error %v", name, top, err)
 			}
-			if v, err := table.volumes.Lookup(place); err != nil || v.Owned() {
+			if v, err := table.volumes.(*volume.Table).Lookup(place); err != nil || v.Owned() {
 				t.Errorf("%s\nwant it to be probed by no writing, as before\ngot  error %v", name, err)
 			}
 			if left, err := table.remaining(); err != nil || len(left) != len(strangers) {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/directvol/directvol/agent/filesystem"
+	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 )
@@ -85,6 +86,11 @@ func (t *Table) adopt(m *mounted) error {
 		return nil
 	}
 	return refusal.New(refusal.FailedPrecondition, "storage %s: somebody in the guest has unmounted it meanwhile: call again", m.mountPoint)
+}
+
+// own has the mount of a storage, which has just been adopted, watched as one of ours.
+func (t *Table) own(m *mounted) error {
+	return t.volumes.Own(m.mountPoint, mount.Identity{}, health.Past{})
 }
 
 // follow gives a storage the disk that is by now where its source leads, if the one

@@ -61,7 +61,7 @@ func TestVolumeIsNotThereWhereAFolderOfItIs(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(elsewhere, "folder"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := table.volumes.Quiet(t.Context(), place, func() error { return unix.Unmount(place, 0) }); err != nil {
+	if err := table.volumes.Quiet(t.Context(), place, func() (bool, error) { return false, unix.Unmount(place, 0) }); err != nil {
 		t.Fatal(err)
 	}
 	mounttest.Mount(t, filepath.Join(elsewhere, "folder"), place, "", unix.MS_BIND, "")
@@ -150,7 +150,7 @@ func volumeWithState(t *testing.T, disk, fstype string) (state, place string) {
 // ended is the end of an agent: its watch looks no more.
 func ended(t *testing.T, table *Table, place string) {
 	t.Helper()
-	if err := table.volumes.Unmount(t.Context(), place, func() (bool, error) { return true, nil }); err != nil {
+	if err := table.volumes.Quiet(t.Context(), place, func() (bool, error) { return true, nil }); err != nil {
 		t.Fatal(err)
 	}
 	if err := table.state.Close(); err != nil {
@@ -283,7 +283,7 @@ func TestStorageGetsTheDiskThatHasTakenTheOldOnesPlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	was := table.at(place).identity
-	if err := table.volumes.Quiet(t.Context(), place, func() error { return unix.Unmount(place, 0) }); err != nil {
+	if err := table.volumes.Quiet(t.Context(), place, func() (bool, error) { return false, unix.Unmount(place, 0) }); err != nil {
 		t.Fatal(err)
 	}
 	mounttest.Reattach(t, disk, second)

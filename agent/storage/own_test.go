@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/mount/mounttest"
+	"github.com/directvol/directvol/agent/volume"
 )
 
 // Somebody unmounts the volume and mounts it again, and the host repeats its call: the
@@ -19,14 +20,14 @@ func TestStorageThatWasMountedAgainIsOwned(t *testing.T) {
 		if err := hold(t, table, onDisk(disk, "xfs", place)); err != nil {
 			t.Fatal(err)
 		}
-		v, err := table.volumes.Lookup(place)
+		v, err := table.volumes.(*volume.Table).Lookup(place)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !v.Owned() {
 			t.Errorf("%s: nobody probes it by writing", when)
 		}
-		if err := table.volumes.Quiet(t.Context(), place, func() error { return unix.Unmount(place, 0) }); err != nil {
+		if err := table.volumes.Quiet(t.Context(), place, func() (bool, error) { return false, unix.Unmount(place, 0) }); err != nil {
 			t.Fatal(err)
 		}
 		mounttest.Mount(t, disk, place, "xfs", 0, "")

@@ -61,7 +61,7 @@ func (t *Table) Recover() error {
 			errs = append(errs, err)
 		}
 	}
-	t.volumes.Monitor().HearFrom(was.Heard)
+	t.volumes.HearFrom(was.Heard)
 	t.mu.Lock()
 	t.ended = was.Destroyed
 	t.mu.Unlock()
@@ -128,4 +128,12 @@ func (t *Table) save() error {
 		return nil
 	}
 	return t.state.Save(func() any { return t.snapshot() })
+}
+
+// saveOrLog is save where nothing hangs on it: an agent after this one finds what
+// was not struck out unmounted, or held by a container that is removed again.
+func (t *Table) saveOrLog() {
+	if err := t.save(); err != nil {
+		t.log.Error(err)
+	}
 }

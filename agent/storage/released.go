@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
+	"os"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
 )
 
@@ -78,21 +80,6 @@ func (t *Table) refuseHeld(ctx context.Context, matches func(*mounted) bool) err
 	return nil
 }
 
-// known returns storages that are mounted, or being mounted, in no order.
-func (t *Table) known(matches func(*mounted) bool) []*mounted {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	all := slices.AppendSeq(slices.Collect(maps.Values(t.mounts)), maps.Values(t.intents))
-	return slices.DeleteFunc(all, func(m *mounted) bool { return !matches(m) })
-}
-
-// begins reports whether a storage is being mounted.
-func (t *Table) begins(m *mounted) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return m.again || t.intents[m.mountPoint] == m
-}
-
 func holderNames(holders []string) string {
 	names := make([]string, len(holders))
 	for i, holder := range holders {
@@ -101,4 +88,75 @@ func holderNames(holders []string) string {
 		}
 	}
 	return strings.Join(names, ", ")
+}
+
+// proveFree refuses a device that is still in use when it is mounted no more: in
+// another mount namespace, or below another device. A storage of the same device elsewhere in
+// the table is no such use, nor is a stranger that leaves with all others.
+func (t *Table) proveFree(m *mounted) error {
+	if !m.driver.device {
+		return nil
+	}
+	if t.isElsewhere(m) || t.leavesWithStranger(m.origin().device) {
+		return nil
+	}
+	disk, err := claim(m.origin().path)
+	switch {
+	case err == nil:
+		return disk.Close()
+	case !isDevice(m.origin()), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
+		return nil // it is gone, or another one has its name
+	case errors.Is(err, unix.EBUSY):
+		return stillInUse(m.mountPoint, m.origin().path, m.origin().device.Number, err)
+	default:
+		return fmt.Errorf("volume %s is unmounted, but whether its device is free is not known: %w", m.mountPoint, err)
+	}
+}
+
+func stillInUse(mountPoint, path string, number uint64, err error) error {
+	return refusal.New(refusal.FailedPrecondition, "volume %s is unmounted, but its device %s is still in use in the guest%s: end that and try again: %w", mountPoint, path, users(number), err)
+}
+
+// isElsewhere reports whether another storage in the table has the same device, and is
+// mounted.
+func (t *Table) isElsewhere(m *mounted) bool {
+	t.mu.Lock()
+	var others []*mounted
+	for _, other := range t.mounts {
+		if other != m && other.origin().same(m.origin()) {
+			others = append(others, other)
+		}
+	}
+	t.mu.Unlock()
+	return slices.ContainsFunc(others, func(other *mounted) bool {
+		there, _ := other.driver.there(other)
+		return there
+	})
+}
+
+// isDevice reports whether an origin's node is still that device's.
+func isDevice(from origin) bool {
+	number, err := blockdev.NumberOf(from.path)
+	return err == nil && from.device.Same(mount.Device{Number: number, Seq: blockdev.SeqOf("/", number)})
+}
+
+// maxUsers is how many users of a device are named.
+const maxUsers = 3
+
+// users names, in brackets, who can be found to use a device: other mounts of it, processes
+// in other mount namespaces that have it mounted, and the devices above it; "" where nobody is.
+func users(number uint64) string {
+	var found []string
+	above, _ := os.ReadDir(fmt.Sprintf("/sys/dev/block/%d:%d/holders", unix.Major(number), unix.Minor(number)))
+	for _, device := range above {
+		found = append(found, device.Name())
+	}
+	for _, place := range mount.Places(number) {
+		found = append(found, "mounted at "+place)
+	}
+	found = append(found, mount.Elsewhere(number)...)
+	if len(found) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(found[:min(len(found), maxUsers)], ", ") + ")"
 }

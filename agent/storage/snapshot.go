@@ -56,7 +56,7 @@ func (t *Table) snapshot() snapshot {
 	// Heard first: what is heard meanwhile is heard twice then, and not never.
 	now := t.past
 	now.Header = t.state.Header(max(now.Version, stateVersion))
-	now.Destroyed, now.Heard, now.Storages = t.ended, t.volumes.Monitor().Heard(), []record{}
+	now.Destroyed, now.Heard, now.Storages = t.ended, t.volumes.Heard(), []record{}
 	for _, s := range t.strangers {
 		now.Storages = append(now.Storages, s.record)
 	}

@@ -312,7 +312,7 @@ func TestStrangerThatIsPutBackKeepsWhatIsRemembered(t *testing.T) {
 	disk, place := mounttest.Attach(t, mounttest.Image(t, "xfs")), filepath.Join(mounttest.Dir(t), "volume")
 	mounttest.Mount(t, disk, place, "xfs", 0, "")
 	table := besideStranger(t, place)
-	if _, err := table.volumes.Lookup(place); err != nil {
+	if err := table.volumes.Observe(place); err != nil {
 		t.Fatal(err)
 	}
 	table.volumes.Remember(place, health.Past{Unreadable: 3, LastRead: "x"})

@@ -35,7 +35,7 @@ func TestVolumeThatWasCoveredIsWhoseItWas(t *testing.T) {
 			release, block := make(chan struct{}), make(chan struct{})
 			ended := make(chan error, 1)
 			go func() { // a call of it goes on
-				ended <- table.Quiet(context.Background(), dir, func() error { close(block); <-release; return nil })
+				ended <- table.Quiet(context.Background(), dir, func() (bool, error) { close(block); <-release; return false, nil })
 			}()
 			<-block
 			for range 2 {
@@ -57,7 +57,7 @@ func TestVolumeThatWasCoveredIsWhoseItWas(t *testing.T) {
 			}
 			over, cancel := context.WithCancel(t.Context())
 			cancel()
-			if err := table.Quiet(over, dir, func() error { return nil }); refusal.KindOf(err) != refusal.DeadlineExceeded {
+			if err := table.Quiet(over, dir, func() (bool, error) { return false, nil }); refusal.KindOf(err) != refusal.DeadlineExceeded {
 				t.Errorf("beside a call that goes on\nwant a DeadlineExceeded\ngot  %v", err)
 			}
 			close(release)
@@ -67,7 +67,7 @@ func TestVolumeThatWasCoveredIsWhoseItWas(t *testing.T) {
 			if _, err := table.Stats(t.Context(), dir); err != nil { // it is looked at, after its pause
 				t.Error(err)
 			}
-			if err := table.Unmount(t.Context(), dir, func() (bool, error) { return true, unix.Unmount(dir, 0) }); err != nil {
+			if err := table.Quiet(t.Context(), dir, func() (bool, error) { return true, unix.Unmount(dir, 0) }); err != nil {
 				t.Fatal(err)
 			}
 			if v := table.known(dir); v != nil {
@@ -113,7 +113,7 @@ func TestStatisticsOfTheMountBeforeForgetNoOther(t *testing.T) {
 	if _, err := before.stats(late); refusal.KindOf(err) != refusal.DeadlineExceeded { // joins it
 		t.Fatalf("want a DeadlineExceeded\ngot  %v", err)
 	}
-	if err := table.Unmount(t.Context(), dir, func() (bool, error) { return true, unix.Unmount(dir, 0) }); err != nil {
+	if err := table.Quiet(t.Context(), dir, func() (bool, error) { return true, unix.Unmount(dir, 0) }); err != nil {
 		t.Fatal(err)
 	}
 	mounttest.Mount(t, disk, dir, "xfs", 0, "")

@@ -61,7 +61,7 @@ func TestVolumeMountedAgainWithItsNumberIsAnotherOne(t *testing.T) {
 			if again, err := table.Lookup(dir); again != before || err != nil {
 				t.Fatalf("asked again: another volume, error %v", err)
 			}
-			if err := table.Quiet(t.Context(), dir, func() error { return unix.Unmount(dir, 0) }); err != nil {
+			if err := table.Quiet(t.Context(), dir, func() (bool, error) { return false, unix.Unmount(dir, 0) }); err != nil {
 				t.Fatal(err)
 			}
 			remount(t, disk, dir, fstype, number)
@@ -86,7 +86,7 @@ func TestPastOfAMountIsNotThatOfTheNext(t *testing.T) {
 		t.Fatal(err)
 	}
 	of, _ := first.Past(dir)
-	if err := first.Unmount(t.Context(), dir, func() (bool, error) { return true, nil }); err != nil { // it looks no more
+	if err := first.Quiet(t.Context(), dir, func() (bool, error) { return true, nil }); err != nil { // it looks no more
 		t.Fatal(err)
 	}
 	past := health.Past{Unreadable: 3, LastRead: "x"}
@@ -97,7 +97,7 @@ func TestPastOfAMountIsNotThatOfTheNext(t *testing.T) {
 	if _, got := second.Past(dir); got != past {
 		t.Errorf("after a restart\nwant %+v\ngot  %+v", past, got)
 	}
-	err := second.Unmount(t.Context(), dir, func() (bool, error) { return true, unix.Unmount(dir, 0) })
+	err := second.Quiet(t.Context(), dir, func() (bool, error) { return true, unix.Unmount(dir, 0) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,8 +43,13 @@ func NewTable(monitor *health.Monitor) *Table {
 	return &Table{monitor: monitor, volumes: map[string]*Volume{}}
 }
 
-// Monitor returns what watches the volumes.
-func (t *Table) Monitor() *health.Monitor { return t.monitor }
+// Heard is the last record of the kernel's log whose meaning is in Past, for the agent after
+// this one.
+func (t *Table) Heard() uint64 { return t.monitor.Heard() }
+
+// HearFrom has the kernel's log read from behind a record that the agent before this one has
+// Heard.
+func (t *Table) HearFrom(record uint64) { t.monitor.HearFrom(record) }
 
 // FollowMounts has statistics look at a volume's mount only when mounts have changed, until
 // ctx ends. It returns ctx's error, or why it cannot.
@@ -86,6 +91,12 @@ func (t *Table) Own(path string, of mount.Identity, past health.Past) error {
 	if err == nil && v.watch != nil {
 		v.watch.Own()
 	}
+	return err
+}
+
+// Observe is Lookup for who only wants the volume to be watched from now on.
+func (t *Table) Observe(path string) error {
+	_, err := t.Lookup(path)
 	return err
 }
 
@@ -209,18 +220,10 @@ func refuseLook(path string, err error) error {
 	return err
 }
 
-// Unmount has unmount run as Quiet does, and forgets the volume where it is gone.
-func (t *Table) Unmount(ctx context.Context, path string, unmount func() (gone bool, err error)) error {
-	return t.quiet(ctx, path, unmount)
-}
-
-// Quiet calls do while neither a probe nor a growth is in the volume at path. If one
-// of them has not ended before ctx, Quiet returns an error and does not call do.
-func (t *Table) Quiet(ctx context.Context, path string, do func() error) error {
-	return t.quiet(ctx, path, func() (bool, error) { return false, do() })
-}
-
-func (t *Table) quiet(ctx context.Context, path string, do func() (gone bool, err error)) error {
+// Quiet calls do while neither a probe nor a growth is in the volume at path, and forgets the
+// volume where do has unmounted it. If a probe or growth has not ended before ctx, Quiet
+// returns an error and does not call do.
+func (t *Table) Quiet(ctx context.Context, path string, do func() (gone bool, err error)) error {
 	v := t.known(path)
 	if v == nil {
 		_, err := do()

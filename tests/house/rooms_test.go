@@ -19,6 +19,16 @@ var rooms = map[string][]string{
 	"tests":     {"protocols", "agent", "host", "rootfs"},
 }
 
+// above are packages of the agent that another one may not import, but for its tests: it stands below them, or reaches them through
+// an interface of its own.
+var above = map[string][]string{
+	"agent/storage": {"agent/rpc", "agent/sandbox", "agent/volume"},
+	"agent/volume":  {"agent/rpc", "agent/sandbox", "agent/storage"},
+	"agent/health":  {"agent/rpc", "agent/sandbox", "agent/storage", "agent/volume"},
+	"agent/mount":   {"agent/rpc", "agent/sandbox", "agent/storage", "agent/volume", "agent/health", "agent/state"},
+	"agent/state":   {"agent/rpc", "agent/sandbox", "agent/storage", "agent/volume", "agent/health", "agent/mount"},
+}
+
 // besides is what may stand at the top with the rooms and dotfiles. build holds products.
 var besides = []string{"build", "deploy", "docs", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "go.mod", "go.sum"}
 
@@ -43,6 +53,17 @@ func roomImports(t *tree) (broken []string) {
 			room, _, _ := strings.Cut(inside, "/")
 			if ours && room != file.room() && !slices.Contains(rooms[file.room()], room) {
 				broken = append(broken, fmt.Sprintf("%s: %s may not import %s", file.path, file.room(), imported))
+			}
+		}
+	}
+	return broken
+}
+
+func importsAbove(t *tree) (broken []string) {
+	for _, file := range t.sources {
+		for imported := range file.imports() {
+			if inside, _ := strings.CutPrefix(imported, module+"/"); !file.test() && slices.Contains(above[file.dir()], inside) {
+				broken = append(broken, fmt.Sprintf("%s: %s may not import %s, which is above it", file.path, file.dir(), inside))
 			}
 		}
 	}

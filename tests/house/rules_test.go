@@ -12,6 +12,7 @@ type rule func(*tree) []string
 var rules = map[string]rule{
 	"only the rooms at the top":             onlyRooms,
 	"rooms import what the table says":      roomImports,
+	"the agent's packages import below":     importsAbove,
 	"programs start by package program":     programsAlike,
 	"packages say what they are":            packageComments,
 	"exported identifiers have a contract":  exportedComments,

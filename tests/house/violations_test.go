@@ -24,6 +24,10 @@ var violations = map[string][]struct {
 		{files: one("tests/x/x.go", imports("tools/demo")), want: "tests may not import"},
 		{files: one("agent/x/x.go", "//go:build plan9\n\n"+imports("host/qmp")), want: "agent may not import"},
 	},
+	"the agent's packages import below": {
+		{files: one("agent/storage/x.go", imports("agent/volume")), want: "agent/storage may not import agent/volume"},
+		{files: one("agent/state/x.go", imports("agent/health")), want: "agent/state may not import agent/health"},
+	},
 	"programs start by package program": {
 		{files: one("tools/x/main.go", "package main\nfunc main() {}"), want: "tools/x/main.go:2: main starts without package program"},
 		{files: one("host/cmd/x/x.go", "package main\nimport _ \"flag\"\nfunc main() {}"), want: "host/cmd/x/x.go:3"},

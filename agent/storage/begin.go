@@ -1,0 +1,133 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/directvol/directvol/agent/mount"
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// intend writes down what is about to be mounted, and whether its mount point
+// will be one that was made for it.
+func (t *Table) intend(m *mounted) error {
+	_, err := os.Lstat(m.mountPoint)
+	t.mu.Lock()
+	m.made = errors.Is(err, fs.ErrNotExist)
+	t.intents[m.mountPoint] = m
+	t.mu.Unlock()
+	if err = t.save(); err != nil {
+		t.intended(m)
+		err = fmt.Errorf("storage %s is not mounted, as the agent could not find it after a restart: %w", m.mountPoint, err)
+	}
+	return err
+}
+
+// intended ends intend. What was mounted stands written down as it is; what was
+// not is struck out.
+func (t *Table) intended(m *mounted) {
+	t.mu.Lock()
+	delete(t.intents, m.mountPoint)
+	failed := t.mounts[m.mountPoint] != m
+	t.mu.Unlock()
+	if failed {
+		t.saveOrLog()
+	}
+}
+
+// mountAgain mounts a storage that someone else has unmounted.
+func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
+	defer t.atDisk(m)()
+	if there, err := m.driver.there(m); err != nil {
+		return err
+	} else if there {
+		if err := t.adopt(m); err != nil || !m.driver.volume {
+			return err
+		}
+		return t.own(m) // it may be another mount than the last one
+	}
+	defer t.beginAgain(m)()
+	if err := t.refuseToHide(m); err != nil {
+		return err
+	}
+	t.volumes.Forget(m.mountPoint) // what was known of the mount that is gone
+	did, err := m.driver.mount(ctx, &t.devices, m.request, m.origin())
+	if err == nil {
+		m.set(m.origin(), mount.Identity{}) // that of the mount which is gone goes with it
+		err = t.adopt(m)
+	}
+	if err == nil && m.driver.volume {
+		err = t.own(m)
+	}
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	m.made, m.found = m.made || did.made, false
+	t.mu.Unlock()
+	t.log.WithField("mountpoint", m.mountPoint).Warn("storage mounted again: it was not there")
+	return nil
+}
+
+// beginAgain has begins say that a storage is being mounted, until done. It stands written
+// down already.
+func (t *Table) beginAgain(m *mounted) (done func()) {
+	set := func(again bool) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		m.again = again
+	}
+	set(true)
+	return func() { set(false) }
+}
+
+// begins reports whether a storage is being mounted.
+func (t *Table) begins(m *mounted) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return m.again || t.intents[m.mountPoint] == m
+}
+
+// refuseToHide refuses to mount over a folder above another storage, whose users would
+// find something else there. A mount that stands already, and is only taken over, hides what
+// it hides: another storage that is in sight is no reason. It goes while begins says that the
+// storage is being mounted: of two calls that mount at once, one within the other, one finds
+// the other's.
+func (t *Table) refuseToHide(m *mounted) error {
+	if !m.driver.volume {
+		return nil
+	}
+	top, err := mount.Topmost(m.mountPoint)
+	if err != nil {
+		return err
+	}
+	stands := top != nil && m.isOf(m.origin(), top)
+	if !stands {
+		if err := t.refuseToHideStranger(m); err != nil {
+			return err
+		}
+	}
+	for _, inner := range t.known(func(o *mounted) bool { return m.hasNested([]*mounted{o}) }) {
+		there, err := inner.driver.there(inner)
+		if err != nil {
+			return err
+		}
+		if !stands && (there || t.begins(inner)) {
+			return refusal.New(refusal.FailedPrecondition, "storage %s: it would hide storage %s: ask for that after it", m.mountPoint, inner.mountPoint)
+		}
+	}
+	for _, outer := range t.known(func(o *mounted) bool { return o.driver.volume && o.hasNested([]*mounted{m}) }) {
+		if !t.begins(outer) {
+			continue
+		}
+		if there, err := outer.driver.there(outer); err != nil {
+			return err
+		} else if !there {
+			return refusal.New(refusal.FailedPrecondition, "storage %s: storage %s is being mounted, and would hide it: call again", m.mountPoint, outer.mountPoint)
+		}
+	}
+	return nil
+}
