@@ -34,6 +34,8 @@
 //	it has shut down      an xfs answers EIO to stat of its root, which it has in memory
 //	it is read-only       a probe's write is refused, or the kernel made it so by itself
 //	a write or read failed  the kernel's own log says it of this device, from its first word on
+//	the disk was smaller  the kernel's log says so, also where it has its size again by the next examination
+//	                        (newer kernels leave such lines out where others come too fast)
 //
 // How long a caller waits is no sign of anything. A flush alone is not counted in flight:
 // where writing stops, a read asks the device whether it answers.
@@ -47,6 +49,7 @@
 //	Pause            waits for the first  the watch goes on    the watch goes on   Resume waits for it
 //	Own              changes nothing   probes from then on   –                   after End nothing
 //	Disown           changes nothing   a probe goes on       –                   the last one of it and Own counts
+//	Rest             changes nothing   –                     a probe in flight goes on alone   Again and End count, the last one
 //	End              changes nothing   –                     a probe in flight goes on alone   Resume does nothing
 //	Again            looks once more   –                     –                  after End the last one counts
 package health

@@ -171,6 +171,9 @@ func (m *Monitor) End() {
 	}
 }
 
+// Watched returns how many watches hear the kernel's log.
+func (m *Monitor) Watched() int { return len(m.all()) }
+
 func (m *Monitor) remove(w *Watch) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

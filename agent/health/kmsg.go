@@ -96,6 +96,8 @@ type line struct {
 	stopped bool   // its ext4 has made itself read-only
 	// remounted says that somebody has changed its mount since.
 	remounted bool
+	resized   bool   // it has got another size
+	sectors   uint64 // which is this, in units of 512 bytes
 }
 
 // Messages that name a device, each from its first word on: elsewhere a name may be any
@@ -111,7 +113,9 @@ var (
 	filesystemLine = regexp.MustCompile(`^[A-Za-z0-9-]+(?: [a-z]+)? \((?:device )?([^ ()]+)\): `)
 	// __jbd2_journal_abort_hard's in fs/jbd2/journal.c; a journal is called after its device and its inode.
 	journalLine = regexp.MustCompile(`^(?:Aborting journal on device|JBD2: .* (?:on|for|of)) ([^ ]+)-[0-9]+\.?`)
-	// vda: detected capacity change …
+	// set_capacity_and_notify in block/genhd.c
+	sizeLine = regexp.MustCompile(`^([a-z0-9!-]+): detected capacity change from [0-9]+ to ([0-9]+)$`)
+	// any other line of a device's
 	deviceLine = regexp.MustCompile(`^([a-z0-9!-]+): `)
 )
 
@@ -165,6 +169,10 @@ func parseLine(message []byte) line {
 			// ext4_remount's in fs/ext4/super.c
 			remounted: bytes.HasPrefix(said, []byte("re-mounted")),
 		}
+	}
+	if found := sizeLine.FindSubmatch(message); found != nil {
+		sectors, err := strconv.ParseUint(string(found[2]), 10, 64)
+		return line{device: string(found[1]), resized: err == nil, sectors: sectors}
 	}
 	for _, form := range []*regexp.Regexp{bufferError, journalLine, deviceLine} {
 		if found := form.FindSubmatch(message); found != nil {

@@ -23,6 +23,7 @@ const probeBytes = 4096
 type finding struct {
 	conditions []Condition
 	failure    error
+	end        uint64 // of the filesystem on its disk, in bytes; 0 where it was not read
 }
 
 // examine looks at every signal once. It blocks for as long as the device does. One that
@@ -40,11 +41,13 @@ func examine(t Target, owned, stopped bool) finding {
 		return finding{} // what it does with a probe is not known here
 	}
 	readOnly, err := look(t)
-	small := tooSmall(t, fstype)
+	end, small := tooSmall(t, fstype)
 	probed := err == nil && owned && !readOnly && small == nil
 	if probed {
 		if err = probe(t); errors.Is(err, unix.EIO) && isShutDown(t) {
 			err = fmt.Errorf("%w: %w", unix.ESHUTDOWN, err)
+		} else if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) { // such as after chattr +i
+			probed, err = false, nil
 		}
 	}
 	count, repair, errorsErr := recordedErrors(fstype, t.Device.Path) // behind the probe, which may have met one
@@ -52,6 +55,7 @@ func examine(t Target, owned, stopped bool) finding {
 		err = unix.EROFS
 	}
 	f := judge(t, err)
+	f.end = end
 	if f.failure == nil {
 		f.conditions = append(small, f.conditions...)
 	}
@@ -62,24 +66,24 @@ func examine(t Target, owned, stopped bool) finding {
 	return f
 }
 
-// tooSmall returns the condition of a disk that has become smaller than what is mounted from
+// tooSmall returns where the filesystem ends, in bytes, or 0, and the condition of a disk that has become smaller than what is mounted from
 // it, or nil. Nothing of the bytes is proven lost: who has cut the disk off may give them
 // back. The filesystem's end is read before the disk's: a growth in between is one of both.
-func tooSmall(t Target, fstype filesystem.Type) []Condition {
+func tooSmall(t Target, fstype filesystem.Type) (end uint64, small []Condition) {
 	disk, err := os.Open(t.Device.Path)
 	if err != nil {
-		return nil
+		return 0, nil
 	}
 	defer disk.Close()
 	extent, err := fstype.OnDisk(disk)
 	if err != nil {
-		return nil // the probe tells
+		return 0, nil // the probe tells
 	}
 	size, err := blockdev.SizeOf(disk)
 	if err != nil || extent.EndsWithin(size) {
-		return nil
+		return extent.Bytes(), nil
 	}
-	return []Condition{{Inaccessible, ReasonDeviceTooSmall, fmt.Sprintf(
+	return extent.Bytes(), []Condition{{Inaccessible, ReasonDeviceTooSmall, fmt.Sprintf(
 		"%s on %s: its disk has %d bytes, and it ends at %d: what lies beyond the disk's end fails: unmount, give the disk its size and its content back, check it and mount it",
 		t.FSType, t.Device.Path, size, extent.Bytes())}}
 }

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,6 +47,8 @@ type Watch struct {
 	now     []Condition   // all of that
 	stopped bool          // the log says that the filesystem has made itself read-only
 	past    Past
+	end     uint64 // of the filesystem on its disk, in bytes, at the last examination; 0 before
+	least   uint64 // sectors that the disk has had before end was known; 0 for none
 }
 
 // examination is one under way.
@@ -218,7 +221,15 @@ func (w *Watch) End() {
 	go w.settle()
 }
 
-// Again has a watch that has ended go on, from what it knew: its mount was out of sight,
+// Rest has the watch look no more, but hear the kernel's log, until End or Again: its mount
+// is out of sight. It waits for nobody.
+func (w *Watch) Rest() {
+	w.monitor.add(w) // it may have lost its mount
+	w.ended.Store(true)
+	go w.settle()
+}
+
+// Again has a watch that rests or has ended go on, from what it knew: its mount was out of sight,
 // and is there again. A probe that is in flight still is waited for. It waits for nobody.
 func (w *Watch) Again() {
 	w.ended.Store(false)
@@ -261,10 +272,41 @@ func (w *Watch) hear(said line, message []byte) (remember bool) {
 	if said.write {
 		w.past.Failed = time.Now()
 	}
+	short := said.resized && w.resized(said.sectors)
 	w.stopped = (w.stopped || said.stopped) && !said.remounted
 	w.mu.Unlock()
 	w.poke()
-	return said.read || said.write
+	return said.read || said.write || short
+}
+
+// sectorBytes is the kernel's unit of a disk's size, whatever its own sectors are.
+const sectorBytes = 512
+
+// resized takes the size that the disk has got, and tells whether it ends before the
+// filesystem does: the disk may have its size again before the next examination. w.mu is held.
+func (w *Watch) resized(sectors uint64) (short bool) {
+	if w.end == 0 {
+		w.least = min(sectors, cmp.Or(w.least, sectors))
+		return false
+	}
+	if short = sectors < w.end/sectorBytes; short {
+		w.past.Smaller = time.Now()
+	}
+	return short
+}
+
+// ends takes where the filesystem ends, by an examination.
+func (w *Watch) ends(end uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if end == 0 { // it is not known
+		return
+	}
+	first := w.end == 0
+	w.end = end
+	if first && w.least != 0 {
+		w.resized(w.least)
+	}
 }
 
 // beat takes what the kernel counts of the device's requests, where it is there.
@@ -490,6 +532,7 @@ func (w *Watch) took(f finding) (lost bool) {
 		f.conditions = w.found // nothing was learnt
 		w.mu.Unlock()
 	}
+	w.ends(f.end)
 	found := w.remember(f.conditions)
 	w.note(func() { w.found, w.slow = found, slow })
 	return errors.Is(f.failure, errUnmounted)

@@ -79,15 +79,19 @@ type Volume struct {
 // NotFound, what is no mount point InvalidArgument. A volume that nobody owns is watched
 // without a write to it.
 func (t *Table) Lookup(path string) (*Volume, error) {
-	return t.lookup(path, mount.Identity{}, health.Past{})
+	return t.lookup(path, mount.Identity{}, health.Past{}, t.look)
 }
 
 // Own is Lookup for who has mounted the volume, or has taken it over, and unmounts it: its
 // health is probed by writing from now on. past is what was remembered of a mount
 // before the agent's restart. It is of no account where another one is there now, or the
-// volume is known already.
+// volume is known already. Where a server that the path leads through does not answer in
+// time, mountinfo says what is mounted there.
 func (t *Table) Own(path string, of mount.Identity, past health.Past) error {
-	v, err := t.lookup(path, of, past)
+	v, err := t.lookup(path, of, past, t.look)
+	if refusal.KindOf(err) == refusal.DeadlineExceeded {
+		v, err = t.lookup(path, of, past, func(string, *Volume) (mount.Mark, error) { return mount.Mark{}, mount.ErrUnknown })
+	}
 	if err == nil && v.watch != nil {
 		v.watch.Own()
 	}
@@ -107,7 +111,7 @@ func (t *Table) Disown(path string) {
 	}
 }
 
-func (t *Table) lookup(path string, of mount.Identity, past health.Past) (*Volume, error) {
+func (t *Table) lookup(path string, of mount.Identity, past health.Past, look func(path string, known *Volume) (mount.Mark, error)) (*Volume, error) {
 	if !filepath.IsAbs(path) {
 		return nil, refusal.New(refusal.InvalidArgument, "volume path %.200q is not absolute", path)
 	}
@@ -117,7 +121,7 @@ func (t *Table) lookup(path string, of mount.Identity, past health.Past) (*Volum
 	path = filepath.Clean(path)
 	for {
 		known := t.at(path)
-		mark, err := t.look(path, known)
+		mark, err := look(path, known)
 		if err == nil && known != nil && known.identity.Bears(mark) {
 			return known, nil
 		}
@@ -206,8 +210,23 @@ func standing() func(*Volume) bool {
 // hide forgets a volume, but for one that is mounted still: when it is seen again it is
 // whose it was, with what is remembered of it, and under its own lock. t.mu is held.
 func (t *Table) hide(v *Volume, stands func(*Volume) bool) {
-	t.forget(v)
-	t.hidden = slices.DeleteFunc(append(t.hidden, v), func(v *Volume) bool { return !stands(v) })
+	delete(t.volumes, v.Mountpoint)
+	if v.watch != nil {
+		v.watch.Rest()
+	}
+	t.hidden = append(t.hidden, v)
+	t.forgetHidden(func(v *Volume) bool { return !stands(v) })
+}
+
+// forgetHidden forgets hidden volumes. t.mu is held.
+func (t *Table) forgetHidden(which func(*Volume) bool) {
+	t.hidden = slices.DeleteFunc(t.hidden, func(v *Volume) bool {
+		gone := which(v)
+		if gone && v.watch != nil {
+			v.watch.End()
+		}
+		return gone
+	})
 }
 
 func refuseLook(path string, err error) error {
@@ -346,7 +365,7 @@ func (t *Table) Forget(path string) {
 	if v := t.volumes[path]; v != nil {
 		t.forget(v)
 	}
-	t.hidden = slices.DeleteFunc(t.hidden, func(v *Volume) bool { return v.Mountpoint == path })
+	t.forgetHidden(func(v *Volume) bool { return v.Mountpoint == path })
 }
 
 // forget ends what the table does with a volume. t.mu is held, so nothing is waited for.
@@ -395,7 +414,7 @@ func (t *Table) lost(v *Volume) {
 	if t.volumes[v.Mountpoint] == v {
 		t.hide(v, stand)
 	} else {
-		t.hidden = slices.DeleteFunc(t.hidden, func(v *Volume) bool { return !stand(v) })
+		t.forgetHidden(func(v *Volume) bool { return !stand(v) })
 	}
 }
 

@@ -1,0 +1,163 @@
+package health
+
+import (
+	"context"
+	"io"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/mount/mounttest"
+)
+
+// heard is a monitor that follows the kernel's log until the test ends.
+func heard(t *testing.T) *Monitor {
+	t.Helper()
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	m := NewMonitor(logrus.NewEntry(log))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- m.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	select {
+	case <-m.Remembers(): // it has found the log's end
+	case err := <-ended:
+		ended <- err
+		t.Skipf("it reads /dev/kmsg: %v: run it as root", err)
+	}
+	return m
+}
+
+// becomes waits until a watch says a condition, and provokes it again and again: the kernel
+// leaves lines out of its log where others, of any device, come too fast.
+func becomes(t *testing.T, w *Watch, status Status, reason string, provoke func()) {
+	t.Helper()
+	look, again := time.NewTicker(10*time.Millisecond), time.NewTicker(6*time.Second) // DEFAULT_RATELIMIT_INTERVAL is 5
+	defer look.Stop()
+	defer again.Stop()
+	provoke()
+	for limit := time.After(2 * time.Minute); ; {
+		now, _ := w.Latest()
+		if slices.ContainsFunc(now, func(c Condition) bool { return c.Status == status && c.Reason == reason }) {
+			return
+		}
+		select {
+		case <-look.C:
+		case <-again.C:
+			provoke()
+		case <-limit:
+			t.Fatalf("after two minutes\nwant %v %s\ngot  %v", status, reason, now)
+		}
+	}
+}
+
+// The disk ends before its filesystem, and has its size again before anybody looks at it: the
+// kernel's log alone has both.
+func TestDiskThatWasSmallerBetweenTwoLooksIsRemembered(t *testing.T) {
+	for _, fstype := range []string{"ext4", "xfs"} {
+		image := mounttest.Image(t, fstype)
+		info, err := os.Stat(image)
+		if err != nil {
+			t.Fatal(err)
+		}
+		target := onImage(t, image, fstype, "")
+		w := heard(t).Watch(target, Past{})
+		defer w.End()
+		if now, err := w.Conditions(t.Context()); len(now) > 0 || err != nil {
+			t.Fatalf("%s, at first\nwant nothing wrong\ngot  %v, error %v", fstype, now, err)
+		}
+		becomes(t, w, Degraded, ReasonPastDeviceTooSmall, func() {
+			if err := w.Pause(t.Context()); err != nil { // it looks at no size but the last
+				t.Fatal(err)
+			}
+			for _, size := range []int64{2 * info.Size(), info.Size() / 2, info.Size()} {
+				mounttest.SetSize(t, target.Device.Path, image, size)
+			}
+			w.Resume()
+		})
+	}
+}
+
+// A disk that has become larger, and has its size again, never ended before its filesystem.
+func TestDiskThatWasLargerIsNotSaidToHaveBeenSmaller(t *testing.T) {
+	w := &Watch{monitor: NewMonitor(nil), poked: make(chan struct{}, 1), looked: make(chan struct{}), end: 1 << 20, target: Target{FSType: "ext4"}}
+	for text, want := range map[string]bool{
+		"vda: detected capacity change from 4096 to 2048":             false, // to the filesystem's end
+		"vda: detected capacity change from 4096 to 2049":             false,
+		"vda: detected capacity change from 2048 to 2047":             true,
+		"vda: detected capacity change from 0 to 99999999":            false,
+		"vda: detected capacity change from 1 to 2 and on":            false,
+		"vda: detected capacity change from 1 to 1844674407370955162": false, // whose bytes overflow
+	} {
+		w.past = Past{}
+		if remember := w.hear(parseLine([]byte(text)), []byte(text)); remember != want || w.past.Smaller.IsZero() == want {
+			t.Errorf("%q\nwant remembered: %v\ngot  %v, %+v", text, want, remember, w.past)
+		}
+	}
+}
+
+// A read that fails is said as long as the filesystem stays mounted: only the kernel's log has
+// it, and whoever reads next may get it from memory.
+func TestReadThatFailsIsSaid(t *testing.T) {
+	image := mounttest.Image(t, "xfs")
+	info, err := os.Stat(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := onImage(t, image, "xfs", "")
+	w := heard(t).Watch(target, Past{})
+	defer w.End()
+	if now, err := w.Conditions(t.Context()); len(now) > 0 || err != nil {
+		t.Fatalf("at first\nwant nothing wrong\ngot  %v, error %v", now, err)
+	}
+	becomes(t, w, Degraded, ReasonReadError, func() {
+		if err := os.Truncate(image, info.Size()/2); err != nil { // the disk's size stays
+			t.Fatal(err)
+		}
+		readFails(t, target.Device.Path, info.Size()/2)
+		if err := os.Truncate(image, info.Size()); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if past := w.Past(); past.Unreadable == 0 || parseLine([]byte(past.LastRead)).device != target.Device.Name {
+		t.Errorf("remembered\nwant the kernel's line about %s\ngot  %+v", target.Device.Name, past)
+	}
+}
+
+// readFails reads a disk where it cannot be read.
+func readFails(t *testing.T, disk string, at int64) {
+	t.Helper()
+	fd, err := unix.Open(disk, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_DIRECT, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	page, err := unix.Mmap(-1, 0, probeBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(page)
+	if n, err := unix.Pread(fd, page, at); err == nil {
+		t.Fatalf("%d bytes were read", n)
+	}
+}
+
+// Somebody has made the root immutable (chattr +i): no probe can write there, and files in it
+// can be written. It is watched as a mount of somebody else's.
+func TestRootThatTakesNoFilesIsNoFault(t *testing.T) {
+	target := onDisk(t, "ext4", "errors=continue")
+	mounttest.Run(t, "chattr", "+i", target.Mountpoint)
+	defer mounttest.Run(t, "chattr", "-i", target.Mountpoint)
+	if f := examine(target, true, false); f.failure != nil || len(f.conditions) > 0 {
+		t.Errorf("want nothing wrong\ngot  %+v", f)
+	}
+	w := heard(t).Watch(target, Past{})
+	defer w.End()
+	w.Own()
+	becomes(t, w, Degraded, ReasonRecordedErrors, func() { fails(t, target) })
+}

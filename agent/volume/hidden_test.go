@@ -1,0 +1,107 @@
+package volume
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/mount"
+	"github.com/directvol/directvol/agent/mount/mounttest"
+)
+
+// While another mount covers the volume, the kernel logs a fault of its disk. When it is in
+// sight again, the fault is known.
+func TestHiddenVolumeHearsTheKernelsLog(t *testing.T) {
+	image := mounttest.Image(t, "xfs")
+	info, err := os.Stat(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, disk := mounttest.Dir(t), mounttest.Attach(t, image)
+	mounttest.Mount(t, disk, dir, "xfs", 0, "")
+	table := newTable()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- table.monitor.Run(ctx) }()
+	defer func() { cancel(); <-ended }()
+	<-table.monitor.Remembers() // it has found the log's end
+	v, err := table.Lookup(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Forget(dir)
+	if now, err := v.watch.Conditions(t.Context()); len(now) > 0 || err != nil {
+		t.Fatalf("at first\nwant nothing wrong\ngot  %v, error %v", now, err)
+	}
+	mounttest.Mount(t, "over", dir, "tmpfs", 0, "")
+	if over, err := table.Lookup(dir); err != nil || over == v {
+		t.Fatalf("covered\nwant another volume\ngot  %v, error %v", over, err)
+	}
+	cutOff := func() {
+		for _, size := range []int64{info.Size() / 2, info.Size()} {
+			mounttest.SetSize(t, disk, image, size)
+		}
+	}
+	cutOff()
+	again := time.NewTicker(6 * time.Second) // the kernel leaves lines out of its log where others come too fast
+	defer again.Stop()
+	for limit := time.After(2 * time.Minute); v.watch.Past() == (health.Past{}); {
+		select {
+		case <-table.monitor.Remembers():
+		case <-again.C:
+			cutOff()
+		case <-limit:
+			t.Fatal("after two minutes it remembers nothing")
+		}
+	}
+	mounttest.Unmount(t, dir)
+	if again, err := table.Lookup(dir); err != nil || again != v {
+		t.Errorf("in sight again\nwant the volume of before\ngot  %v, error %v", again, err)
+	}
+	mounttest.Mount(t, "over", dir, "tmpfs", 0, "")
+	if _, err := table.Lookup(dir); err != nil {
+		t.Fatal(err)
+	}
+	mounttest.Unmount(t, dir)
+	mounttest.Unmount(t, dir)
+	_, _ = table.Lookup(dir) // which finds that it is gone
+	if n := table.monitor.Watched(); n != 0 {
+		t.Errorf("unmounted, watches that hear the log\nwant none\ngot  %d", n)
+	}
+}
+
+// A server that the path leads through does not answer in time: what was mounted there before
+// is owned all the same, by what mountinfo says.
+func TestVolumeBehindAServerThatHangsIsOwned(t *testing.T) {
+	folder, server := mounttest.ServeFolder(t)
+	mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "xfs")), folder, "xfs", 0, "")
+	top, err := mount.Topmost(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := server.HoldLookups()
+	defer release()
+	guard := time.AfterFunc(time.Minute, release) // what waits for the server comes back then
+	table := newTable()
+	past := health.Past{Unreadable: 3, LastRead: "x"}
+	if err := table.Own(folder, mount.Identify(top), past); err != nil {
+		t.Fatal(err)
+	}
+	if v := table.at(folder); v == nil || !v.Owned() || v.watch.Past() != past {
+		t.Errorf("want it owned, with what was remembered\ngot  %+v", v)
+	}
+	if !guard.Stop() {
+		t.Error("somebody waited for the server")
+	}
+	if err := table.Own(filepath.Join(folder, "none"), mount.Identity{}, health.Past{}); err == nil {
+		t.Error("what is no mount point is owned")
+	}
+	release()
+	if _, err := table.Stats(t.Context(), folder); err != nil {
+		t.Errorf("when it answers again: %v", err)
+	}
+	table.Forget(folder)
+}
