@@ -45,7 +45,7 @@ var fields = []struct {
 	}},
 	{"RemoveContainerRequest", []field{
 		{"container_id", honoured, "of one that there is not, nothing is held: that is success"},
-		{"timeout", honoured, "seconds that it may take, of the eight that there are at most"},
+		{"timeout", honoured, "seconds after which the call gives up; 0 means the caller's own deadline, or 8 s where it has none"},
 	}},
 	{"Device", []field{
 		{"id", honoured, "of type blk a PCI path, of type scsi an address: the device is waited for"},

@@ -20,8 +20,8 @@ import (
 // refuses, or the machine ends: nobody knows whether the guest was asked.
 //
 // A guest that does not end before ctx does is killed, whatever that costs, and so is one
-// that nobody can ask: the error says so, and what has been tried. It may take five seconds
-// longer than ctx then. A ctx without a deadline has one of five minutes.
+// that nobody can ask: the error says so, and what has been tried. It may take 15 seconds
+// longer than ctx then (killLimit). A ctx without a deadline has one of five minutes.
 //
 // Nobody may hear how the machine ended (ErrUnheard). An agent that has answered with OK has
 // unmounted everything before: then Stop has done what it was to.
