@@ -25,6 +25,7 @@ import (
 var ext4 = Type{
 	Name: "ext4", Geometry: ext4Geometry, Goal: func(_ Geometry, blocks, _ uint64) uint64 { return blocks }, CanGrow: ext4CanGrow, OnDisk: func(disk *os.File) (Geometry, error) { return ext4Geometry(Mounted{Disk: disk}) }, Grow: ext4Grow,
 	RecordedErrors: ext4RecordedErrors, EndOnDisk: ext4EndOnDisk, Options: ext4Options, BeforeMount: func() {}, Settle: func(context.Context, Mounted) error { return nil }, MountRefused: ext4MountRefused, UUID: ext4UUID,
+	Faults: Faults{Repair: "e2fsck -p", StopsReadOnly: true},
 }
 
 const (
@@ -233,17 +234,14 @@ func (s ext4Super) step(at, goal uint64) uint64 {
 
 // ext4RecordedErrors reads the superblock and not sysfs' errors_count: the
 // kernel refuses to grow for the state's flag alone, which has no other sign.
-func ext4RecordedErrors(disk *os.File) (uint64, string, error) {
+func ext4RecordedErrors(disk *os.File) (uint64, error) {
 	s, err := readExt4Super(disk)
 	if err != nil {
-		return 0, "", err
+		return 0, err
 	}
 	count := uint64(s.errorCount)
 	if s.errors {
 		count = max(count, 1)
 	}
-	if count == 0 {
-		return 0, "", nil
-	}
-	return count, "e2fsck -p", nil
+	return count, nil
 }

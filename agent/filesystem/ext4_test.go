@@ -65,9 +65,8 @@ func TestStateFlagAloneCountsAsARecordedError(t *testing.T) {
 	if out, err := exec.Command("debugfs", "-w", "-R", "ssv state 2", image).CombinedOutput(); err != nil {
 		t.Fatalf("debugfs: %v\n%s", err, out)
 	}
-	count, repair, err := ext4RecordedErrors(open(t, image))
-	if err != nil || count != 1 || !strings.Contains(repair, "e2fsck") {
-		t.Errorf("got %d, %q, %v", count, repair, err)
+	if count, err := ext4RecordedErrors(open(t, image)); err != nil || count != 1 {
+		t.Errorf("\nwant 1\ngot  %d, error %v", count, err)
 	}
 }
 

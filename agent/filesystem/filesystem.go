@@ -102,9 +102,26 @@ type Type struct {
 	MountRefused func(disk *os.File, err error) string
 
 	// RecordedErrors returns how many errors the superblock on a disk remembers
-	// from this mount or an earlier one, and the repair that makes it forget. Zero
-	// and "" where there are none, or the type keeps no record.
-	RecordedErrors func(disk *os.File) (count uint64, repair string, err error)
+	// from this mount or an earlier one: zero where the type keeps no record.
+	RecordedErrors func(disk *os.File) (count uint64, err error)
+
+	// Faults is how faults show, and what mends them.
+	Faults Faults
+}
+
+// Faults is how a type of filesystem shows that it has met a fault while it is mounted.
+type Faults struct {
+	// Repair is the command that mends it on the detached disk, and makes it forget
+	// RecordedErrors.
+	Repair string
+
+	// RootFails says that stat of its root, which is in memory, fails with EIO where it has
+	// shut down, and for no other reason.
+	RootFails bool
+
+	// StopsReadOnly says that after an error the kernel may make it read-only, and its mount
+	// not.
+	StopsReadOnly bool
 }
 
 // LeastBytes is less than any filesystem that is known here takes: a disk that is smaller was

@@ -44,7 +44,8 @@ import (
 var xfs = Type{
 	Name: "xfs", Geometry: xfsGeometry, OnDisk: xfsOnDisk, Goal: xfsGoal, CanGrow: xfsCanGrow, Grow: xfsGrow,
 	BeforeMount: xfsHurry, Settle: xfsSettle, Options: func(*os.File) string { return "" },
-	RecordedErrors: func(*os.File) (uint64, string, error) { return 0, "", nil },
+	RecordedErrors: func(*os.File) (uint64, error) { return 0, nil },
+	Faults:         Faults{Repair: "xfs_repair", RootFails: true},
 	EndOnDisk:      xfsEndOnDisk,
 	UUID:           xfsUUID,
 	MountRefused:   xfsMountRefused,

@@ -1,6 +1,11 @@
 package health
 
-import "strings"
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
 
 // Status is how bad a condition is, with the names and numbers of CSI 1.13's
 // volume health.
@@ -42,6 +47,23 @@ type Condition struct {
 // to have lost its device.)
 func (c Condition) untilRemount() bool {
 	return c.Reason == ReasonReadOnly || c.Reason == ReasonDeviceGone
+}
+
+// Unanswered returns the conditions of a volume whose statistics could not be measured for a
+// while: with IOSlow, unless one of them says already that its disk hangs or is slow. The
+// statistics that are answered instead are those of a time, or there are none (zero).
+func Unanswered(conditions []Condition, fstype, mountpoint string, waited time.Duration, of time.Time) []Condition {
+	if slices.ContainsFunc(conditions, func(c Condition) bool { return c.Reason == ReasonIOHung || c.Reason == ReasonIOSlow }) {
+		return conditions
+	}
+	message := fmt.Sprintf("%s at %s: statfs has not answered", fstype, mountpoint)
+	if waited > 0 {
+		message += fmt.Sprintf(" for %v", waited.Round(time.Millisecond))
+	}
+	if !of.IsZero() {
+		message += ": its statistics are those of " + of.UTC().Format(time.RFC3339)
+	}
+	return append(slices.Clone(conditions), Condition{Degraded, ReasonIOSlow, message + "; look at the path to its storage"})
 }
 
 func isInaccessible(c Condition) bool { return c.Status == Inaccessible }

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/filesystem"
 	"github.com/directvol/directvol/agent/mount"
 )
 
@@ -98,7 +99,11 @@ func TestEveryFailureOfAProbeIsAConditionToActOn(t *testing.T) {
 		unix.ENOSPC:    {"xfs", Degraded, ReasonOutOfSpace, "grow the volume"},
 	} {
 		target := Target{Mountpoint: "/v", Device: blockdev.Device{Path: "/dev/vda", Name: "vda"}, FSType: test.fstype}
-		got := judge(target, &fs.PathError{Op: "open", Path: "/v", Err: errno}).conditions
+		fstype, ok := filesystem.Lookup(test.fstype)
+		if !ok {
+			t.Fatal(test.fstype)
+		}
+		got := judge(target, fstype.Faults.Repair, &fs.PathError{Op: "open", Path: "/v", Err: errno}).conditions
 		if len(got) != 1 || got[0].Status != test.status || got[0].Reason != test.reason || !strings.Contains(got[0].Message, test.advice) || !strings.Contains(got[0].Message, "/dev/vda") {
 			t.Errorf("%v: got %+v", errno, got)
 		}
@@ -107,7 +112,7 @@ func TestEveryFailureOfAProbeIsAConditionToActOn(t *testing.T) {
 
 func TestWhatIsNotTheFilesystemsFaultIsNoCondition(t *testing.T) {
 	for _, errno := range []unix.Errno{unix.ENOMEM, unix.EMFILE, unix.EOPNOTSUPP, unix.EPERM, unix.ENOENT} {
-		got := judge(Target{FSType: "ext4"}, &fs.PathError{Op: "open", Path: "/v", Err: errno})
+		got := judge(Target{FSType: "ext4"}, "", &fs.PathError{Op: "open", Path: "/v", Err: errno})
 		if len(got.conditions) > 0 || got.failure == nil {
 			t.Errorf("%v: got %+v", errno, got)
 		}

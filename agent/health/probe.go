@@ -40,28 +40,28 @@ func examine(t Target, owned, stopped bool) finding {
 	if !ok {
 		return finding{} // what it does with a probe is not known here
 	}
-	readOnly, err := look(t)
+	readOnly, err := look(t, fstype.Faults)
 	end, small := tooSmall(t, fstype)
 	probed := err == nil && owned && !readOnly && small == nil
 	if probed {
-		if err = probe(t); errors.Is(err, unix.EIO) && isShutDown(t) {
+		if err = probe(t); errors.Is(err, unix.EIO) && isShutDown(t, fstype.Faults) {
 			err = fmt.Errorf("%w: %w", unix.ESHUTDOWN, err)
 		} else if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) { // such as after chattr +i
 			probed, err = false, nil
 		}
 	}
-	count, repair, errorsErr := recordedErrors(fstype, t.Device.Path) // behind the probe, which may have met one
-	if err == nil && !probed && t.FSType == "ext4" && (stopped || stoppedItself(t.Mountpoint, count)) {
+	count, errorsErr := recordedErrors(fstype, t.Device.Path) // behind the probe, which may have met one
+	if err == nil && !probed && fstype.Faults.StopsReadOnly && (stopped || stoppedItself(t.Mountpoint, count)) {
 		err = unix.EROFS
 	}
-	f := judge(t, err)
+	f := judge(t, fstype.Faults.Repair, err)
 	f.end = end
 	if f.failure == nil {
 		f.conditions = append(small, f.conditions...)
 	}
 	if errorsErr == nil && count > 0 {
 		f.conditions = append(f.conditions, Condition{Degraded, ReasonRecordedErrors, fmt.Sprintf(
-			"%s on %s: its superblock records errors (%d): unmount, run %s on the detached disk and mount it again", t.FSType, t.Device.Path, count, repair)})
+			"%s on %s: its superblock records errors (%d): unmount, run %s on the detached disk and mount it again", t.FSType, t.Device.Path, count, fstype.Faults.Repair)})
 	}
 	return f
 }
@@ -88,10 +88,10 @@ func tooSmall(t Target, fstype filesystem.Type) (end uint64, small []Condition) 
 		t.FSType, t.Device.Path, size, extent.Bytes())}}
 }
 
-func recordedErrors(fstype filesystem.Type, device string) (count uint64, repair string, err error) {
+func recordedErrors(fstype filesystem.Type, device string) (count uint64, err error) {
 	disk, err := os.Open(device)
 	if err != nil {
-		return 0, "", err
+		return 0, err
 	}
 	defer disk.Close()
 	return fstype.RecordedErrors(disk)
@@ -99,7 +99,7 @@ func recordedErrors(fstype filesystem.Type, device string) (count uint64, repair
 
 // look asks the filesystem for what it knows without a write, and without a file that is
 // open when somebody unmounts it.
-func look(t Target) (readOnly bool, err error) {
+func look(t Target, faults filesystem.Faults) (readOnly bool, err error) {
 	if !inSight(t) { // or a server that is mounted over a folder above may not answer
 		return false, errUnmounted
 	}
@@ -109,7 +109,7 @@ func look(t Target) (readOnly bool, err error) {
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(t.Mountpoint, &st); err != nil {
-		if errors.Is(err, unix.EIO) && t.FSType == "xfs" { // it answers so to nothing but a shutdown, of a root that it has in memory
+		if errors.Is(err, unix.EIO) && faults.RootFails {
 			err = unix.ESHUTDOWN
 		}
 		return false, &fs.PathError{Op: "stat", Path: t.Mountpoint, Err: err}
@@ -129,8 +129,8 @@ func inSight(t Target) bool {
 }
 
 // isShutDown tells whether what fails has shut down, and not one write of it.
-func isShutDown(t Target) bool {
-	_, err := look(t)
+func isShutDown(t Target, faults filesystem.Faults) bool {
+	_, err := look(t, faults)
 	return errors.Is(err, unix.ESHUTDOWN)
 }
 
@@ -180,8 +180,8 @@ func sameMount(file *os.File, t Target) error {
 }
 
 // judge turns a probe's error into a condition, where it is one: others, such as
-// a want of memory, are failures of the probe.
-func judge(t Target, err error) finding {
+// a want of memory, are failures of the probe. repair is the filesystem's, of a detached disk.
+func judge(t Target, repair string, err error) finding {
 	one := func(status Status, reason, format string, args ...any) finding {
 		return finding{conditions: []Condition{{status, reason, fmt.Sprintf("%s on %s: ", t.FSType, t.Device.Path) + fmt.Sprintf(format, args...)}}}
 	}
@@ -201,7 +201,7 @@ func judge(t Target, err error) finding {
 	case is(unix.ENOSPC, unix.EDQUOT):
 		return one(Degraded, ReasonOutOfSpace, "out of space or inodes (%v): delete files or grow the volume", cause(err))
 	case is(unix.EROFS):
-		return one(Inaccessible, ReasonReadOnly, "takes no writes any more (%v), the kernel stopped it after an error: mend the disk, unmount, run e2fsck -p on it and mount it again", cause(err))
+		return one(Inaccessible, ReasonReadOnly, "takes no writes any more (%v), the kernel stopped it after an error: mend the disk, unmount, run %s on it and mount it again", cause(err), repair)
 	case is(unix.ESHUTDOWN):
 		return one(Inaccessible, ReasonShutdown, "reads and writes fail (%v), it has shut itself down: mend the disk, unmount and mount it again", cause(err))
 	case is(unix.EIO, unix.ENXIO, unix.ENODEV, unix.EUCLEAN):

@@ -86,7 +86,7 @@ func (a *Agent) conditions(ctx context.Context, mounted []storage.Mount) (abnorm
 			stats, err := a.Volumes.Stats(ctx, m.MountPoint)
 			found[i] = stats.Conditions
 			if refusal.KindOf(err) == refusal.DeadlineExceeded { // it has not answered yet
-				found[i] = []health.Condition{{Status: health.Degraded, Reason: health.ReasonIOSlow}}
+				found[i] = health.Unanswered(nil, "filesystem", m.MountPoint, 0, time.Time{})
 			}
 		})
 	}

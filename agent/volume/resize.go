@@ -217,7 +217,7 @@ func (v *Volume) open() (*growth, error) {
 	if err != nil {
 		return nil, v.growError(err)
 	}
-	count, repair, err := fstype.RecordedErrors(g.Disk)
+	count, err := fstype.RecordedErrors(g.Disk)
 	if err == nil && count == 0 {
 		err = v.check(g.Dir)
 	}
@@ -231,7 +231,7 @@ func (v *Volume) open() (*growth, error) {
 	if err != nil {
 		return nil, v.growError(err)
 	}
-	return refuse("the superblock of %s records errors (%d): unmount, run %s on the detached disk and mount it again", v.Device.Path, count, repair)
+	return refuse("the superblock of %s records errors (%d): unmount, run %s on the detached disk and mount it again", v.Device.Path, count, fstype.Faults.Repair)
 }
 
 // refuseInaccessible refuses to grow what cannot be written to, and what may have lost its
@@ -286,6 +286,12 @@ func (v *Volume) check(dir *os.File) error {
 	return nil
 }
 
+// repair is the command that mends the volume's filesystem on a detached disk.
+func (v *Volume) repair() string {
+	fstype, _ := filesystem.Lookup(v.FSType)
+	return fstype.Faults.Repair
+}
+
 // growError gives what the kernel refuses while growing its kind.
 func (v *Volume) growError(err error) error {
 	refuse := func(kind refusal.Kind, why string) error {
@@ -303,7 +309,7 @@ func (v *Volume) growError(err error) error {
 	case errors.Is(err, unix.EUCLEAN):
 		return refuse(refusal.FailedPrecondition, "the metadata of "+v.FSType+" on "+v.Device.Path+" is damaged: unmount it and check the detached disk")
 	case errors.Is(err, unix.EPERM):
-		return refuse(refusal.FailedPrecondition, "the kernel allows it neither with recorded errors (run e2fsck -p on the detached disk) nor without CAP_SYS_RESOURCE")
+		return refuse(refusal.FailedPrecondition, "the kernel allows it neither with recorded errors (run "+v.repair()+" on the detached disk) nor without CAP_SYS_RESOURCE")
 	}
 	return err
 }

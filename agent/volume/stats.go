@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -237,12 +236,6 @@ func (v *Volume) remembered(waited time.Duration) (Stats, error) {
 	if v.watch != nil {
 		stats.Conditions, _ = v.watch.Latest()
 	}
-	if slices.ContainsFunc(stats.Conditions, func(c health.Condition) bool {
-		return c.Reason == health.ReasonIOHung || c.Reason == health.ReasonIOSlow
-	}) {
-		return stats, nil
-	}
-	stats.Conditions = append(slices.Clone(stats.Conditions), health.Condition{Status: health.Degraded, Reason: health.ReasonIOSlow, Message: fmt.Sprintf(
-		"%s at %s: statfs has not answered for %v: its statistics are those of %s; look at the path to its storage", v.FSType, v.Mountpoint, waited.Round(time.Millisecond), stats.at.UTC().Format(time.RFC3339))})
+	stats.Conditions = health.Unanswered(stats.Conditions, v.FSType, v.Mountpoint, waited, stats.at)
 	return stats, nil
 }

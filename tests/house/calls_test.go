@@ -53,6 +53,44 @@ func mountsByNumber(t *tree) (broken []string) {
 	return broken
 }
 
+// healthPackage is where conditions are made, from what is seen of a filesystem and its disk.
+const healthPackage = "agent/health"
+
+// conditionsAreMadeInHealth finds in the agent who makes a condition for himself, and what has package health know of
+// volumes and storages. An empty one is no condition.
+func conditionsAreMadeInHealth(t *tree) (broken []string) {
+	for _, file := range t.sources {
+		if file.room() != "agent" || file.test() {
+			continue
+		}
+		if file.dir() == healthPackage {
+			for _, above := range []string{"agent/volume", "agent/storage"} {
+				if _, ok := file.imports()[module+"/"+above]; ok {
+					broken = append(broken, file.path+": imports "+above+": "+healthPackage+" knows neither volume nor storage")
+				}
+			}
+			continue
+		}
+		name, imported := file.imports()[module+"/"+healthPackage]
+		ast.Inspect(file.File, func(node ast.Node) bool {
+			if literal, ok := node.(*ast.CompositeLit); ok && imported && len(literal.Elts) > 0 && ofConditions(literal.Type, name) {
+				broken = append(broken, t.at(node, "makes a condition: "+healthPackage+" does"))
+			}
+			return true
+		})
+	}
+	return broken
+}
+
+// ofConditions reports whether a literal's type is health.Condition, or a list of them.
+func ofConditions(of ast.Expr, health string) bool {
+	if list, ok := of.(*ast.ArrayType); ok {
+		of = list.Elt
+	}
+	selector, ok := of.(*ast.SelectorExpr)
+	return ok && selector.Sel.Name == "Condition" && isName(selector.X, health)
+}
+
 // skipsSayWhy finds SkipNow, and Skip without a word, in files that use package testing.
 func skipsSayWhy(t *tree) (broken []string) {
 	for _, file := range t.sources {

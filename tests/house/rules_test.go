@@ -20,6 +20,7 @@ var rules = map[string]rule{
 	"functions fit a screen":                shortFunctions,
 	"nothing is waited for by sleeping":     noSleep,
 	"one place knows mounts by number":      mountsByNumber,
+	"conditions are made in one place":      conditionsAreMadeInHealth,
 	"a skipped test says why":               skipsSayWhy,
 	"go.mod names Go's version and no more": goVersion,
 	"modules build on this tree":            modulesBuildOnThisTree,

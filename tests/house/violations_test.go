@@ -65,6 +65,12 @@ var violations = map[string][]struct {
 		{files: one("agent/x/x.go", "package x\nimport m \"github.com/moby/sys/mountinfo\"\nvar all = m.GetMounts"), want: "imports m"},
 		{files: one("agent/mount/x/x.go", "package x\nfunc f(st *stat) int { return st.Dev_major }"), want: "reads st_dev"},
 	},
+	"conditions are made in one place": {
+		{files: one("agent/x/x.go", "package x\nimport \""+module+"/agent/health\"\nvar c = health.Condition{Status: 1}"), want: "makes a condition"},
+		{files: one("agent/x/x.go", "package x\nimport \""+module+"/agent/health\"\nvar all = []health.Condition{{Status: 1}}"), want: "makes a condition"},
+		{files: one("agent/health/x.go", imports("agent/volume")), want: "imports agent/volume"},
+		{files: one("agent/health/x.go", imports("agent/storage")), want: "imports agent/storage"},
+	},
 	"a skipped test says why": {
 		{files: one("agent/x/x_test.go", "package x\nimport \"testing\"\nfunc TestX(t *testing.T) { t.Skip() }"), want: "x_test.go:3: skips without a word"},
 		{files: one("agent/x/x_test.go", "package x\nimport \"testing\"\nfunc TestX(t *testing.T) { t.Skip(\"\") }"), want: "without a word"},
