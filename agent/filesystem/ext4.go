@@ -188,8 +188,10 @@ func ext4Options(disk *os.File) string {
 	return "errors=remount-ro"
 }
 
-func ext4MountRefused(_ *os.File, err error) string {
+func ext4MountRefused(disk *os.File, err error) string {
 	switch {
+	case errors.Is(err, unix.EINVAL) && isSenselessExt4(disk):
+		return "its superblock makes no sense: detach it and run on the host: e2fsck DISK, which looks for a copy of it"
 	case errors.Is(err, unix.EUCLEAN):
 		// The kernel checks the group descriptors before it replays the journal.
 		return "if it was cut off while it grew, detach it and run on the host: directvol rescue DISK, or e2fsck -p DISK. Both replay the journal first"
@@ -199,6 +201,17 @@ func ext4MountRefused(_ *os.File, err error) string {
 		return "its metadata is damaged: detach it and run on the host: e2fsck -p DISK"
 	}
 	return ""
+}
+
+// isSenselessExt4 reports whether a disk has an ext4's magic number, and a superblock that no
+// ext4 has.
+func isSenselessExt4(disk *os.File) bool {
+	var b [ext4SuperSize]byte
+	if _, err := disk.ReadAt(b[:], ext4SuperOffset); err != nil || binary.LittleEndian.Uint16(b[0x38:]) != ext4Magic || isExt4Journal(append(make([]byte, ext4SuperOffset), b[:]...)) {
+		return false
+	}
+	_, err := parseExt4Super(b[:])
+	return err != nil
 }
 
 func ext4Grow(ctx context.Context, m Mounted, blocks uint64) error {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/guestinit"
+	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
@@ -143,8 +144,10 @@ func (g Guest) loadOne(name string, parameters []string) error {
 	if path == builtIn {
 		return refusal.New(refusal.FailedPrecondition, "it is a part of the kernel, which takes %q on its command line alone", parameters)
 	}
+	log := health.OpenKernelLog()
+	defer log.Close()
 	if err := g.load(path, strings.Join(parameters, " ")); err != nil {
-		return refusal.New(refusal.FailedPrecondition, "%w (the guest's kernel log says more)", err)
+		return refusal.New(refusal.FailedPrecondition, "%w: %s", err, log.Words(name))
 	}
 	g.ours.given[name] = slices.Clone(parameters)
 	return nil

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -111,6 +112,25 @@ func TestModulesAreLoadedOnceAndWithTheirParameters(t *testing.T) {
 	g.load = func(string, string) error { return errors.New("it is broken") }
 	if err := g.LoadModules([]*agentpb.KernelModule{{Name: "three"}}); refusal.KindOf(err) != refusal.FailedPrecondition {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A module's own lines in the kernel's log begin with its name. Here the kernel says something
+// of a tmpfs, which stands for a module of that name.
+func TestModuleThatIsRefusedSaysWhy(t *testing.T) {
+	g, _ := in(t, true, map[string]string{modulesDir(t) + "tmpfs.ko": ""})
+	dir := t.TempDir()
+	g.load = func(string, string) error { return unix.Mount("tmpfs", dir, "tmpfs", 0, "size=lots") }
+	err := g.LoadModules([]*agentpb.KernelModule{{Name: "tmpfs"}})
+	if errors.Is(err, unix.EPERM) {
+		t.Skipf("it asks the kernel for a mount: run it as root, with sudo go test -run '^%s$'", t.Name())
+	}
+	if refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), "the guest's kernel says: tmpfs: Bad value for 'size'") {
+		t.Errorf("want a FailedPrecondition in the kernel's words\ngot  %v", err)
+	}
+	g.load = func(string, string) error { return unix.EKEYREJECTED }
+	if err := g.LoadModules([]*agentpb.KernelModule{{Name: "tmpfs"}}); err == nil || !strings.Contains(err.Error(), "says nothing of it") {
+		t.Errorf("of which the kernel says nothing\nwant it said\ngot  %v", err)
 	}
 }
 

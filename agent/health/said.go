@@ -1,6 +1,7 @@
 package health
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"os"
@@ -37,15 +38,26 @@ func (l *KernelLog) Close() {
 	}
 }
 
-// Said quotes what the kernel has logged since about a block device, by its kernel's name: the last lines, or "".
-func (l *KernelLog) Said(device string) string {
+// Words are Said as an error quotes it, also where that is nothing.
+func (l *KernelLog) Words(about ...string) string {
+	for _, name := range about {
+		if said := l.Said(name); said != "" {
+			return "the guest's kernel says: " + said
+		}
+	}
+	return "the guest's kernel says nothing of it"
+}
+
+// Said quotes what the kernel has logged since about a block device, by its kernel's name, or a type of filesystem or a
+// module, whose lines begin with its name: the last lines, or "".
+func (l *KernelLog) Said(name string) string {
 	if l.file == nil {
 		return ""
 	}
 	var lines []string
 	_ = readKmsg(l.file, func(record []byte) {
 		message, kernels := messageOf(record)
-		if kernels && parseLine(message).device == device {
+		if kernels && (parseLine(message).device == name || bytes.HasPrefix(message, []byte(name+": "))) {
 			lines = append(lines, string(message[:min(len(message), saidBytes)]))
 		}
 	})

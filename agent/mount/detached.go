@@ -1,6 +1,7 @@
 package mount
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"strings"
@@ -22,6 +23,7 @@ var (
 // Detached mounts a source at no place, by the mount API of Linux 5.2 (fsopen,
 // fsconfig and fsmount in fs/fsopen.c and fs/namespace.c). Closing the file, which is the
 // caller's, unmounts it, unless Place has given it one. It takes as long as the disk wants.
+// Reason says more about its error.
 func Detached(source, fstype string, o Options) (*os.File, error) {
 	config, err := unix.Fsopen(fstype, unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -43,7 +45,7 @@ func Detached(source, fstype string, o Options) (*os.File, error) {
 		err = unix.FsconfigCreate(config)
 	}
 	if err != nil {
-		return nil, &fs.PathError{Op: "fsconfig", Path: source, Err: err}
+		return nil, &fs.PathError{Op: "fsconfig", Path: source, Err: withReason(config, err)}
 	}
 	attributes := 0
 	for flag, attribute := range mountFlags {
@@ -53,10 +55,49 @@ func Detached(source, fstype string, o Options) (*os.File, error) {
 	}
 	mount, err := unix.Fsmount(config, unix.FSMOUNT_CLOEXEC, attributes)
 	if err != nil {
-		return nil, &fs.PathError{Op: "fsmount", Path: source, Err: err}
+		return nil, &fs.PathError{Op: "fsmount", Path: source, Err: withReason(config, err)}
 	}
 	return os.NewFile(uintptr(mount), source), nil
 }
+
+// reasonBytes is more than a message of a filesystem has.
+const reasonBytes = 1024
+
+// reasonError is an error with what the kernel has said of it.
+type reasonError struct {
+	error
+	reason string
+}
+
+func (e *reasonError) Unwrap() error { return e.error }
+
+// Reason returns what the kernel said of an error of Detached, in one line: "" where it said
+// nothing.
+func Reason(err error) string {
+	if with, ok := errors.AsType[*reasonError](err); ok {
+		return with.reason
+	}
+	return ""
+}
+
+// withReason reads what a filesystem has said since fsopen(2): each read returns a message,
+// with "e ", "w " or "i " before it, and ENODATA at the end (fscontext_read in fs/fsopen.c).
+func withReason(config int, err error) error {
+	var said []string
+	buf := make([]byte, reasonBytes)
+	for range maxReasons {
+		n, readErr := unix.Read(config, buf)
+		if readErr != nil || n <= 0 {
+			break
+		}
+		_, text, _ := strings.Cut(strings.ToValidUTF8(string(buf[:n]), "?"), " ")
+		said = append(said, strings.TrimSpace(text))
+	}
+	return &reasonError{err, strings.Join(said, "; ")}
+}
+
+// maxReasons is as many messages as the kernel keeps (struct fc_log in include/linux/fs_context.h).
+const maxReasons = 8
 
 func setOption(config int, option string) error {
 	if key, value, ok := strings.Cut(option, "="); ok {

@@ -82,13 +82,7 @@ func (t *Table) remount(r request) error {
 	defer said.Close()
 	err = unix.Mount("", r.mountPoint, "", unix.MS_REMOUNT|r.options.FlagsAfter(top, r.taken), data)
 	if err != nil {
-		why := said.Said(r.fstype) // as the kernel begins a line about options
-		if why == "" {
-			why = "the guest's kernel says nothing of it: is the size smaller than what is in use?"
-		} else {
-			why = "the guest's kernel says: " + why
-		}
-		return refusal.New(mountKind(err), "remount %s with %q: %w: %s", r.mountPoint, data, err, why)
+		return refusal.New(mountKind(err), "remount %s with %q: %w: %s", r.mountPoint, data, err, said.Words(r.fstype))
 	}
 	t.log.WithField("mountpoint", r.mountPoint).WithField("options", data).Info("storage remounted")
 	return nil

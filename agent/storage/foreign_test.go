@@ -94,17 +94,19 @@ func TestDiskThatCannotBeMountedIsRefusedForWhatItHolds(t *testing.T) {
 		"xfs, cut off":         {"xfs", cut(200 << 20), nil, "xfs", broken, "ends at 335544320 bytes, and its disk has only 209715200"},
 		"ext4, unknown":        {"ext4", poke(1024+0x63, 0x40), plain, "ext4", broken, "kernel says: EXT4-fs ("},
 		"ext4, no inodes":      {"ext4", poke(1024+0x28, 0, 0, 0, 0), plain, "ext4", broken, "kernel says: EXT4-fs ("},
-		"ext4, its blocks":     {"ext4", poke(1024+0x18, 60), plain, "ext4", wrong, "an ext4 whose superblock makes no sense"},
+		"ext4, its blocks":     {"ext4", poke(1024+0x18, 60), plain, "ext4", broken, ": its superblock makes no sense: detach it and run on the host: e2fsck DISK"},
+		"xfs, no sense":        {"ext4", poke(1024+0x18, 60), plain, "xfs", wrong, "the disk holds an ext4 whose superblock makes no sense: is it formatted with xfs"},
 		"xfs, unknown":         {"xfs", db("features_incompat 0x80000003"), nil, "xfs", broken, "kernel says: XFS ("},
 		"xfs, to be repaired":  {"xfs", db("features_incompat 0x1b"), nil, "xfs", broken, "(needsrepair): detach it and run on the host: xfs_repair"},
 		"xfs, half made":       {"xfs", db("inprogress 1"), nil, "xfs", broken, "(inprogress): detach it and run on the host: xfs_repair"},
 		"xfs, its checksum":    {"xfs", poke(110, 0x55), nil, "xfs", broken, "the checksum does not fit: detach it and run on the host: xfs_repair"},
-		"an option, and sound": {"xfs", nil, nil, "xfs", wrong, "one that xfs has?"},
+		"an option, and sound": {"xfs", nil, nil, "xfs", wrong, "the guest's kernel says: xfs: Unknown parameter 'speed'"},
+		"another, of an ext4":  {"ext4", nil, nil, "ext4", wrong, "the guest's kernel says: ext4: Unknown parameter 'speed'"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			disk := mounttest.Attach(t, image(t, c.holds, c.change, c.options...))
 			var options []string
-			if c.says == "one that xfs has?" {
+			if strings.Contains(c.says, "'speed'") {
 				options = []string{"speed=high"}
 			}
 			err := hold(t, newTable(), onDisk(disk, c.as, mounttest.Dir(t), options...))

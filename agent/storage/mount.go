@@ -55,9 +55,9 @@ func mountOrigin(ctx context.Context, d *devices, r request, from origin) (did, 
 // request's fault: by its filesystem's rules, by what it holds, or by what the kernel has
 // said of it.
 func wayOut(r request, from origin, err error, log *health.KernelLog) (refusal.Kind, string) {
-	kind, kernel := mountKind(err), "the guest's kernel says nothing of it"
-	if said := log.Said(filepath.Base(from.path)); said != "" {
-		kernel = "the guest's kernel says: " + said
+	kind, kernel := mountKind(err), log.Words(filepath.Base(from.path), r.fstype)
+	if reason := mount.Reason(err); reason != "" {
+		kernel = "the guest's kernel says: " + reason
 	}
 	fstype, ok := filesystem.Lookup(r.fstype)
 	if !ok {
@@ -75,12 +75,14 @@ func wayOut(r request, from origin, err error, log *health.KernelLog) (refusal.K
 		return refusal.FailedPrecondition, short + ": give the disk its size and its content back"
 	}
 	if said := fstype.MountRefused(disk, err); said != "" {
-		return kind, said
+		return refusal.FailedPrecondition, said
 	}
 	if !errors.Is(err, unix.EINVAL) {
 		return kind, kernel
 	}
 	switch found := filesystem.Identify(disk); {
+	case found == r.fstype && mount.Reason(err) != "":
+		return kind, kernel
 	case found == r.fstype && r.options.Data != "":
 		return kind, fmt.Sprintf("is each of its options one that %s has? %s", r.fstype, kernel)
 	case found == r.fstype:
@@ -92,7 +94,7 @@ func wayOut(r request, from origin, err error, log *health.KernelLog) (refusal.K
 	if found == "" {
 		found = "nothing that is known here"
 	}
-	return kind, fmt.Sprintf("the disk holds %s, and none of %v: is it formatted, and not partitioned? %s", found, filesystem.Names(), kernel)
+	return kind, fmt.Sprintf("the disk holds %s: is it formatted with %s, and not partitioned? %s", found, r.fstype, kernel)
 }
 
 // tooShort says that a disk ends before the filesystem on it does, or before any could.
