@@ -59,6 +59,25 @@ func TestResolverIsWrittenAndGivenBack(t *testing.T) {
 	}
 }
 
+func TestResolverAndModulesHaveBounds(t *testing.T) {
+	g, _ := in(t, true, nil)
+	line := strings.Repeat("#", resolverBytes-1) // and its end
+	if _, err := g.SetResolver([]string{line}); err != nil {
+		t.Errorf("of %d bytes: %v", resolverBytes, err)
+	}
+	for _, lines := range [][]string{{line + "#"}, {line, ""}, {"a\nb"}, {"\x00"}, {"\xff"}} {
+		if _, err := g.SetResolver(lines); refusal.KindOf(err) != refusal.InvalidArgument {
+			t.Errorf("%.20q\nwant an InvalidArgument\ngot  %v", lines, err)
+		}
+	}
+	for length, want := range map[int]refusal.Kind{moduleBytes: refusal.NotFound, moduleBytes + 1: refusal.InvalidArgument} {
+		err := g.LoadModules([]*agentpb.KernelModule{{Name: strings.Repeat("m", length)}})
+		if refusal.KindOf(err) != want {
+			t.Errorf("a module's name of %d bytes\nwant kind %d\ngot  %v", length, want, err)
+		}
+	}
+}
+
 func TestResolverOfAnotherInitIsLeftAlone(t *testing.T) {
 	g, _ := in(t, false, nil)
 	if _, err := g.SetResolver([]string{"nameserver 192.0.2.2"}); refusal.KindOf(err) != refusal.Unimplemented {

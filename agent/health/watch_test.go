@@ -105,6 +105,34 @@ func TestVolumeThatIsWrittenToInBurstsIsExamined(t *testing.T) {
 	}
 }
 
+// However much the kernel's log says of a disk, its filesystem is examined once in a
+// settleInterval: each examination may be in the log itself.
+func TestExaminationsAreAnIntervalApart(t *testing.T) {
+	target := small(t)
+	file := filepath.Join(target.Mountpoint, "full")
+	synctest.Test(t, func(t *testing.T) {
+		log := logrus.New()
+		log.SetOutput(io.Discard)
+		w := NewMonitor(logrus.NewEntry(log)).Watch(target, Past{})
+		defer w.End()
+		w.Own()
+		synctest.Wait() // the first look is over
+		if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+			t.Fatalf("want it full\ngot  %v", err)
+		}
+		const tick = settleInterval / 10
+		for waited := tick; waited < settleInterval+2*tick; waited += tick {
+			w.poke()
+			time.Sleep(tick)
+			synctest.Wait()
+			now, _ := w.Latest()
+			if isBehind := waited > settleInterval; waited != settleInterval && isBehind != (len(now) == 1) {
+				t.Errorf("%v after the last examination\nwant another one: %v\ngot  %v", waited, isBehind, now)
+			}
+		}
+	})
+}
+
 // A pause that meets a watch between two looks keeps it from the next one, and does not
 // begin another watch behind it, but where that one was ended meanwhile.
 func TestWatchLooksOnlyBehindItsPause(t *testing.T) {

@@ -1,13 +1,17 @@
 package storage
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
 	"github.com/directvol/directvol/agent/refusal"
@@ -73,6 +77,49 @@ func TestSecondMountOfAStoragesDiskIsNamed(t *testing.T) {
 	}
 	if err := table.Release(t.Context(), "c1"); err != nil {
 		t.Error(err)
+	}
+}
+
+// The first few of a device's users are named, so that an error fits a line.
+func TestUsersOfADeviceAreNamedUpToABound(t *testing.T) {
+	disk, dir := mounttest.Attach(t, mounttest.Image(t, "xfs")), mounttest.Dir(t)
+	for i := range maxUsers + 2 {
+		mounttest.Mount(t, disk, filepath.Join(dir, fmt.Sprint(i)), "xfs", 0, "")
+	}
+	device, err := blockdev.ByPath(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said := users(device.Number); strings.Count(said, "mounted at ") != maxUsers {
+		t.Errorf("want %d named\ngot  %s", maxUsers, said)
+	}
+}
+
+// A disk that hangs tells nobody its UUID: the mount is known by its other marks.
+func TestUUIDOfADiskThatHangsIsDoneWithout(t *testing.T) {
+	disk := filepath.Join(t.TempDir(), "disk")
+	if err := unix.Mkfifo(disk, 0o600); err != nil { // its open waits for a writer
+		t.Fatal(err)
+	}
+	release := sync.OnceFunc(func() {
+		if writer, err := os.OpenFile(disk, os.O_RDWR, 0); err == nil {
+			writer.Close()
+		}
+	})
+	defer release()
+	guard := time.AfterFunc(time.Minute, release)
+	m := &mounted{request: request{fstype: "ext4"}, from: origin{path: disk}}
+	began := time.Now()
+	for range 2 {
+		if uuid := m.uuid(); uuid != "" {
+			t.Errorf("want none\ngot  %q", uuid)
+		}
+	}
+	if waited := time.Since(began); waited < 2*uuidLimit {
+		t.Errorf("waited\nwant %v twice\ngot  %v", uuidLimit, waited)
+	}
+	if !guard.Stop() {
+		t.Error("the mount waited for the disk")
 	}
 }
 

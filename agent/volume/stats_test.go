@@ -41,6 +41,29 @@ func TestCallersOwnDeadlineIsNoCondition(t *testing.T) {
 	})
 }
 
+// Who waits for statistics gets those of before, with a condition, when statfs has not answered
+// for measureLimit, and no answer where there are none of before.
+func TestStatisticsThatAreLateComeFromMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, last := range []*Stats{{Bytes: Usage{Total: 7}, at: time.Now()}, nil} {
+			v := &Volume{Mountpoint: "/volume", FSType: "ext4", last: last}
+			m, _ := v.begin() // a statfs that does not answer
+			began := time.Now()
+			stats, err := v.stats(t.Context())
+			if waited := time.Since(began); waited != measureLimit {
+				t.Errorf("waited\nwant %v\ngot  %v", measureLimit, waited)
+			}
+			switch {
+			case last == nil && refusal.KindOf(err) != refusal.DeadlineExceeded:
+				t.Errorf("never measured\nwant a DeadlineExceeded\ngot  %+v, error %v", stats, err)
+			case last != nil && (err != nil || stats.Bytes != last.Bytes || len(stats.Conditions) != 1 || stats.Conditions[0].Status != health.Degraded || stats.Conditions[0].Reason != health.ReasonIOSlow):
+				t.Errorf("measured before\nwant that, and %s\ngot  %+v, error %v", health.ReasonIOSlow, stats, err)
+			}
+			close(m.done)
+		}
+	})
+}
+
 // An ext4 answers statfs with an identity that is made from its UUID, which may be changed
 // while it is mounted (tune2fs -U).
 func TestVolumeWithANewUUIDIsTheSame(t *testing.T) {
