@@ -29,6 +29,8 @@ RESCUE_ROOTFS = $(ROOTFS) --suite $(RESCUE_SUITE) --kernel-out build/rescue-vmli
 
 # A module of its own, which ./... leaves out.
 BENCH := tools/bench
+# The folders of all modules here.
+MODULES = $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './build/*'))
 
 .PHONY: help demo bench test test-long build guest rescue lint generate clean deps-demo deps-bench deps-test deps-long
 
@@ -66,12 +68,13 @@ rescue: build ## make the same, as rescue-*, with the newer kernel of suite RESC
 	$(RESCUE_ROOTFS) --out build/rescue.cpio
 	$(RESCUE_ROOTFS) --out build/rescue-test.cpio --program /test-guest=build/test-guest
 
-lint: ## check with go vet, staticcheck and gofmt
-	go vet ./...
-	go tool staticcheck ./...
-	go -C $(BENCH) vet ./...
-	cd $(BENCH) && "$$(cd ../.. && go tool -n staticcheck)" ./...
+lint: ## check every module here with go vet, staticcheck, gofmt and, where its database can be had, govulncheck
+	@go build -o build/staticcheck honnef.co/go/tools/cmd/staticcheck
+	@for module in $(MODULES); do \
+		echo "lint $$module" && cd "$(CURDIR)/$$module" && go vet -tags long ./... && "$(CURDIR)/build/staticcheck" -tags long ./... || exit 1; \
+	done
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "run gofmt -w on:" $$unformatted; exit 1; }
+	@.ci/vulnerabilities $(MODULES)
 
 generate: ## write the Go code that is made from protocols/proto
 	go run ./protocols/internal/generate

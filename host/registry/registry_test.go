@@ -43,7 +43,7 @@ func claim(t *testing.T, s *Stores, path, owner string, readOnly bool) (*Store, 
 func refused(t *testing.T, s *Stores, path string, readOnly bool, by string) {
 	t.Helper()
 	store, err := claim(t, s, path, "the second", readOnly)
-	defer store.Close()
+	store.Close()
 	if inUse, ok := errors.AsType[*holders.InUseError](err); !ok || !strings.Contains(inUse.Error(), by) {
 		t.Errorf("%s, read-only %v:\nwant it in use: %s\ngot  %v", path, readOnly, by, err)
 	}
