@@ -6,9 +6,13 @@ export PATH := $(PATH):/usr/sbin:/sbin:/usr/local/go/bin
 export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export CGO_ENABLED := 0
 
-# Guest programs are small, and the same bytes wherever they are built.
+# The tag of this commit, or the commit, for --version. It is empty where git is missing.
+SOURCE := $(shell git describe --tags --exact-match --match 'v*' --dirty 2>/dev/null || git describe --always --dirty --exclude '*' 2>/dev/null)
+LINK := -X github.com/directvol/directvol/protocols/version.source=$(SOURCE)
+
+# Guest programs are small, and the same bytes wherever a commit is built.
 # Without huge pages in their heap (disablethp in Go's package runtime): each would take 2 MB where a few pages do.
-GUEST_BUILD := go build -v -trimpath -ldflags='-s -w -X runtime.godebugDefault=disablethp=1'
+GUEST_BUILD := go build -v -trimpath -ldflags='-s -w -X runtime.godebugDefault=disablethp=1 $(LINK)'
 
 # go build -v prints a line a package: a hundred that matter only where it fails.
 QUIET := .ci/quiet
@@ -32,15 +36,21 @@ BENCH := tools/bench
 # The folders of all modules here.
 MODULES = $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './build/*'))
 
-.PHONY: help demo bench test test-long build guest rescue lint generate clean deps-demo deps-bench deps-test deps-long
+.PHONY: help demo recording dist bench test test-long build guest rescue lint generate clean deps-demo deps-bench deps-test deps-long
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: deps-demo guest ## boot a VM and run the main job in it, told on the terminal and in build/demo.json
 	@rm -f build/demo.json
-	@$(QUIET) 'build the demo' go build -v -o build/demo ./tools/demo
 	build/demo
+
+recording: deps-demo guest ## record the demo as it runs, for README.md: docs/demo.cast and, four times as fast, docs/demo.svg
+	script --quiet --return --flush --log-out build/demo.out --log-timing build/demo.timing --command 'stty columns 104 rows 50 && build/demo'
+	go run ./tools/recording --typescript build/demo.out --timing build/demo.timing --columns 104 --title 'make demo' --cast docs/demo.cast --svg docs/demo.svg
+
+dist: build ## make what a release has, in build/dist: static programs, Debian packages and their checksums
+	@LINK='$(LINK)' SOURCE='$(SOURCE)' .ci/dist
 
 bench: deps-bench guest ## measure it beside its floors and, with KATA_AGENT=PATH, beside kata-agent: build/bench.md; with CHECK=1, fail with exit 3 of build/bench where a target is missed
 	@$(QUIET) 'build the bench' go -C $(BENCH) build -v -o ../../build/bench .
@@ -56,7 +66,7 @@ test-long: deps-long guest rescue ## run each fuzz target for FUZZTIME (5m), and
 	go test -tags long -p 1 -timeout 6h -count=1 -v ./tests/...
 
 build: ## build the programs
-	@$(QUIET) "build the host's programs" go build -v -o build/ ./host/cmd/directvol ./rootfs/cmd/directvol-rootfs ./tools/agent-ctl
+	@$(QUIET) "build the host's programs" go build -v -ldflags='$(LINK)' -o build/ ./host/cmd/directvol ./rootfs/cmd/directvol-rootfs ./tools/agent-ctl ./tools/demo
 	@$(QUIET) "build the guest's agent" $(GUEST_BUILD) -o build/ ./agent/cmd/directvol-agent
 	@$(QUIET) "build the tests' guest" $(GUEST_BUILD) -o build/test-guest ./tests/guest
 

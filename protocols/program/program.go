@@ -131,7 +131,7 @@ func NoArgs(_ *cobra.Command, args []string) error {
 
 // prepare sets what all programs have in common. tried becomes true when the command itself begins.
 func prepare(root *cobra.Command, tried *bool) {
-	root.Version = version.Number
+	root.Version = version.String()
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.SilenceErrors, root.SilenceUsage = true, true // Run prints the error
 	if root.HasSubCommands() {

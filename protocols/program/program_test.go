@@ -78,7 +78,7 @@ func TestWrongCommandLineIsUsageAndTriesNothing(t *testing.T) {
 }
 
 func TestVersionAndHelpAreAnswers(t *testing.T) {
-	want := result{OK, "example " + version.Number + "\n", ""}
+	want := result{OK, "example " + version.String() + "\n", ""}
 	if got := try(t.Context(), example(nil), "--version"); got != want {
 		t.Errorf("--version\nwant %+v\ngot  %+v", want, got)
 	}

@@ -30,7 +30,7 @@ type keptLog struct {
 // lines until it is known where they go.
 func newLog() (*logrus.Entry, *keptLog) {
 	log := logrus.StandardLogger()
-	j := journal.New(log, logrus.Fields{"name": "directvol-agent", "source": "agent", "pid": strconv.Itoa(os.Getpid()), "version": version.Number})
+	j := journal.New(log, logrus.Fields{"name": "directvol-agent", "source": "agent", "pid": strconv.Itoa(os.Getpid()), "version": version.String()})
 	// Else writing to a console that is gone would end the process. Ignored, the
 	// signal would be ignored by what a shell starts too.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)

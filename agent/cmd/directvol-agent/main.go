@@ -160,7 +160,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	storages := storage.NewTable(log, volumes, set.hotplug, state)
 	agent := &rpc.Agent{
 		Ready: loaded,
-		Log:   log, Version: version.Number, Init: asInit, ResizeWait: set.resizeWait, Volumes: volumes,
+		Log:   log, Version: version.String(), Init: asInit, ResizeWait: set.resizeWait, Volumes: volumes,
 		Sandbox: sandbox.New(log, storages), Storages: storages, Guest: guest.New(asInit),
 	}
 	listener, err := transport.Listen(set.listen, agent.Quick, &agent.Order, log)

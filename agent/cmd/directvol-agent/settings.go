@@ -132,7 +132,7 @@ func (s *settings) fromFlags(args []string) (told string, err error) {
 	case flags.NArg() > 0:
 		return "", fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	case *showVersion:
-		return "directvol-agent " + version.Number + "\n", nil
+		return "directvol-agent " + version.String() + "\n", nil
 	}
 	return "", nil
 }
