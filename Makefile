@@ -46,8 +46,8 @@ demo: deps-demo guest ## boot a VM and run the main job in it, told on the termi
 	build/demo
 
 recording: deps-demo guest ## record the demo as it runs, for README.md: docs/demo.cast and, four times as fast, docs/demo.svg
-	script --quiet --return --flush --log-out build/demo.out --log-timing build/demo.timing --command 'stty columns 104 rows 50 && build/demo'
-	go run ./tools/recording --typescript build/demo.out --timing build/demo.timing --columns 104 --title 'make demo' --cast docs/demo.cast --svg docs/demo.svg
+	script --quiet --return --flush --log-out build/demo.out --log-timing build/demo.timing --command 'stty columns 120 rows 50 && build/demo'
+	go run ./tools/recording --typescript build/demo.out --timing build/demo.timing --columns 120 --title 'make demo' --cast docs/demo.cast --svg docs/demo.svg
 
 dist: build ## make what a release has, in build/dist: static programs, Debian packages and their checksums
 	@LINK='$(LINK)' SOURCE='$(SOURCE)' .ci/dist

@@ -1,0 +1,91 @@
+// Command recording turns what script(1) has recorded of a program on a terminal into an asciicast and into an animated
+// SVG. `make recording` makes those of the demo.
+//
+// The typescript is the program's output, and the timing file of script's classic format has a line for each piece of
+// it: seconds since the piece before, and bytes. The asciicast has version 2 of
+// https://docs.asciinema.org/manual/asciicast/v2/.
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/directvol/directvol/protocols/program"
+)
+
+func main() { program.Main(newCommand()) }
+
+// frames is how many pictures a second the SVG has at most.
+const frames = 10
+
+// settings are the flags.
+type settings struct {
+	typescript, timing string
+	cast, svg          string
+	title              string
+	columns, rows      int
+	speed              float64
+}
+
+func newCommand() *cobra.Command {
+	var set settings
+	cmd := &cobra.Command{
+		Use:   "recording",
+		Short: "Make an asciicast and an animated SVG of what script(1) has recorded",
+		Example: `  script --quiet --command build/demo --log-out demo.out --log-timing demo.timing
+  recording --typescript demo.out --timing demo.timing --cast demo.cast --svg demo.svg`,
+		Args: program.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return run(set) },
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&set.typescript, "typescript", "", "`FILE` with the output, of script --log-out")
+	flags.StringVar(&set.timing, "timing", "", "`FILE` with its times, of script --log-timing")
+	flags.StringVar(&set.cast, "cast", "", "`FILE` for the asciicast")
+	flags.StringVar(&set.svg, "svg", "", "`FILE` for the SVG")
+	flags.StringVar(&set.title, "title", "", "`TEXT` above the terminal, and the asciicast's title")
+	flags.IntVar(&set.columns, "columns", 120, "the terminal's columns")
+	flags.IntVar(&set.rows, "rows", 28, "the rows that the SVG shows at a time")
+	flags.Float64Var(&set.speed, "speed", 4, "how many times as fast as it happened the SVG shows it")
+	for _, name := range []string{"typescript", "timing", "cast", "svg"} {
+		if err := cmd.MarkFlagRequired(name); err != nil {
+			panic(err)
+		}
+	}
+	return cmd
+}
+
+func run(set settings) error {
+	if set.columns < 1 || set.rows < 1 || set.speed <= 0 {
+		return program.Usagef("--columns, --rows and --speed have to be positive")
+	}
+	output, err := os.ReadFile(set.typescript)
+	if err != nil {
+		return err
+	}
+	times, err := os.ReadFile(set.timing)
+	if err != nil {
+		return err
+	}
+	pieces, err := cut(output, string(times))
+	if err != nil {
+		return fmt.Errorf("%s and %s: %w", set.typescript, set.timing, err)
+	}
+	var cast, svg bytes.Buffer
+	if err := writeCast(&cast, set, pieces); err != nil {
+		return err
+	}
+	lines, err := play(pieces, set.columns, set.speed/frames)
+	if err != nil {
+		return fmt.Errorf("%s: %w", set.typescript, err)
+	}
+	if err := writeSVG(&svg, set, lines, end(pieces)); err != nil {
+		return err
+	}
+	if err := os.WriteFile(set.cast, cast.Bytes(), 0o644); err != nil {
+		return err
+	}
+	return os.WriteFile(set.svg, svg.Bytes(), 0o644)
+}

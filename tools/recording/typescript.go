@@ -1,0 +1,80 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+)
+
+// piece is some output that came at once.
+type piece struct {
+	at   float64 // seconds since the recording's begin
+	text string
+}
+
+// end is when the last piece came.
+func end(pieces []piece) float64 {
+	if len(pieces) == 0 {
+		return 0
+	}
+	return pieces[len(pieces)-1].at
+}
+
+// cut cuts a typescript at its times. script puts a line of its own at each end, which no time counts; a character that
+// two pieces share belongs to the later one.
+func cut(output []byte, times string) ([]piece, error) {
+	if bytes.HasPrefix(output, []byte("Script started on ")) {
+		_, output, _ = bytes.Cut(output, []byte("\n"))
+	}
+	var pieces []piece
+	at, held := 0.0, ""
+	for line := range strings.Lines(times) {
+		var delay float64
+		var size int
+		if _, err := fmt.Sscanf(line, "%g %d\n", &delay, &size); err != nil {
+			return nil, fmt.Errorf("a time is no `SECONDS BYTES`: %q", line)
+		}
+		if size < 0 || size > len(output) || !(delay >= 0) {
+			return nil, fmt.Errorf("%q does not fit the %d bytes that are left", line, len(output))
+		}
+		at += delay
+		text := held + string(output[:size])
+		output = output[size:]
+		whole := wholeCharacters(text)
+		held = text[whole:]
+		pieces = append(pieces, piece{at, text[:whole]})
+	}
+	return pieces, nil
+}
+
+// wholeCharacters is how many bytes of text are left without a character that is cut at its end.
+func wholeCharacters(text string) int {
+	for back := 1; back <= min(utf8.UTFMax, len(text)); back++ {
+		if rest := text[len(text)-back:]; utf8.RuneStart(rest[0]) {
+			if !utf8.FullRuneInString(rest) {
+				return len(text) - back
+			}
+			break
+		}
+	}
+	return len(text)
+}
+
+// writeCast writes the pieces as an asciicast.
+func writeCast(w io.Writer, set settings, pieces []piece) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	header := map[string]any{"version": 2, "width": set.columns, "height": set.rows, "title": set.title}
+	if err := encoder.Encode(header); err != nil {
+		return err
+	}
+	for _, p := range pieces {
+		if err := encoder.Encode([]any{p.at, "o", p.text}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
