@@ -129,3 +129,34 @@ func linksLead(t *tree) (broken []string) {
 	}
 	return broken
 }
+
+// example is the file with the program of README.md, which the tests of its package compile.
+const example = "host/sandbox/example_program_test.go"
+
+// readmeProgram wants one program in README.md, and that it is the example's.
+func readmeProgram(t *tree) (broken []string) {
+	page, err := fs.ReadFile(t, "README.md")
+	if err != nil {
+		return []string{err.Error()}
+	}
+	code, err := fs.ReadFile(t, example)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	want := strings.NewReplacer("package sandbox_test", "package main", "func Example()", "func main()").Replace(string(code))
+	blocks := strings.Split(string(page), "```go\n")
+	if len(blocks) != 2 {
+		return []string{fmt.Sprintf("README.md: %d programs between ```go and ```, and one is wanted: that of %s", len(blocks)-1, example)}
+	}
+	got, _, _ := strings.Cut(blocks[1], "```")
+	wanted, has := strings.Split(want, "\n"), strings.Split(got, "\n")
+	for i, line := range has {
+		if i >= len(wanted) || line != wanted[i] {
+			return []string{fmt.Sprintf("README.md: line %d of its program is not that of %s: %s", i+1, example, line)}
+		}
+	}
+	if len(has) < len(wanted) {
+		return []string{fmt.Sprintf("README.md: its program ends before line %d of %s", len(has)+1, example)}
+	}
+	return nil
+}

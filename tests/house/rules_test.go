@@ -26,6 +26,7 @@ var rules = map[string]rule{
 	"modules build on this tree":            modulesBuildOnThisTree,
 	"every dependency is explained":         dependenciesExplained,
 	"links lead somewhere":                  linksLead,
+	"README's program is the Example":       readmeProgram,
 	"each promise is held by something":     promisesAreHeld,
 	"the specification is the code's":       specified,
 }

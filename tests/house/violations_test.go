@@ -92,6 +92,11 @@ var violations = map[string][]struct {
 		{files: map[string]string{"go.mod": "require example.org/a v1.0.0\n", "CONTRIBUTING.md": "| `example.org/ab` | x |\n"}, want: "`example.org/a`"},
 		{files: map[string]string{"go.mod": "", "tools/x/go.mod": "require example.org/a v1.0.0\n", "CONTRIBUTING.md": ""}, want: "tools/x/go.mod: no row of CONTRIBUTING.md says what `example.org/a`"},
 	},
+	"README's program is the Example": {
+		{files: map[string]string{"README.md": "```go\npackage main\n\nfunc main() { f() }\n```\n", example: "package sandbox_test\n\nfunc Example() { g() }\n"}, want: "line 3 of its program"},
+		{files: map[string]string{"README.md": "```go\npackage main\n```\n", example: "package sandbox_test\n\nfunc Example() {}\n"}, want: "ends before line 3"},
+		{files: map[string]string{"README.md": "none", example: "package sandbox_test\n"}, want: "0 programs"},
+	},
 	"links lead somewhere": {
 		{files: one("docs/x.md", "see [y](y.md)"), want: "docs/x.md: a link leads to y.md"},
 		{files: one("x.md", "![drawing](docs/x.svg#part)"), want: "x.md: a link leads to docs/x.svg"},
@@ -143,6 +148,9 @@ var clean = map[string]string{
 	"rootfs/testdata/lib/x.c": "",
 	".ci/run":                 "",
 	"tools/y/go.mod":          "module y\n\ngo 1.26\n\nrequire (\n\texample.org/a v1.0.0\n\t" + module + " v0.0.0\n)\n\nreplace " + module + " => ../..\n",
+	"README.md":               "```go\npackage main\n\nfunc main() {}\n```\n",
+	example:                   "package sandbox_test\n\nfunc Example() {}\n",
+	"host/sandbox/sandbox.go": "// Package sandbox is.\npackage sandbox",
 	"go.mod":                  "module m\n\ngo 1.26.3\n\nrequire example.org/a v1.0.0\n\nrequire (\n\texample.org/b v1.0.0 // indirect\n)\n",
 	"CONTRIBUTING.md":         "| `example.org/a` | is why, and [where](docs/x.md#why) |\n",
 	"docs/x.md":               "[up](../CONTRIBUTING.md), [away](https://example.org/none.md), `TestX`, `TestX/it is Sunday: run it tomorrow`",
