@@ -67,19 +67,19 @@ func Build(ctx context.Context, img Image) (Result, error) {
 			return Result{}, fmt.Errorf("build image: %w", err)
 		}
 	}
-	k, err := kernel.Open(ctx, img.Kernel)
-	if err != nil {
-		return Result{}, err
-	}
 	a := newArchive()
-	result := Result{Kernel: k.Version, Image: img.Out, KernelImage: img.KernelOut}
-	if result.Modules, err = addModules(a, k, append(modulelist.Names(), img.Modules...)); err != nil {
-		return Result{}, err
-	}
 	if err := addPrograms(a, img.Programs); err != nil {
 		return Result{}, err
 	}
 	if err := a.checkInit(); err != nil {
+		return Result{}, err
+	}
+	k, err := kernel.Open(ctx, img.Kernel)
+	if err != nil {
+		return Result{}, err
+	}
+	result := Result{Kernel: k.Version, Image: img.Out, KernelImage: img.KernelOut}
+	if result.Modules, err = addModules(a, k, append(modulelist.Names(), img.Modules...)); err != nil {
 		return Result{}, err
 	}
 	vmlinuz, err := os.Open(k.Image)

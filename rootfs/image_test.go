@@ -172,7 +172,7 @@ func TestRefusedBuildLeavesFilesAlone(t *testing.T) {
 		{"relative path", func(i *Image) { i.Programs = append(i.Programs, Program{"bin/x", dynamic}) }, `"bin/x": want an absolute path`},
 		{"path with ..", func(i *Image) { i.Programs = append(i.Programs, Program{"/bin/../x", dynamic}) }, "want an absolute path"},
 		{"path twice", func(i *Image) { i.Programs = append(i.Programs, i.Programs[0]) }, "/init is named twice"},
-		{"path is a folder", func(i *Image) { i.Programs = append(i.Programs, Program{"/lib/modules", dynamic}) }, "is a folder"},
+		{"path is a folder", func(i *Image) { i.Programs = append(i.Programs, Program{"/lib/modules", dynamic}) }, "lies below /lib/modules, which is a file"},
 		{"path below a file", func(i *Image) { i.Programs = append(i.Programs, Program{"/init/x/y", dynamic}) }, "lies below /init"},
 		{"unknown module", func(i *Image) { i.Modules = []string{"nosuch"} }, `no module "nosuch"`},
 	} {
@@ -184,6 +184,16 @@ func TestRefusedBuildLeavesFilesAlone(t *testing.T) {
 			t.Errorf("%s:\n got error %v\nwant one with %q", test.name, err, test.want)
 		}
 		checkOnly(t, img.Out, "an older image")
+	}
+}
+
+// Whoever forgets --program has not to wait for a kernel first.
+func TestProgramsAreCheckedBeforeAKernelIsLookedFor(t *testing.T) {
+	img := testImage(t)
+	img.Kernel = kernel.Source{Dir: filepath.Join(t.TempDir(), "gone")}
+	img.Programs = nil
+	if _, err := Build(t.Context(), img); err == nil || !strings.Contains(err.Error(), "no program is /init") {
+		t.Errorf("no program, and no kernel\nwant what is said of /init\ngot  %v", err)
 	}
 }
 

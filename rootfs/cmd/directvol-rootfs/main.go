@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -71,6 +72,9 @@ func parsePrograms(texts []string) (programs []rootfs.Program, err error) {
 			return nil, fmt.Errorf("--program %q: want GUESTPATH=FILE", text)
 		}
 		programs = append(programs, rootfs.Program{Guest: guest, Host: host})
+	}
+	if len(programs) == 0 {
+		return nil, errors.New("no --program: name at least the agent (--program /init=FILE)")
 	}
 	return programs, nil
 }

@@ -40,6 +40,7 @@ func TestHelpShowsAnExampleAndEveryFlag(t *testing.T) {
 func TestWrongCommandLineIsOneLineAndExit2(t *testing.T) {
 	for _, args := range [][]string{
 		{"--no-such-flag"},
+		{},
 		{"--program", "/init"},
 		{"--program", "=x"},
 		{"stray"},
@@ -81,10 +82,12 @@ func TestAnswerIsForPeopleOrPrograms(t *testing.T) {
 // A path that is misspelt becomes no folder, and nothing is downloaded for it.
 func TestMissingFolderIsRefusedAndNotMade(t *testing.T) {
 	t.Setenv("PATH", "")
+	init := filepath.Join(t.TempDir(), "init")
+	kerneltest.WriteFile(t, init, kerneltest.Module())
 	dir := t.TempDir()
 	for _, flag := range []string{"--out", "--kernel-out"} {
 		missing := filepath.Join(dir, "nope")
-		got := run(t, "--cache", filepath.Join(dir, "cache"), "--out", filepath.Join(dir, "i"), "--kernel-out", filepath.Join(dir, "k"), flag, filepath.Join(missing, "x"))
+		got := run(t, "--program", "/init="+init, "--cache", filepath.Join(dir, "cache"), "--out", filepath.Join(dir, "i"), "--kernel-out", filepath.Join(dir, "k"), flag, filepath.Join(missing, "x"))
 		if got.exit != program.Failed || !strings.Contains(got.errors, missing+"/x: its folder is missing") {
 			t.Errorf("%s\nwant exit 1, and the file whose folder is missing\ngot  %+v", flag, got)
 		}
