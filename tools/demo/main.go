@@ -74,7 +74,7 @@ func run(ctx context.Context, stdout io.Writer, out string, verbose bool) error 
 	began := time.Now()
 	report := &Report{Error: "it did not finish", Steps: []Step{}, Volumes: []*VolumeReport{}}
 	if err := report.write(out); err != nil { // an earlier run's must not be taken for this one's
-		return err
+		return fmt.Errorf("write the facts: %w; start it at the top of the checkout, as make demo does, or name another --json FILE", err)
 	}
 	err := job(watched, s, report, verbose)
 	switch {

@@ -47,8 +47,8 @@ func TestSmallFolderIsRefusedBeforeTheBoot(t *testing.T) {
 
 func TestFactsGoToAFolderThatIsThere(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "nope")
-	if got := demo(t, "--json", filepath.Join(missing, "x")); got.exit != program.Failed || got.out != "" {
-		t.Errorf("want exit 1, and nothing begun\ngot  %+v", got)
+	if got := demo(t, "--json", filepath.Join(missing, "x")); got.exit != program.Failed || got.out != "" || !strings.Contains(got.errors, "top of the checkout") {
+		t.Errorf("want exit 1, nothing begun, and where it starts from\ngot  %+v", got)
 	}
 	if _, err := os.Stat(missing); err == nil {
 		t.Error("the folder was made")
