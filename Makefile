@@ -53,7 +53,7 @@ dist: build ## make what a release has, in build/dist: static programs, Debian p
 	@LINK='$(LINK)' SOURCE='$(SOURCE)' .ci/dist
 
 bench: deps-bench guest ## measure it beside its floors and, with KATA_AGENT=PATH, beside kata-agent: build/bench.md; with CHECK=1, fail with exit 3 of build/bench where a target is missed
-	@$(QUIET) 'build the bench' go -C $(BENCH) build -v -o ../../build/bench .
+	@$(QUIET) 'build the bench' go -C $(BENCH) build -v -ldflags='$(LINK)' -o ../../build/bench .
 	build/bench $(if $(CHECK),--check)
 
 test: deps-test guest rescue ## run every test but the long ones; those below tests/ may boot VMs, two at a time
