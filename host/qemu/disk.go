@@ -172,7 +172,7 @@ func (vm *VM) takeUp(ctx context.Context, want Disk) (*disk, error) {
 			err = fmt.Errorf("disk %s: undo an attach that was cut off: %w", d.ID, err)
 		}
 	default:
-		if err = vm.disks.stillNamed(d); err == nil {
+		if err = vm.disks.stillNamed(ctx, d); err == nil {
 			return d, nil
 		}
 	}

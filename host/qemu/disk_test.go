@@ -338,7 +338,7 @@ func TestReplaceFileNodeKeepsTheOtherOptions(t *testing.T) {
 
 func TestBootDisksStay(t *testing.T) {
 	vm, _ := fakeVM(t)
-	if err := vm.disks.addBoot(0, Disk{ID: "root", Path: image(t, mib)}); err != nil {
+	if err := vm.disks.addBoot(limited(t), 0, Disk{ID: "root", Path: image(t, mib)}); err != nil {
 		t.Fatal(err)
 	}
 	if a, _ := vm.Disk("root"); a.PCIPath != "11" {

@@ -32,7 +32,9 @@ type disk struct {
 	// busy holds a token while one call changes the disk; what follows belongs to that call.
 	busy   chan struct{}
 	trials trial.Trials // of its store, which has no other ones
-	half   bool         // an attach of it was cut off, or could not be undone
+	// stuck is a look at the store that its caller gave up, closed when it has ended: the disk stays locked until then.
+	stuck <-chan struct{}
+	half  bool // an attach of it was cut off, or could not be undone
 	// bytes is its size as QEMU has it: its store's when that was claimed, and since the last growth.
 	bytes uint64
 
@@ -86,7 +88,47 @@ func (d *disk) isBack() {
 	}
 }
 
-func (d *disk) unlock() { <-d.busy }
+func (d *disk) unlock() {
+	stuck := d.stuck
+	if d.stuck = nil; stuck == nil {
+		<-d.busy
+		return
+	}
+	go func() {
+		<-stuck
+		<-d.busy
+	}()
+}
+
+// within has look look at the store, which may take for ever, for no longer than ctx. However often that is tried, one thread waits
+// for a store: until look has ended the disk stays locked.
+func (d *disk) within(ctx context.Context, look func() error) error {
+	answer, ended := make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(ended)
+		answer <- look()
+	}()
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+		d.stuck = ended
+		return fmt.Errorf("its store %s has not answered: %w", d.Path, ctx.Err())
+	}
+}
+
+// storeBytes returns the store's size.
+func (d *disk) storeBytes(ctx context.Context) (uint64, error) {
+	var found uint64
+	err := d.within(ctx, func() (err error) {
+		found, err = d.store.Bytes()
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return found, nil
+}
 
 // device returns the name of the disk's device.
 func (d *disk) device() string { return fmt.Sprintf("disk-%s-%d", d.ID, d.number) }
@@ -118,18 +160,23 @@ func (t *diskTable) reserve(want Disk) (*disk, error) {
 	return t.add(want, func(taken map[slot]bool) (slot, error) { return freeSlot(t.bridges, taken, t.freed) })
 }
 
-// reserveIn is reserve for no longer than ctx: opening a store may take for ever, and so may the look for who else has it. Until that
-// ends the disk keeps its place, locked.
+// reserveIn is reserve for no longer than ctx.
 func (t *diskTable) reserveIn(ctx context.Context, want Disk) (*disk, error) {
+	return t.in(ctx, want, func() (*disk, error) { return t.reserve(want) })
+}
+
+// in has add add a disk, for no longer than ctx: opening a store may take for ever, and so may the look for who else has it. Until that
+// ends the disk keeps its place, locked.
+func (t *diskTable) in(ctx context.Context, want Disk, add func() (*disk, error)) (*disk, error) {
 	type answer struct {
 		*disk
 		error
 	}
-	reserved := make(chan answer)
+	added := make(chan answer)
 	go func() {
-		d, err := t.reserve(want)
+		d, err := add()
 		select {
-		case reserved <- answer{d, err}:
+		case added <- answer{d, err}:
 		case <-ctx.Done():
 			if err == nil {
 				t.undo(d)
@@ -137,7 +184,7 @@ func (t *diskTable) reserveIn(ctx context.Context, want Disk) (*disk, error) {
 		}
 	}()
 	select {
-	case a := <-reserved:
+	case a := <-added:
 		return a.disk, a.error
 	case <-ctx.Done():
 		return nil, fmt.Errorf("disk %s: its store %s has not opened, its disk may not answer: %w", want.ID, want.Path, ctx.Err())
@@ -152,8 +199,10 @@ func (t *diskTable) undo(d *disk) {
 }
 
 // addBoot takes the place of a boot disk, by its number.
-func (t *diskTable) addBoot(number int, want Disk) error {
-	d, err := t.add(want, func(map[slot]bool) (slot, error) { return slot{0, firstBootSlot + number}, nil })
+func (t *diskTable) addBoot(ctx context.Context, number int, want Disk) error {
+	d, err := t.in(ctx, want, func() (*disk, error) {
+		return t.add(want, func(map[slot]bool) (slot, error) { return slot{0, firstBootSlot + number}, nil })
+	})
 	if err != nil {
 		return fmt.Errorf("boot %w", err)
 	}
@@ -249,8 +298,12 @@ func (t *diskTable) owns(d *disk) error {
 	return t.ended
 }
 
-// stillNamed makes sure that a disk's path leads to its store.
-func (t *diskTable) stillNamed(d *disk) error {
+// stillNamed makes sure that a disk's path leads to its store. The disk is locked.
+func (t *diskTable) stillNamed(ctx context.Context, d *disk) error {
+	return d.within(ctx, func() error { return t.isNamed(d) })
+}
+
+func (t *diskTable) isNamed(d *disk) error {
 	now, err := t.stores.Find(d.Path)
 	if err != nil {
 		return fmt.Errorf("disk %s: %w", d.ID, err)

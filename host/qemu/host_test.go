@@ -130,7 +130,7 @@ func TestCommandLine(t *testing.T) {
 		accelerator: Accelerator{Name: "tcg"}, disks: newDiskTable(1, testStores(t), "the test"),
 	}
 	root := image(t, mib)
-	if err := vm.disks.addBoot(0, Disk{ID: "root", Path: root, ReadOnly: true}); err != nil {
+	if err := vm.disks.addBoot(limited(t), 0, Disk{ID: "root", Path: root, ReadOnly: true}); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{

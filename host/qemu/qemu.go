@@ -167,7 +167,7 @@ func (vm *VM) start(ctx context.Context) error {
 		vm.confined = true
 	}
 	for i, d := range vm.cfg.BootDisks {
-		if err := vm.disks.addBoot(i, d); err != nil {
+		if err := vm.disks.addBoot(ctx, i, d); err != nil {
 			return err
 		}
 	}

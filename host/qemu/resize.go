@@ -43,7 +43,7 @@ func (vm *VM) resize(ctx context.Context, d *disk, bytes uint64) error {
 		return errors.New("it is read-only")
 	}
 	// Somebody else may have grown a file, which QEMU then has not seen: block_resize would cut it.
-	real, err := d.store.Bytes()
+	real, err := d.storeBytes(ctx)
 	if err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (vm *VM) resize(ctx context.Context, d *disk, bytes uint64) error {
 		return err
 	}
 	// QEMU and this process have one open file (add-fd), and QEMU takes its size when it resizes.
-	if real, err = d.store.Bytes(); err != nil {
+	if real, err = d.storeBytes(ctx); err != nil {
 		return err
 	}
 	if real != bytes { // whatever grew it: QEMU need not know, and is asked again

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -38,14 +39,10 @@ func TestRealQEMUGrowsADiskBesideAStoreThatHangs(t *testing.T) {
 		_, err := vm.AttachDisk(limited(t), Disk{ID: id, Path: path})
 		must(t, err)
 	}
-	store, err := os.OpenFile(hung, os.O_WRONLY, 0)
-	must(t, err)
-	_, err = store.Write(make([]byte, 512)) // the kernel knows its size and times no more
-	must(t, err)
-	must(t, store.Close())
+	forget(t, hung)
 	stop()
 	must(t, vm.ResizeDisk(limited(t), "other", 2*mib))
-	_, err = vm.AttachDisk(limited(t), Disk{ID: "third", Path: image(t, mib)})
+	_, err := vm.AttachDisk(limited(t), Disk{ID: "third", Path: image(t, mib)})
 	must(t, err)
 }
 
@@ -67,5 +64,51 @@ func TestStartEndsInTimeBesideAStoreThatHangs(t *testing.T) {
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the VM's directory is left: %v", err)
+	}
+}
+
+// forget has the kernel know a store's size and times no more.
+func forget(t *testing.T, path string) {
+	t.Helper()
+	store, err := os.OpenFile(path, os.O_WRONLY, 0)
+	must(t, err)
+	_, err = store.Write(make([]byte, 512))
+	must(t, err)
+	must(t, store.Close())
+}
+
+// A look at a store takes a thread that no signal ends: growths give it up in time, and one of them at most has such a thread.
+func TestGrowthOfADiskWhoseStoreHangsEndsInTime(t *testing.T) {
+	hung, stop, answer := trialtest.Serve(t)
+	vm, _ := fakeVM(t)
+	_, err := vm.AttachDisk(limited(t), Disk{ID: "hung", Path: hung})
+	must(t, err)
+	grow := func(ctx context.Context) error { return vm.ResizeDisk(ctx, "hung", 2*mib) }
+	forget(t, hung)
+	stop()
+	said := []string{"has not answered", "another call works on it", "another call works on it"}
+	for _, want := range said {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		if err := grow(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), want) {
+			t.Errorf("want %q, %v\ngot  %v", want, context.DeadlineExceeded, err)
+		}
+		cancel()
+	}
+	answer()
+	if err := grow(limited(t)); err != nil {
+		t.Errorf("when it answers: %v", err)
+	}
+}
+
+func TestStartEndsInTimeWithABootDiskThatHangs(t *testing.T) {
+	hung, stop, answer := trialtest.Serve(t)
+	disks := newDiskTable(1, testStores(t), "the test")
+	forget(t, hung)
+	stop()
+	defer answer()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := disks.addBoot(ctx, 0, Disk{ID: "boot", Path: hung}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("want %v\ngot  %v", context.DeadlineExceeded, err)
 	}
 }
