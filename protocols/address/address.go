@@ -24,8 +24,9 @@ const (
 	Unix   Scheme = "unix"
 )
 
-// MaxPath is the longest name of a unix socket, in bytes: sun_path of unix(7) without its terminating zero.
-const MaxPath = 107
+// MaxPath is the longest name of a unix socket, in bytes: sun_path of unix(7) has 108 with its terminating zero, and four are for the name under
+// which ListenUnix makes a socket first. So each address can be listened on.
+const MaxPath = 103
 
 // Address is one place to dial. Addresses compare with ==. An Address that Parse did not return is checked when it is dialled.
 type Address struct {
@@ -96,13 +97,18 @@ func (a Address) check() error {
 		switch {
 		case !strings.HasPrefix(a.Path, "/") && !abstract:
 			return errors.New("the socket's path must be absolute")
-		case len(a.Path) > MaxPath:
-			return fmt.Errorf("the socket's path has %d bytes, the kernel takes %d: use a shorter folder", len(a.Path), MaxPath)
 		case strings.ContainsRune(a.Path, 0):
 			return errors.New("the socket's path holds a zero byte")
 		}
-		return nil
+		return checkLength(a.Path)
 	default:
 		return fmt.Errorf("unknown scheme %.20q: want vsock, hvsock or unix", a.Scheme)
 	}
+}
+
+func checkLength(path string) error {
+	if len(path) > MaxPath {
+		return fmt.Errorf("socket path %.160q has %d bytes, the limit is %d: choose a shorter one", path, len(path), MaxPath)
+	}
+	return nil
 }

@@ -13,7 +13,7 @@ func TestParseReadsWhatStringWrites(t *testing.T) {
 		"hvsock:///run/a:b:4294967294":        {Scheme: HVSock, Port: 4294967294, Path: "/run/a:b"},
 		"unix:///run/agent.sock":              {Scheme: Unix, Path: "/run/agent.sock"},
 		"unix://@/abstract":                   {Scheme: Unix, Path: "@/abstract"},
-		"unix:///" + strings.Repeat("x", 106): {Scheme: Unix, Path: "/" + strings.Repeat("x", 106)},
+		"unix:///" + strings.Repeat("x", 102): {Scheme: Unix, Path: "/" + strings.Repeat("x", 102)},
 	} {
 		got, err := Parse(text)
 		if err != nil {
@@ -49,7 +49,7 @@ func TestParseRefuses(t *testing.T) {
 		"unix://@":                            "absolute",
 		"unix://relative":                     "absolute",
 		"unix:///a\x00b":                      "zero byte",
-		"unix:///" + strings.Repeat("x", 107): "108 bytes",
+		"unix:///" + strings.Repeat("x", 103): "104 bytes, the limit is 103",
 	} {
 		if got, err := Parse(text); err == nil || !strings.Contains(err.Error(), reason) {
 			t.Errorf("Parse(%q)\nwant an error with %q\ngot  %+v, %v", text, reason, got, err)

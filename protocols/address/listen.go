@@ -14,8 +14,6 @@ const (
 	newSuffix = ".new"
 	// lockSuffix ends the name of the file that is locked meanwhile.
 	lockSuffix = ".lock"
-	// maxListenPath leaves room for newSuffix.
-	maxListenPath = MaxPath - len(newSuffix)
 )
 
 // UnixSocket is a unix socket that listens at a path.
@@ -100,14 +98,10 @@ func lockFile(lock *os.File) (current bool, err error) {
 }
 
 func checkListenPath(path string) error {
-	switch {
-	case path == "":
+	if path == "" {
 		return errors.New("socket path is empty")
-	case len(path) > maxListenPath:
-		return fmt.Errorf("socket path %s has %d bytes, the limit is %d: choose a shorter one", path, len(path), maxListenPath)
-	default:
-		return nil
 	}
+	return checkLength(path)
 }
 
 // bindAndShow listens under a passing name, and gives it the right one unless something has appeared there.

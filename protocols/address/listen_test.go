@@ -211,3 +211,24 @@ func TestListenUnixSaysWhatIsWrongWithAPath(t *testing.T) {
 		}
 	}
 }
+
+// One limit: each path that is an address can be listened on, and one byte more is refused by both in the same words.
+func TestEachPathThatIsAnAddressCanBeListenedOn(t *testing.T) {
+	dir := t.TempDir()
+	fill := func(bytes int) string { return dir + "/" + strings.Repeat("x", bytes-len(dir)-1) }
+	longest, err := Parse("unix://" + fill(MaxPath))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustListen(t, longest.Path)
+	conn, err := longest.Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	_, parsed := Parse("unix://" + fill(MaxPath+1))
+	_, listened := ListenUnix(fill(MaxPath + 1))
+	if parsed == nil || listened == nil || !strings.HasSuffix(parsed.Error(), listened.Error()) {
+		t.Errorf("one byte more\nwant one text\ngot  %v, and %v", parsed, listened)
+	}
+}
