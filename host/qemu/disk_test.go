@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/directvol/directvol/host/qmp"
+	"github.com/directvol/directvol/host/sandbox"
 )
 
 const mib = 1 << 20
@@ -401,4 +402,17 @@ func TestStoreThatSomebodyElseGrowsMeanwhileIsResizedAgain(t *testing.T) {
 		}
 	})
 	end(vm)
+}
+
+// A disk that is not there is none that could change, by this package's errors and by the sandbox's. Detached it is already.
+func TestDiskThatIsNotThereIsSaidToBeNone(t *testing.T) {
+	vm, _ := fakeVM(t)
+	for name, err := range map[string]error{
+		"resize": vm.ResizeDisk(limited(t), "none", mib), "replace": vm.ReplaceFileNode(limited(t), "none", "bad"),
+	} {
+		if !errors.Is(err, ErrNoDisk) || !errors.Is(typed(err), sandbox.ErrNotFound) || !strings.Contains(err.Error(), "none") {
+			t.Errorf("%s\nwant %v, and the disk named\ngot  %v", name, ErrNoDisk, err)
+		}
+	}
+	must(t, vm.DetachDisk(limited(t), "none"))
 }

@@ -98,3 +98,56 @@ func TestMachinesAndAgentsThatCanDoLess(t *testing.T) {
 		w.die()
 	}
 }
+
+// sized is an agent that answers so when it is asked whether its filesystem may have a size, and when it is to have it.
+type sized struct {
+	agent
+	check, grow error
+}
+
+func (s sized) CheckResizeVolume(context.Context, string, uint64) error { return s.check }
+func (s sized) ResizeVolume(context.Context, string, uint64) error      { return s.grow }
+
+// firm is a machine whose disks have a size, and never a smaller one.
+type firm struct {
+	machine
+	bytes *uint64
+}
+
+func (f firm) Resize(_ context.Context, _ string, bytes uint64) error {
+	if bytes < *f.bytes {
+		return sandbox.ErrWouldShrink
+	}
+	*f.bytes = bytes
+	return nil
+}
+
+// Whoever refuses a smaller size, the disk stays as it was.
+func TestResizeToASmallerSizeIsRefusedAsThat(t *testing.T) {
+	smaller := status.Error(codes.OutOfRange, "the filesystem has more")
+	for _, test := range []struct {
+		name        string
+		check, grow error
+		bytes, want uint64
+	}{
+		{"by the agent", smaller, nil, 4, 8},
+		{"by the machine, as the agent knows nothing of it", status.Error(codes.Unimplemented, "no such service"), nil, 4, 8},
+		{"by the agent, when its filesystem grew meanwhile", nil, smaller, 16, 16},
+	} {
+		w, bytes := newWorld(), uint64(8)
+		s := sandbox.New(firm{machine{w}, &bytes}, sized{agent{w}, test.check, test.grow}, fine)
+		if err := s.Attach(t.Context(), volumeOf("c")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Mount(t.Context(), "c"); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Resize(t.Context(), "c", test.bytes); !errors.Is(err, sandbox.ErrWouldShrink) {
+			t.Errorf("%s:\nwant %v\ngot  %v", test.name, sandbox.ErrWouldShrink, err)
+		}
+		if bytes != test.want {
+			t.Errorf("%s: the disk\nwant %d bytes\ngot  %d", test.name, test.want, bytes)
+		}
+		w.die()
+	}
+}
