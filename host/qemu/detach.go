@@ -124,8 +124,11 @@ func (vm *VM) awaitLeaving(ctx context.Context, d *disk, refused <-chan struct{}
 }
 
 // requestUnplug asks the guest to let go of a disk. It is for who has the turn of hotplug, or had it for this disk: beside it the
-// name may become another disk's.
+// name may become another disk's. Where QEMU would stand still the guest is not asked, and the disk does not count as one that leaves.
 func (vm *VM) requestUnplug(ctx context.Context, d *disk) (gone bool, err error) {
+	if err := vm.awaitRequests(ctx); err != nil {
+		return false, err
+	}
 	vm.hotplug.asks(d)
 	return vm.sendUnplug(ctx, d, d.request())
 }

@@ -102,6 +102,9 @@ func TestRealQEMUIsAskedForNothingThatWouldHaveItWaitForADiskThatHangs(t *testin
 		if _, there := vm.Disk("third"); there {
 			t.Errorf("%s: an attach that was refused has left something", name)
 		}
+		if vm.disks.find("other").leaving() {
+			t.Errorf("%s: a detach was refused, and its disk is said to be leaving", name)
+		}
 		store.recover()
 		for errors.Is(vm.awaitRequests(limited(t)), ErrDiskHangs) { // a moment more
 			runtime.Gosched()
@@ -181,5 +184,23 @@ func TestNodesOfAStoreThatHangsStay(t *testing.T) {
 				t.Errorf("%s: left are the nodes %v and the sets %v", name, q.nodes, q.sets)
 			}
 		})
+	}
+}
+
+func TestDetachWithoutADeadlineHasAMinute(t *testing.T) {
+	vm, _ := fakeVM(t)
+	_, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)})
+	must(t, err)
+	began := time.Now()
+	vm.try = func(ctx context.Context, _ *disk) error {
+		if ends, ok := ctx.Deadline(); !ok || ends.Before(began.Add(time.Minute)) || ends.After(time.Now().Add(time.Minute)) {
+			t.Errorf("want a minute from the call on\ngot  %v after it", ends.Sub(began))
+		}
+		began = time.Time{}
+		return nil
+	}
+	must(t, vm.DetachDisk(context.Background(), "data"))
+	if !began.IsZero() {
+		t.Error("the store was not tried")
 	}
 }
