@@ -166,3 +166,31 @@ func TestSwapIsRefused(t *testing.T) {
 	inUse(t, find(t, d), "is swap space")
 	inUse(t, d.Claim(), "swap")
 }
+
+// A store below more loop devices than are looked through is refused: its file would be another one's too.
+func TestDiskOnTooManyLayersIsRefused(t *testing.T) {
+	top := filepath.Join(t.TempDir(), "disk.img")
+	if err := os.WriteFile(top, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range maxLayers {
+		file, err := os.Open(top)
+		if err != nil {
+			t.Fatal(err)
+		}
+		layers, _, err := Layers(file)
+		file.Close()
+		if err != nil || !strings.HasPrefix(layers[len(layers)-1].Key, "file-") {
+			t.Fatalf("%s: want the file below it found\ngot  %v, %v", top, layers, err)
+		}
+		top = loopDevice(t, top)
+	}
+	file, err := os.Open(top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if layers, _, err := Layers(file); err == nil || !strings.Contains(err.Error(), top) {
+		t.Errorf("%s, on %d loop devices\nwant it refused\ngot  %v, %v", top, maxLayers, layers, err)
+	}
+}

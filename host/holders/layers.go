@@ -17,7 +17,7 @@ type Layer struct {
 	Part bool
 }
 
-// maxLayers ends a search for what loop devices lie on: the kernel allows no ring of them.
+// maxLayers ends a search for what loop devices lie on, which is refused then: the kernel allows no ring of them.
 const maxLayers = 16
 
 // Layers returns what holds an open disk's bytes, the disk itself first, and whether it is a block device.
@@ -34,8 +34,11 @@ func Layers(file *os.File) (layers []Layer, block bool, err error) {
 	for part := false; ; {
 		layers = append(layers, Layer{id.key(), part})
 		below, isPart, ok := id.below()
-		if !ok || len(layers) == maxLayers {
+		if !ok {
 			return layers, block, nil
+		}
+		if len(layers) == maxLayers {
+			return nil, block, fmt.Errorf("%s is a loop device over another one, and so on for %d layers: what lies below could be another disk's too: take some away", file.Name(), maxLayers)
 		}
 		id, part = below, part || isPart
 	}
