@@ -15,9 +15,10 @@ import (
 )
 
 // Quick answers a call at once, or says that it will not: then the call goes up
-// to the server as it is. It must not block; where it does all the same, the call
-// goes up after a while, before anything behind it, and what Quick answers then
-// goes nowhere. The request lies in a buffer that is the connection's, and is Quick's
+// to the server as it is. While it runs, what comes behind its call is not read; where it
+// takes longer than some tens of milliseconds the call goes up, before anything behind it
+// and with the time that is left, and what Quick answers then goes nowhere. So a call that
+// changes something must be one that may be made twice. The request lies in a buffer that is the connection's, and is Quick's
 // until it returns. The response is the payload of a successful answer.
 type Quick func(request *frame.Request) (response []byte, ok bool)
 

@@ -110,3 +110,27 @@ func TestConnectionThatEndsWhileACallHangsGivesAllBack(t *testing.T) {
 		t.Errorf("tickets that all other calls wait for\nwant none\ngot  %d", left)
 	}
 }
+
+// A caller gives up when its time is over, and not when the server began to count it.
+func TestCallThatHungGoesUpWithTheTimeThatIsLeft(t *testing.T) {
+	c, peer, release, closed := hungPair(t)
+	const timeout = int64(time.Hour)
+	began := time.Now()
+	if _, err := unix.Write(peer, frame.WithTimeout(asked(1), timeout)); err != nil {
+		t.Fatal(err)
+	}
+	up := make([]byte, len(frame.WithTimeout(asked(1), timeout))+frame.HeaderBytes)
+	n, err := c.Read(up)
+	if err != nil {
+		t.Fatal(err)
+	}
+	took := time.Since(began)
+	request, err := frame.ParseRequest(up[frame.HeaderBytes:n])
+	if left := request.TimeoutNano; err != nil || left >= timeout-int64(watchInterval)/2 || left < timeout-int64(took) {
+		t.Errorf("%v after it came\nwant as much less than an hour, at most\ngot  %v, error %v", took, time.Duration(left), err)
+	}
+	close(release)
+	unix.Close(peer)
+	c.Close()
+	<-closed
+}

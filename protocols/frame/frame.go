@@ -132,6 +132,16 @@ func WithMetadata(whole []byte, key, value string) []byte {
 	return append(b, whole[HeaderBytes:]...)
 }
 
+// WithTimeout returns a request's frame, which is whole, with another time-out: of a field
+// that comes twice the last one holds.
+func WithTimeout(whole []byte, nanos int64) []byte {
+	header := ParseHeader(whole)
+	header.Length += uint32(protowire.SizeTag(requestTimeoutNano) + protowire.SizeVarint(uint64(nanos)))
+	b := header.Append(make([]byte, 0, HeaderBytes+header.Length))
+	b = append(b, whole[HeaderBytes:]...)
+	return protowire.AppendVarint(protowire.AppendTag(b, requestTimeoutNano, protowire.VarintType), uint64(nanos))
+}
+
 // AppendResponse writes the frame of a successful answer behind b.
 func AppendResponse(b []byte, streamID uint32, payload []byte) []byte {
 	length := protowire.SizeTag(responsePayload) + protowire.SizeBytes(len(payload))

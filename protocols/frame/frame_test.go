@@ -91,3 +91,23 @@ func TestMetadataIsAddedBeforeWhatARequestHas(t *testing.T) {
 		t.Errorf("want %v\ngot  %v", request, &got)
 	}
 }
+
+func TestTimeoutTakesThePlaceOfTheOneBefore(t *testing.T) {
+	for _, before := range []int64{0, 1, 1 << 40} {
+		request := &ttrpc.Request{Service: "s", Method: "m", Payload: bytes.Repeat([]byte{1}, 300), TimeoutNano: before}
+		body := whole(t, request)
+		b := WithTimeout(append(Header{uint32(len(body)), 7, TypeRequest, 3}.Append(nil), body...), 12345)
+		if h, want := ParseHeader(b), (Header{uint32(len(b) - HeaderBytes), 7, TypeRequest, 3}); h != want {
+			t.Errorf("header\nwant %+v\ngot  %+v", want, h)
+		}
+		var got ttrpc.Request
+		if err := proto.Unmarshal(b[HeaderBytes:], &got); err != nil {
+			t.Fatal(err)
+		}
+		request.TimeoutNano = 12345
+		ours, err := ParseRequest(b[HeaderBytes:])
+		if err != nil || !proto.Equal(&got, request) || ours.TimeoutNano != 12345 {
+			t.Errorf("want %v\ngot  %v, and %+v, error %v", request, &got, ours, err)
+		}
+	}
+}
