@@ -171,6 +171,17 @@ func (w *Watch) Pause(ctx context.Context) error {
 	}
 }
 
+// PauseAtOnce is Pause of a watch that only waits for its next look, and does nothing and
+// returns false where there is anything to wait for.
+func (w *Watch) PauseAtOnce() bool {
+	if !w.control.TryLock() {
+		return false
+	}
+	defer w.control.Unlock()
+	w.paused = w.hold()
+	return w.paused
+}
+
 // Resume has a paused watch look again, from what it knew; not one that was ended
 // meanwhile.
 func (w *Watch) Resume() {

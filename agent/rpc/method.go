@@ -86,6 +86,19 @@ func (a *Agent) Drain(ctx context.Context) {
 	}
 }
 
+// isReady reports whether ready would not wait.
+func (a *Agent) isReady() bool {
+	if a.Ready == nil {
+		return true
+	}
+	select {
+	case <-a.Ready:
+		return true
+	default:
+		return false
+	}
+}
+
 // ready waits for Ready until ctx ends.
 func (a *Agent) ready(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {

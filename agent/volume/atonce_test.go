@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -60,24 +61,94 @@ func TestMountIsLookedAtOnceForEachChange(t *testing.T) {
 		t.Errorf("while nobody follows\nwant it looked at each time\ngot  seen at %d", v.seen)
 	}
 	go table.FollowMounts(t.Context())
-	again := time.NewTicker(time.Millisecond)
-	defer again.Stop()
-	await := func(what string, is func() bool) {
-		for !is() {
-			select {
-			case <-again.C:
-			case <-t.Context().Done():
-				t.Fatal("it never came to be: " + what)
-			}
-		}
-	}
 	atOnce := func() bool { _, ok := table.StatsAtOnce(dir); return ok }
-	await("seen since the last change", func() bool { return atOnce() && table.at(dir).seen != 0 })
+	await(t, "seen since the last change", func() bool { return atOnce() && table.at(dir).seen != 0 })
 	mounttest.Mount(t, filepath.Join(dir, "within"), dir, "", unix.MS_BIND, "")
-	await("the other mount is found", func() bool { return !atOnce() })
+	await(t, "the other mount is found", func() bool { return !atOnce() })
 	if atOnce() {
 		t.Error("the mount before is answered for again")
 	}
 	mounttest.Unmount(t, dir)
-	await("it is seen again", atOnce)
+	await(t, "it is seen again", atOnce)
+}
+
+// A growth at once is one that Resize would make, of a volume that is known, healthy and
+// nobody else's at the moment, on a disk that has grown. All others are left to Resize.
+func TestOnlyAGrowthThatNobodyHoldsUpIsMadeAtOnce(t *testing.T) {
+	dir := mounttest.Dir(t)
+	image := mounttest.Image(t, "xfs")
+	disk := mounttest.Attach(t, image)
+	mounttest.Mount(t, disk, dir, "xfs", 0, "")
+	table := newTable()
+	grow := func(ctx context.Context, size uint64) bool { return table.ResizeAtOnce(ctx, dir, size) }
+	blocks := func() uint64 {
+		st, err := statfs(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st.Bytes.Total
+	}
+	before := blocks()
+	const larger = 400 << 20
+	if grow(t.Context(), 0) {
+		t.Error("grown: a volume that nobody had looked up")
+	}
+	if _, err := table.Stats(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	v := table.at(dir)
+	await(t, "looked at, and waiting for its next look", func() bool { return grow(t.Context(), 0) })
+	if blocks() != before {
+		t.Fatal("it has grown on a disk that has not")
+	}
+	if grow(t.Context(), larger) {
+		t.Error("grown: to a size that its disk has not")
+	}
+	if err := os.Truncate(image, larger); err != nil {
+		t.Fatal(err)
+	}
+	mounttest.Run(t, "losetup", "-c", disk)
+
+	done, err := v.alone(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if grow(t.Context(), larger) {
+		t.Error("grown: beside another call that is in it")
+	}
+	done()
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if grow(over, larger); blocks() != before {
+		t.Error("grown: when its caller's time was over")
+	}
+	await(t, "grown", func() bool { return grow(t.Context(), larger) })
+	if grown := blocks(); grown <= before {
+		t.Errorf("%d bytes before, %d behind", before, grown)
+	}
+	mounttest.Mount(t, "over", dir, "tmpfs", 0, "")
+	if grow(t.Context(), larger) {
+		t.Error("grown: with another mount in its place")
+	}
+	mounttest.Unmount(t, dir)
+	if grow(t.Context(), 200<<20) {
+		t.Error("a smaller size is for Resize to refuse")
+	}
+	if err := v.Resize(t.Context(), larger, 0); err != nil { // the lock is free, and the watch goes on
+		t.Error(err)
+	}
+}
+
+// await waits until is, which other goroutines make so.
+func await(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
+	for !is() {
+		select {
+		case <-again.C:
+		case <-t.Context().Done():
+			t.Fatal("it never came to be: " + what)
+		}
+	}
 }

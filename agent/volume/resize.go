@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,6 +45,36 @@ func (t *Table) Resize(ctx context.Context, path string, size uint64, wait time.
 	}
 	return v.Resize(ctx, size, wait)
 }
+
+// ResizeAtOnce is Resize of a healthy volume whose disk has the size already: it waits for
+// the growth's own reads and writes and for nothing else, and ends between two steps of
+// the growth when ctx does. false means that Resize is to be called, which goes on from
+// there, or says why the volume does not grow. It is for the goroutine that reads a
+// connection: whoever calls Resize while it still waits for the disk waits for its end.
+func (t *Table) ResizeAtOnce(ctx context.Context, path string, size uint64) bool {
+	v := t.at(path)
+	if v == nil || v.replaced(nil) {
+		return false
+	}
+	conditions, ok := v.conditionsAtOnce()
+	if !ok || len(conditions) > 0 {
+		return false // its disk may be slow, or hang
+	}
+	done, ok := v.aloneAtOnce()
+	if !ok {
+		return false
+	}
+	defer done()
+	return v.reachOpen(ctx, size, func(ctx context.Context, g *growth) error {
+		if has, err := blockdev.SizeOf(g.Disk); err != nil || has < size {
+			return cmp.Or(err, errStillSmaller)
+		}
+		return v.resize(ctx, g, size, 0)
+	}) == nil
+}
+
+// errStillSmaller means that Resize has to wait for the device.
+var errStillSmaller = errors.New("the device is smaller than the size that is asked for")
 
 // CheckResize refuses what Resize to size would refuse once the disk has grown
 // to it, and changes nothing: for the caller who is about to grow the disk,

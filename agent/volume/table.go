@@ -437,6 +437,23 @@ func (v *Volume) alone(ctx context.Context) (done func(), err error) {
 	return func() { v.watch.Resume(); v.unlock() }, nil
 }
 
+// aloneAtOnce is alone where nothing has to be waited for, and otherwise false.
+func (v *Volume) aloneAtOnce() (done func(), ok bool) {
+	select {
+	case v.growing <- struct{}{}:
+	default:
+		return nil, false
+	}
+	if v.watch == nil {
+		return v.unlock, true
+	}
+	if !v.watch.PauseAtOnce() {
+		v.unlock()
+		return nil, false
+	}
+	return func() { v.watch.Resume(); v.unlock() }, true
+}
+
 // lock waits for the volume's lock until shortly before ctx ends: who waits is to
 // learn for what.
 func (v *Volume) lock(ctx context.Context) error {
