@@ -28,7 +28,7 @@ type loop struct {
 
 // run reads until the connection's end, or until it is replaced.
 func (l *loop) run() (replaced bool) {
-	if l.hung != nil && l.conn.take(frame.ParseHeader(l.hung)) && l.handUp([][]byte{l.hung}, true) != nil {
+	if l.hung != nil && l.takeHung() && l.handUp([][]byte{l.hung}, true) != nil {
 		close(l.conn.ended)
 		return false
 	}
@@ -42,6 +42,12 @@ func (l *loop) run() (replaced bool) {
 			return false
 		}
 	}
+}
+
+// takeHung is take of the call that hangs. Its answer was owed already.
+func (l *loop) takeHung() bool {
+	defer l.conn.room.owed.answered(l.conn)
+	return l.conn.take(frame.ParseHeader(l.hung))
 }
 
 // frame deals with one frame. taken means that the loop was replaced meanwhile.
@@ -76,11 +82,13 @@ func (l *loop) inPlace(whole []byte, header frame.Header, request *frame.Request
 	c.watch()
 	l.start += len(whole)
 	l.asked = whole
+	c.room.owed.took(c)
 	odd := c.sequence.Add(1)
 	response, ok := c.quick(request)
 	if !c.sequence.CompareAndSwap(odd, odd+1) {
-		return true, nil // the server has the call by now
+		return true, nil // the server has the call by now, and owes the answer
 	}
+	defer c.room.owed.answered(c)
 	if ok {
 		l.answer = frame.AppendResponse(l.answer[:0], header.StreamID, response)
 		err := c.send(l.answer)

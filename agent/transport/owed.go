@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// owed counts the requests that went up to the server and that it has not
-// answered on their connection. ttrpc takes a connection for idle before it has
+// owed counts the requests that were read and are not answered on their connection, by the
+// server or where they were read. ttrpc takes a connection for idle before it has
 // written its first answer, and would close it.
 type owed struct {
 	mu       sync.Mutex
@@ -14,8 +14,8 @@ type owed struct {
 	none     chan struct{} // closed when there are none; nil where nobody waits
 }
 
-// took notes that a request of c has gone up, and answered that a response to one
-// was written.
+// took notes that a request of c goes up or is to be answered where it was read, and answered
+// that a response to one was written.
 func (o *owed) took(c *conn)     { o.change(c, 1) }
 func (o *owed) answered(c *conn) { o.change(c, -1) }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/ttrpc"
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/directvol/directvol/protocols/address"
@@ -105,4 +106,43 @@ func TestNothingIsOwedToAConnectionThatHasEnded(t *testing.T) {
 	if err := <-waits; err != nil || o.requests != 0 {
 		t.Errorf("want nothing owed\ngot  %d, %v", o.requests, err)
 	}
+}
+
+// The agent does not end, and a connection does not lose its place, while a call of it is
+// answered where it was read, nor while it goes from there to the server.
+func TestAnswerIsOwedOfACallThatIsAnsweredWhereItIsRead(t *testing.T) {
+	c, peer, release, closed := hungPair(t)
+	if _, err := unix.Write(peer, asked(1)); err != nil {
+		t.Fatal(err)
+	}
+	for c.sequence.Load() == 0 { // until it is asked
+		runtime.Gosched()
+	}
+	owes := func(when string, want int) {
+		t.Helper()
+		c.room.owed.mu.Lock()
+		defer c.room.owed.mu.Unlock()
+		if c.owes != want || c.room.owed.requests != want {
+			t.Errorf("%s\nwant %d owed\ngot  %d, %d in all", when, want, c.owes, c.room.owed.requests)
+		}
+	}
+	if !c.room.owed.owes(c) {
+		t.Error("nothing is owed while it is answered where it was read")
+	}
+	if _, err := io.ReadFull(c, make([]byte, frame.HeaderBytes)); err != nil {
+		t.Fatal(err)
+	}
+	owes("when it has gone up", 1)
+	if _, err := c.Write(frame.AppendResponse(nil, 1, nil)); err != nil {
+		t.Fatal(err)
+	}
+	owes("when the server has answered", 0)
+	close(release)
+	unix.Close(peer)
+	if _, err := io.ReadAll(c); err != nil {
+		t.Fatal(err)
+	}
+	owes("when it has declined", 0)
+	c.Close()
+	<-closed
 }
