@@ -88,7 +88,8 @@ func shorten(t *testing.T, path string, group int) {
 	})
 }
 
-// hash is that of all that was ever written to an image.
+// hash is that of every block of an image that has a byte other than zero. The data that
+// SEEK_DATA finds may have blocks of zeros around it that come and go with the writeback.
 func hash(t *testing.T, path string) (sum [sha256.Size]byte) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -104,9 +105,16 @@ func hash(t *testing.T, path string) (sum [sha256.Size]byte) {
 		must(t, err)
 		end, err = unix.Seek(int(f.Fd()), at, unix.SEEK_HOLE)
 		must(t, err)
-		binary.Write(h, binary.BigEndian, []int64{at, end})
-		_, err = io.Copy(h, io.NewSectionReader(f, at, end-at))
-		must(t, err)
+		for block := make([]byte, testBlock); at < end; at += testBlock {
+			n, err := f.ReadAt(block, at)
+			if err != nil && err != io.EOF {
+				t.Fatal(err)
+			}
+			if bytes.Trim(block[:n], "\x00") != nil {
+				binary.Write(h, binary.BigEndian, at)
+				h.Write(block[:n])
+			}
+		}
 	}
 }
 
