@@ -3,6 +3,7 @@
 package mounttest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -99,13 +100,44 @@ func Attach(t *testing.T, image string) (device string) {
 	if err != nil {
 		t.Skip("it needs a loop device: install losetup (mount)")
 	}
-	out, err := exec.Command(losetup, "--find", "--show", image).CombinedOutput()
-	if err != nil {
+	device, remove := addLoop(t)
+	if out, err := exec.Command(losetup, device, image).CombinedOutput(); err != nil {
+		remove()
 		t.Skipf("it needs a loop device: %v: %s: run it as root", err, out)
 	}
-	device = strings.TrimSpace(string(out))
-	t.Cleanup(func() { _ = exec.Command(losetup, "-d", device).Run() }) // where Detach has not
+	t.Cleanup(func() {
+		_ = exec.Command(losetup, "-d", device).Run() // where Detach has not
+		remove()
+	})
 	return device
+}
+
+// firstLoop is the least number of a loop device that a test adds: losetup --find takes the
+// least one that is free, so that nobody else takes these while [Reattach] has one free.
+const firstLoop = 1000
+
+// addLoop makes a loop device without an image (LOOP_CTL_ADD of linux/loop.h). The device
+// stays where the kernel cannot remove it, because something is still mounted from it.
+func addLoop(t *testing.T) (device string, remove func()) {
+	t.Helper()
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("it needs a loop device: %v: run it as root", err)
+	}
+	for number := firstLoop; ; number++ {
+		err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number)
+		if errors.Is(err, unix.EEXIST) {
+			continue
+		}
+		if err != nil {
+			_ = control.Close()
+			t.Skipf("it needs a loop device: LOOP_CTL_ADD %d: %v: run it as root", number, err)
+		}
+		return fmt.Sprintf("/dev/loop%d", number), func() {
+			_ = unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number)
+			_ = control.Close()
+		}
+	}
 }
 
 // Reattach puts another image into a disk's place, so that it has the name and the
