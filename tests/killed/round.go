@@ -316,7 +316,7 @@ func (r *round) mountAgain(ctx context.Context, g *guest, v *volume) error {
 	}
 	refused := r.mount(ctx, g, v)
 	// Of the errno that has crossed two wires its words are left.
-	if refused == nil || !strings.Contains(refused.Error(), unix.EUCLEAN.Error()) || size >= v.size {
+	if refused == nil || !strings.Contains(refused.Error(), unix.EUCLEAN.Error()) || size >= v.size && !r.grew(v) {
 		return refused
 	}
 	if _, err := g.do(ctx, request{Call: detach, Volume: v.Volume}); err != nil {
@@ -335,6 +335,12 @@ func (r *round) mountAgain(ctx context.Context, g *guest, v *volume) error {
 	}
 	r.rescued++
 	return r.mount(ctx, g, v)
+}
+
+// grew tells whether a growth of a volume was in flight. Of an ext4 the superblock may have
+// its last size by then, while the new groups' descriptors are in the journal alone.
+func (r *round) grew(v *volume) bool {
+	return slices.ContainsFunc(r.cut, func(f *flight) bool { return f.Call == resize && f.Volume.ID == v.ID })
 }
 
 // repeat makes each call again that was in flight.
