@@ -8,16 +8,11 @@ package volume
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
-	"github.com/directvol/directvol/agent/blockdev"
-	"github.com/directvol/directvol/agent/deadline"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/refusal"
@@ -54,26 +49,6 @@ func (t *Table) HearFrom(record uint64) { t.monitor.HearFrom(record) }
 // FollowMounts has statistics look at a volume's mount only when mounts have changed, until
 // ctx ends. It returns ctx's error, or why it cannot.
 func (t *Table) FollowMounts(ctx context.Context) error { return t.changes.Follow(ctx) }
-
-// Volume is one mount, for as long as it is mounted.
-type Volume struct {
-	Mountpoint string
-	FSType     string          // as mountinfo has it
-	Device     blockdev.Device // zero where no block device is below
-	identity   mount.Identity
-	behind     string        // the mount point of a filesystem with a server that the path leads through, or ""
-	watch      *health.Watch // nil where no block device is below
-	past       health.Past   // for the watch to begin with
-	growing    chan struct{} // the lock: a call that waits for it can be given up
-	changes    *mount.Changes
-
-	mu        sync.Mutex
-	measuring *measurement // nil where none is under way
-	last      *Stats       // nil until one has succeeded
-	seen      uint64       // the count of changes at which the mount was seen in its place; 0 for none
-	flushes   uint64       // that have begun
-	flushed   uint64       // the last of them that has ended
-}
 
 // Lookup returns the volume that is mounted at path. What does not exist is
 // NotFound, what is no mount point InvalidArgument. A volume that nobody owns is watched
@@ -260,86 +235,6 @@ func (t *Table) Quiet(ctx context.Context, path string, do func() (gone bool, er
 	return err
 }
 
-// Owned reports whether somebody owns the volume, so that it is probed by writing.
-func (v *Volume) Owned() bool { return v.watch != nil && v.watch.Owned() }
-
-// Flush has the disk of the volume at path take what was written so far, and answer, and
-// waits until it has: where ctx ends before, or the disk hangs for hungLimit, the error says
-// which disk. However often it is
-// called, one thread waits for the disk, and whoever waits for a flush that began after his
-// call needs no other one. What fails otherwise is for fsync's callers to know.
-func (t *Table) Flush(ctx context.Context, path string) error {
-	v, err := t.Lookup(path)
-	if kind := refusal.KindOf(err); err != nil && (kind == refusal.NotFound || kind == refusal.InvalidArgument) {
-		return nil // it is not mounted any more
-	} else if err != nil {
-		return err
-	}
-	v.mu.Lock()
-	before := v.flushes
-	v.mu.Unlock()
-	if v.watch != nil {
-		var cancel context.CancelFunc
-		ctx, cancel = whileAnswering(ctx, v.watch.Hangs)
-		defer cancel()
-	}
-	return v.inTime(ctx, func(context.Context) error {
-		v.flush(before)
-		return nil
-	})
-}
-
-// hungLimit is how long a flush waits for a disk that hangs, by the kernel's counts: whoever
-// has more time than that learns it early.
-const hungLimit = 8 * time.Second
-
-var errHangs = fmt.Errorf("it has hung for %v or more", hungLimit)
-
-// whileAnswering returns a context that ends when ctx does, or when a disk has hung for
-// hungLimit.
-func whileAnswering(ctx context.Context, hangs func() bool) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	go func() {
-		again := time.NewTicker(time.Second)
-		defer again.Stop()
-		for since := time.Now(); time.Since(since) < hungLimit; {
-			select {
-			case <-again.C:
-			case <-ctx.Done():
-				return
-			}
-			if !hangs() {
-				since = time.Now()
-			}
-		}
-		cancel(errHangs)
-	}()
-	return ctx, func() { cancel(nil) }
-}
-
-// flush does what Flush says, where no flush has ended that has a higher number than
-// before. The volume is locked.
-func (v *Volume) flush(before uint64) {
-	v.mu.Lock()
-	ended := v.flushed > before
-	if !ended {
-		v.flushes++
-	}
-	number := v.flushes
-	v.mu.Unlock()
-	if ended {
-		return
-	}
-	syncFS(v.Mountpoint)
-	if v.Device.Path != "" { // a filesystem that has nothing to write asks it nothing
-		_ = blockdev.Ask(v.Device.Path)
-		_ = blockdev.Flush(v.Device.Path)
-	}
-	v.mu.Lock()
-	v.flushed = number
-	v.mu.Unlock()
-}
-
 // Past returns what the watch of the volume at path remembers, and of which
 // mount: of none, and nothing, where no volume is watched there.
 func (t *Table) Past(path string) (of mount.Identity, past health.Past) {
@@ -376,35 +271,6 @@ func (t *Table) forget(v *Volume) {
 	}
 }
 
-// discover makes a Volume, not watched yet, of the mount with a mark; where there is
-// none, of the topmost one.
-func discover(path string, mark mount.Mark) (*Volume, error) {
-	mounts, err := mount.All()
-	if err != nil {
-		return nil, err
-	}
-	for _, info := range slices.Backward(mount.Stack(mounts, path)) {
-		identity := mount.Identify(info)
-		if mark != (mount.Mark{}) && !identity.Bears(mark) {
-			continue
-		}
-		v := &Volume{Mountpoint: path, FSType: info.FSType, identity: identity, behind: mount.Behind(mounts, path), growing: make(chan struct{}, 1)}
-		if len(identity.Devices) == 1 { // tmpfs, virtio-fs and overlay have none, a btrfs may have more
-			v.Device, err = deviceOf(identity.Devices[0], info.Source)
-		}
-		return v, err
-	}
-	return nil, refusal.New(refusal.NotFound, "volume %.200q: nothing is mounted there any more", path)
-}
-
-func deviceOf(d mount.Device, source string) (blockdev.Device, error) {
-	device, err := blockdev.ByNumber(d.Number)
-	if errors.Is(err, fs.ErrNotExist) { // pulled from under the mount
-		return blockdev.Device{Path: source, Name: filepath.Base(source), Number: d.Number, Seq: d.Seq}, nil
-	}
-	return device, err
-}
-
 // lost ends a volume that is not mounted any more, or not in sight, and no other one that
 // is at its place by now: the next question starts anew.
 func (t *Table) lost(v *Volume) {
@@ -417,90 +283,3 @@ func (t *Table) lost(v *Volume) {
 		t.forgetHidden(func(v *Volume) bool { return !stand(v) })
 	}
 }
-
-// alone waits, until shortly before ctx ends, for the volume's lock, and until no probe is in
-// it: what grows it, freezes it, flushes or unmounts it is all that waits for its disk then,
-// until done.
-func (v *Volume) alone(ctx context.Context) (done func(), err error) {
-	if err := v.lock(ctx); err != nil {
-		return nil, err
-	}
-	if v.watch == nil {
-		return v.unlock, nil
-	}
-	early, cancel := deadline.Early(ctx)
-	defer cancel()
-	if err := v.watch.Pause(early); err != nil {
-		v.unlock()
-		return nil, refusal.New(refusal.DeadlineExceeded, "volume %s: a look at it has not ended, the disk below %s does not answer: %w", v.Mountpoint, v.Device.Path, err)
-	}
-	return func() { v.watch.Resume(); v.unlock() }, nil
-}
-
-// aloneAtOnce is alone where nothing has to be waited for, and otherwise false.
-func (v *Volume) aloneAtOnce() (done func(), ok bool) {
-	select {
-	case v.growing <- struct{}{}:
-	default:
-		return nil, false
-	}
-	if v.watch == nil {
-		return v.unlock, true
-	}
-	if !v.watch.PauseAtOnce() {
-		v.unlock()
-		return nil, false
-	}
-	return func() { v.watch.Resume(); v.unlock() }, true
-}
-
-// lock waits for the volume's lock until shortly before ctx ends: who waits is to
-// learn for what.
-func (v *Volume) lock(ctx context.Context) error {
-	ctx, cancel := deadline.Early(ctx)
-	defer cancel()
-	select {
-	case v.growing <- struct{}{}: // also where there is no time to wait
-		return nil
-	default:
-	}
-	was := health.Ended(v.Device.Number)
-	select {
-	case v.growing <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return refusal.New(refusal.DeadlineExceeded, "volume %s: another call grows it, flushes or unmounts it, and has not ended, %s: %w", v.Mountpoint, v.since(was), context.Cause(ctx))
-	}
-}
-
-// since says what has come from the volume's disk since it had ended so many requests.
-func (v *Volume) since(was uint64) string {
-	if v.Device.Path == "" {
-		return v.FSType + " has not answered"
-	}
-	var hangs bool
-	var silent time.Duration
-	if v.watch != nil {
-		hangs, silent = v.watch.Hangs(), v.watch.Silent()
-	}
-	return "the disk below " + v.Device.Path + " " + answers(hangs, health.Ended(v.Device.Number)-was, silent)
-}
-
-// silence is how long nothing comes from a disk of which it is not said that it answers.
-const silence = 3 * time.Second
-
-// answers says how a disk does that has ended some requests, the last one so long ago as
-// silent.
-func answers(hangs bool, ended uint64, silent time.Duration) string {
-	switch {
-	case hangs:
-		return "hangs"
-	case ended == 0:
-		return "has not answered meanwhile"
-	case silent >= silence:
-		return fmt.Sprintf("has ended %d requests meanwhile, and none for %v", ended, silent.Round(time.Second))
-	}
-	return fmt.Sprintf("is slow: it answers, and has ended %d requests meanwhile", ended)
-}
-
-func (v *Volume) unlock() { <-v.growing }
