@@ -134,7 +134,8 @@ func (d *Disk) has(fd string) bool {
 // Close lets go of the disk.
 func (d *Disk) Close() error {
 	d.Yield()
-	return d.file.Close()
+	// A process that another goroutine begins has a copy of the descriptor for a moment, and with it the locks.
+	return errors.Join(d.Unlock(), d.file.Close())
 }
 
 // InUseError is the refusal of a disk that others have.

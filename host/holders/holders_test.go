@@ -192,6 +192,23 @@ func TestClaimKeepsQEMUsLocksOutUntilUnlock(t *testing.T) {
 	inUse(t, d.Lock(), "byte 101")
 }
 
+// Between fork and exec a process that another goroutine begins has a copy of each descriptor.
+func TestDiskThatIsClosedIsLockedByNoCopyOfItsDescriptor(t *testing.T) {
+	path := image(t)
+	d := opened(t, path)
+	must(t, d.Claim())
+	copied, err := unix.FcntlInt(d.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(copied)
+	must(t, d.Close())
+	f, err := os.Open(path)
+	must(t, err)
+	defer f.Close()
+	if holder, err := Locked(f); holder != nil || err != nil {
+		t.Errorf("who has a disk that was closed\nwant nobody\ngot  %v, %v", holder, err)
+	}
+}
+
 func TestWhatIsNoDiskIsSaidToBeWhat(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")

@@ -200,6 +200,8 @@ func (l *Lock) Release() {
 				os.Remove(file.Name())
 			}
 		}
+		// Closing alone would leave the lock to a process that another goroutine begins: it has a copy of the descriptor for a moment.
+		_ = unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK})
 		file.Close()
 	}
 	l.files = nil

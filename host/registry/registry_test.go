@@ -230,6 +230,25 @@ func TestWhatIsNoStoreIsRefused(t *testing.T) {
 	}
 }
 
+// Between fork and exec a process that another goroutine begins has a copy of each descriptor.
+func TestStoreThatIsClosedIsLockedByNoCopyOfItsDescriptors(t *testing.T) {
+	stores, path := In(filepath.Join(t.TempDir(), "stores")), image(t)
+	reader, err := claim(t, stores, path, "a reader", true)
+	must(t, err)
+	other, err := claim(t, stores, path, "another reader", true) // so that the lock file stays
+	must(t, err)
+	for _, file := range reader.lock.files {
+		copied, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		must(t, err)
+		defer unix.Close(copied)
+	}
+	reader.Close()
+	other.Close()
+	if _, err := claim(t, stores, path, "a writer", false); err != nil {
+		t.Errorf("a store that nobody has any more: %v", err)
+	}
+}
+
 func TestDirectoryOfLocksIsItsUsersAlone(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Chmod(dir, 0o755))
