@@ -26,13 +26,12 @@ import (
 	"sync"
 
 	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/directvol/directvol/agent/deadline"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/turns"
-	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/frame"
-	"github.com/directvol/directvol/protocols/volumepb"
 )
 
 // Key is the metadata that a call's ticket travels as, inside the agent.
@@ -40,6 +39,10 @@ const Key = "directvol-ticket"
 
 // Order is the order of calls. The zero value is ready.
 type Order struct {
+	// Of reports whether a call changes who holds what, and so has an order. It is set before
+	// the first call; nil says no.
+	Of func(*frame.Request) bool
+
 	line turns.Turns // of those that have not joined yet
 
 	mu      sync.Mutex
@@ -47,16 +50,8 @@ type Order struct {
 	waiting map[uint64]*turns.Place // whose calls have not begun, by ticket
 }
 
-// ordered are the calls that have an order, by service and method.
-var ordered = map[string]map[string]bool{
-	agentpb.AgentServiceName: {
-		"CreateSandbox": true, "DestroySandbox": true, "CreateContainer": true, "RemoveContainer": true, "UpdateEphemeralMounts": true,
-	},
-	volumepb.VolumeServiceName: {"CheckReleased": true},
-}
-
 // Has reports whether a call has an order.
-func (o *Order) Has(r *frame.Request) bool { return ordered[string(r.Service)][string(r.Method)] }
+func (o *Order) Has(r *frame.Request) bool { return o.Of != nil && o.Of(r) }
 
 // Take returns the next ticket, which is above 0. The caller gives it back when the call
 // is answered, or will not be.
@@ -90,7 +85,7 @@ func (o *Order) claim(ticket uint64) *turns.Place {
 type Call struct{ place *turns.Place }
 
 // Claim takes a call's ticket from its metadata; the caller ends the call by End. An error
-// is a refusal, and the call is to do nothing.
+// is the call's answer, with its code, and the call is to do nothing.
 func (o *Order) Claim(ctx context.Context) (Call, error) {
 	text, ok := ttrpc.GetMetadataValue(ctx, Key)
 	if !ok {
@@ -98,11 +93,11 @@ func (o *Order) Claim(ctx context.Context) (Call, error) {
 	}
 	ticket, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
-		return Call{}, refusal.New(refusal.InvalidArgument, "metadata %s: %w", Key, err)
+		return Call{}, status.Errorf(codes.InvalidArgument, "metadata %s: %.40q is no ticket", Key, text)
 	}
 	place := o.claim(ticket)
 	if place == nil {
-		return Call{}, refusal.New(refusal.DeadlineExceeded, "its connection ended before it began: nothing was done")
+		return Call{}, status.Error(codes.DeadlineExceeded, "its connection ended before it began: nothing was done")
 	}
 	return Call{place}, nil
 }
@@ -117,7 +112,7 @@ func (c Call) End() {
 type placeKey struct{}
 
 // Begin waits until all calls have joined that came before this one, and returns a context
-// for Joined. An error is a refusal, and the call is to do nothing.
+// for Joined. An error is the call's answer, with its code, and the call is to do nothing.
 func (c Call) Begin(ctx context.Context) (context.Context, error) {
 	if c.place == nil {
 		return ctx, nil
@@ -125,7 +120,7 @@ func (c Call) Begin(ctx context.Context) (context.Context, error) {
 	early, cancel := deadline.Early(ctx)
 	defer cancel()
 	if err := c.place.Await(early); err != nil {
-		return nil, refusal.New(refusal.DeadlineExceeded, "a call that came before it still waits to begin: nothing was done: %w", err)
+		return nil, status.Errorf(codes.DeadlineExceeded, "a call that came before it still waits to begin: nothing was done: %v", err)
 	}
 	return context.WithValue(ctx, placeKey{}, c.place), nil
 }

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/containerd/ttrpc"
-
-	"github.com/directvol/directvol/agent/refusal"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // carrying is the context of a call with a ticket.
@@ -78,7 +78,7 @@ func TestTicketsThatAreOverHoldNobodyUp(t *testing.T) {
 		short, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		late, waits := order.Take(), time.Now()
-		if err := order.begun(short, late); refusal.KindOf(err) != refusal.DeadlineExceeded || time.Since(waits) >= time.Second {
+		if err := order.begun(short, late); status.Code(err) != codes.DeadlineExceeded || time.Since(waits) >= time.Second {
 			t.Errorf("behind a call that has not joined, before its deadline\nwant DeadlineExceeded\ngot  %v", err)
 		}
 		call.End()
@@ -86,7 +86,7 @@ func TestTicketsThatAreOverHoldNobodyUp(t *testing.T) {
 		if err := order.begun(t.Context(), last); err != nil {
 			t.Errorf("when those before it are over: %v", err)
 		}
-		if err := order.begun(t.Context(), over); refusal.KindOf(err) != refusal.DeadlineExceeded {
+		if err := order.begun(t.Context(), over); status.Code(err) != codes.DeadlineExceeded {
 			t.Errorf("a call whose connection is over\nwant it refused\ngot  %v", err)
 		}
 	})
@@ -105,7 +105,7 @@ func TestCallWithoutATicketBeginsAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	Joined(ctx)
-	if _, err := order.Claim(ttrpc.WithMetadata(t.Context(), ttrpc.MD{Key: {"x"}})); refusal.KindOf(err) != refusal.InvalidArgument {
+	if _, err := order.Claim(ttrpc.WithMetadata(t.Context(), ttrpc.MD{Key: {"x"}})); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("a ticket that is no number\nwant InvalidArgument\ngot  %v", err)
 	}
 }

@@ -13,10 +13,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/containerd/ttrpc"
 	"github.com/sirupsen/logrus"
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -27,10 +25,10 @@ import (
 	"github.com/directvol/directvol/agent/metrics"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/sandbox"
+	"github.com/directvol/directvol/agent/server"
 	"github.com/directvol/directvol/agent/storage"
 	"github.com/directvol/directvol/agent/volume"
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/service"
 	"github.com/directvol/directvol/protocols/volumepb"
 )
 
@@ -42,69 +40,50 @@ const StorageOnly = "directvol-storage-only"
 // before the first call.
 type Agent struct {
 	Log        *logrus.Entry
-	Version    string          // of this program
-	Ready      <-chan struct{} // closed when the guest's modules are loaded, which all calls but Health's wait for; nil where they are
-	Init       bool            // it runs as PID 1
+	Version    string // of this program
+	Init       bool   // it runs as PID 1
 	Sandbox    *sandbox.Sandbox
 	Storages   *storage.Table // that the sandbox holds
 	Volumes    *volume.Table
 	Guest      guest.Guest
-	ResizeWait time.Duration // how long a resize waits for its device
-	Destroyed  func()        // called when DestroySandbox has succeeded, before it answers
-
-	Order arrival.Order // of calls, as the transport reads them
-
-	calls  sync.RWMutex // each call under way holds it for reading
-	counts metrics.Calls
-}
-
-// Register adds the services to a server.
-func (a *Agent) Register(server *ttrpc.Server) {
-	for name, methods := range a.services() {
-		server.RegisterService(name, &ttrpc.ServiceDesc{Methods: methods})
-	}
+	ResizeWait time.Duration  // how long a resize waits for its device
+	Destroyed  func()         // called when DestroySandbox has succeeded, before it answers
+	Counts     *metrics.Calls // of the calls that the server has answered
 }
 
 // Methods names the methods that the agent has, by service.
 func Methods() map[string][]string {
 	names := map[string][]string{}
-	for service, methods := range new(Agent).services() {
-		names[service] = slices.Sorted(maps.Keys(methods))
+	for service, calls := range new(Agent).Calls() {
+		names[service] = slices.Sorted(maps.Keys(calls))
 	}
 	return names
 }
 
-// services are the methods that are built, by service and name.
-func (a *Agent) services() map[string]map[string]ttrpc.Method {
-	all := map[string]map[string]ttrpc.Method{
+// Calls are the methods that are built. Those are ordered that change who holds what, and the one that asks about it.
+func (a *Agent) Calls() server.Calls {
+	return server.Calls{
 		agentpb.AgentServiceName: {
-			"CreateSandbox":   method(a, "CreateSandbox", a.createSandbox),
-			"DestroySandbox":  method(a, "DestroySandbox", a.destroySandbox),
-			"CreateContainer": method(a, "CreateContainer", a.createContainer),
-			"RemoveContainer": method(a, "RemoveContainer", a.removeContainer),
-			"GetVolumeStats":  method(a, "GetVolumeStats", a.getVolumeStats),
-			"ResizeVolume":    method(a, "ResizeVolume", a.resizeVolume),
-			"GetGuestDetails": method(a, "GetGuestDetails", a.getGuestDetails),
-			"GetMetrics":      method(a, "GetMetrics", a.getMetrics),
-
-			"UpdateEphemeralMounts": method(a, "UpdateEphemeralMounts", a.updateEphemeralMounts),
+			"CreateSandbox":         {Answer: method(a.createSandbox), Ordered: true},
+			"DestroySandbox":        {Answer: method(a.destroySandbox), Ordered: true},
+			"CreateContainer":       {Answer: method(a.createContainer), Ordered: true},
+			"RemoveContainer":       {Answer: method(a.removeContainer), Ordered: true},
+			"UpdateEphemeralMounts": {Answer: method(a.updateEphemeralMounts), Ordered: true},
+			"GetVolumeStats":        {Answer: method(a.getVolumeStats), Quick: a.quickStats},
+			"ResizeVolume":          {Answer: method(a.resizeVolume), Quick: a.quickResize, Timed: true},
+			"GetGuestDetails":       {Answer: method(a.getGuestDetails)},
+			"GetMetrics":            {Answer: method(a.getMetrics)},
 		},
 		volumepb.VolumeServiceName: {
-			"CheckResizeVolume": method(a, "CheckResizeVolume", a.checkResizeVolume),
-			"GetVolumeHealth":   method(a, "GetVolumeHealth", a.getVolumeHealth),
-			"CheckReleased":     method(a, "CheckReleased", a.checkReleased),
+			"CheckResizeVolume": {Answer: method(a.checkResizeVolume)},
+			"GetVolumeHealth":   {Answer: method(a.getVolumeHealth)},
+			"CheckReleased":     {Answer: method(a.checkReleased), Ordered: true},
 		},
 		agentpb.HealthServiceName: {
-			"Check":   service.Method(a.check),
-			"Version": service.Method(a.version),
+			"Check":   {Answer: method(a.check), Quick: quickCheck, Always: true},
+			"Version": {Answer: method(a.version), Always: true},
 		},
 	}
-	for _, methods := range all {
-		for name, m := range methods {
-			methods[name] = counted(a.counts.Of(name), m)
-		}
-	}
-	return all
 }
 
 var nothing = &emptypb.Empty{}

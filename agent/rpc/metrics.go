@@ -8,9 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/containerd/ttrpc"
-	"google.golang.org/grpc/status"
-
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/metrics"
 	"github.com/directvol/directvol/agent/refusal"
@@ -18,23 +15,11 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// counted has a method's calls counted and timed, those among them whose payload
-// does not decode. What ttrpc answers by itself, for a method that is not
-// registered, is not seen here.
-func counted(counts *metrics.Method, call ttrpc.Method) ttrpc.Method {
-	return func(ctx context.Context, unmarshal func(any) error) (any, error) {
-		began := time.Now()
-		response, err := call(ctx, unmarshal)
-		counts.Observe(status.Code(err), time.Since(began))
-		return response, err
-	}
-}
-
 func (a *Agent) getMetrics(ctx context.Context, _ *agentpb.GetMetricsRequest) (*agentpb.Metrics, error) {
 	var text metrics.Text
 	text.Family("directvol_agent_info", metrics.Gauge, "This agent, by its version.")
 	text.Sample("directvol_agent_info", 1, "version", a.Version)
-	a.counts.Write(&text)
+	a.Counts.Write(&text)
 	a.writeVolumes(ctx, &text)
 	if err := metrics.WriteProcess(&text); err != nil {
 		return nil, err

@@ -1,35 +1,37 @@
 package rpc
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
+	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/codes"
+
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/frame"
 )
 
 func TestEveryCallIsCountedHoweverItIsAnswered(t *testing.T) {
-	a := newAgent()
-	services := a.services()
-	call := func(service, method string, decoded error) {
-		t.Helper()
-		if _, err := services[service][method](t.Context(), func(any) error { return decoded }); (err == nil) != (decoded == nil && method == "Check") {
-			t.Errorf("%s: error %v", method, err)
+	w := dial(t, newAgent())
+	for _, call := range []struct {
+		service, method string
+		payload         []byte
+		code            codes.Code
+	}{
+		{agentpb.HealthServiceName, "Check", nil, codes.OK},
+		{agentpb.HealthServiceName, "Check", nil, codes.OK},
+		{agentpb.HealthServiceName, "Check", []byte{0x0a, 0}, codes.OK}, // not where it was read
+		{agentpb.AgentServiceName, "made\nup", nil, codes.Unimplemented},
+		{agentpb.AgentServiceName, "GetVolumeStats", nil, codes.InvalidArgument},          // of no path
+		{agentpb.AgentServiceName, "GetVolumeStats", []byte{0xff}, codes.InvalidArgument}, // does not decode
+	} {
+		answer := w.exchange(w.request(&ttrpc.Request{Service: call.service, Method: call.method, Payload: call.payload}))
+		if got := codes.Code(answer.Status.GetCode()); got != call.code {
+			t.Errorf("%s %x\nwant %v\ngot  %v", call.method, call.payload, call.code, got)
 		}
 	}
-	call(agentpb.HealthServiceName, "Check", nil)
-	for range 2 {
-		if _, ok := a.Quick(&frame.Request{Service: []byte(agentpb.HealthServiceName), Method: []byte("Check")}); !ok {
-			t.Fatal("Check is not quick")
-		}
-	}
-	a.Quick(&frame.Request{Service: []byte(agentpb.AgentServiceName), Method: []byte("made\nup")})
-	call(agentpb.AgentServiceName, "GetVolumeStats", nil) // of no path
-	call(agentpb.AgentServiceName, "GetVolumeStats", errors.New("does not decode"))
-	answer, err := a.getMetrics(t.Context(), &agentpb.GetMetricsRequest{})
-	if err != nil {
+	var answer agentpb.Metrics
+	if err := answer.Unmarshal(w.exchange(w.frame("GetMetrics", &agentpb.GetMetricsRequest{})).Payload); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{

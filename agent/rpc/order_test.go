@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/directvol/directvol/agent/sandbox"
-	"github.com/directvol/directvol/agent/transport"
+	"github.com/directvol/directvol/agent/server"
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/frame"
@@ -44,12 +44,34 @@ type wire struct {
 	last uint32 // stream
 }
 
+// dial serves an agent's calls until the test's end, and connects to it.
+func dial(t *testing.T, a *Agent) *wire {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "agent.sock")
+	agent := &server.Server{Log: a.Log, Counts: a.Counts}
+	if err := agent.Listen(address.Address{Scheme: address.Unix, Path: path}, a.Calls()); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = agent.Serve() }()
+	t.Cleanup(func() { agent.Close() })
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return &wire{T: t, Conn: conn}
+}
+
 func (w *wire) frame(method string, message proto.Message) []byte {
 	payload, err := proto.Marshal(message)
 	if err != nil {
 		w.Fatal(err)
 	}
-	b, err := proto.Marshal(&ttrpc.Request{Service: agentpb.AgentServiceName, Method: method, Payload: payload})
+	return w.request(&ttrpc.Request{Service: agentpb.AgentServiceName, Method: method, Payload: payload})
+}
+
+func (w *wire) request(r *ttrpc.Request) []byte {
+	b, err := proto.Marshal(r)
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -57,8 +79,8 @@ func (w *wire) frame(method string, message proto.Message) []byte {
 	return append(frame.Header{Length: uint32(len(b)), StreamID: w.last - 1, Type: frame.TypeRequest}.Append(nil), b...)
 }
 
-// exchange sends frames in one piece, and awaits as many answers.
-func (w *wire) exchange(frames ...[]byte) {
+// exchange sends frames in one piece, and awaits as many answers. It returns the last one.
+func (w *wire) exchange(frames ...[]byte) (answer *ttrpc.Response) {
 	var all []byte
 	for _, f := range frames {
 		all = append(all, f...)
@@ -71,10 +93,16 @@ func (w *wire) exchange(frames ...[]byte) {
 		if _, err := io.ReadFull(w, head); err != nil {
 			w.Fatal(err)
 		}
-		if _, err := io.CopyN(io.Discard, w, int64(frame.ParseHeader(head).Length)); err != nil {
+		body := make([]byte, frame.ParseHeader(head).Length)
+		if _, err := io.ReadFull(w, body); err != nil {
+			w.Fatal(err)
+		}
+		answer = new(ttrpc.Response)
+		if err := proto.Unmarshal(body, answer); err != nil {
 			w.Fatal(err)
 		}
 	}
+	return answer
 }
 
 // A host gives a call up and makes its opposite, and the guest reads both at once.
@@ -83,24 +111,7 @@ func TestLaterCallOfAContainerWins(t *testing.T) {
 	a := newAgent()
 	held := new(atomic.Bool)
 	a.Sandbox = sandbox.New(a.Log, oneHolder{held: held})
-	path := filepath.Join(t.TempDir(), "agent.sock")
-	l, err := transport.Listen(address.Address{Scheme: address.Unix, Path: path}, a.Quick, &a.Order, a.Log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server, err := ttrpc.NewServer()
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.Register(server)
-	go func() { _ = server.Serve(context.Background(), l) }()
-	defer server.Close()
-	conn, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	w := &wire{T: t, Conn: conn}
+	w := dial(t, a)
 	create := func() []byte {
 		return w.frame("CreateContainer", &agentpb.CreateContainerRequest{ContainerId: "volume-dv"})
 	}

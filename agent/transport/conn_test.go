@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/agent/arrival"
 	"github.com/directvol/directvol/protocols/frame"
 )
 
@@ -27,7 +26,7 @@ func hungPair(t *testing.T) (c *conn, peer int, release chan struct{}, closed ch
 		return nil, false
 	}
 	r := newRoom(boundsOf(1 << 30))
-	r.order = new(arrival.Order)
+	r.order = someOrder()
 	c, err = newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, decline, r, func() { close(closed) })
 	if err != nil {
 		t.Fatal(err)

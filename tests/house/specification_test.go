@@ -287,16 +287,13 @@ func methodCodes(t *tree) (broken []string) {
 	return append(broken, differ("call", rows, code)...)
 }
 
-// registers tells a call that makes a method of a service.
+// registers tells a call of the server's table, which is how its method is answered.
 func registers(expr ast.Expr) bool {
-	call, ok := expr.(*ast.CallExpr)
-	if !ok {
-		return false
-	}
-	if selector, ok := call.Fun.(*ast.SelectorExpr); ok {
-		return isName(selector.X, "service") && selector.Sel.Name == "Method"
-	}
-	return isName(call.Fun, "method")
+	call, ok := expr.(*ast.CompositeLit)
+	return ok && slices.ContainsFunc(call.Elts, func(element ast.Expr) bool {
+		field, ok := element.(*ast.KeyValueExpr)
+		return ok && isName(field.Key, "Answer")
+	})
 }
 
 // sentinels compares the table of errors with the variables that host's packages export for errors.Is.

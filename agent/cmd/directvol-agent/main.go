@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -13,17 +12,17 @@ import (
 	"runtime/debug"
 	"time"
 
-	"github.com/containerd/ttrpc"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/guest"
 	"github.com/directvol/directvol/agent/guestinit"
 	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/metrics"
 	"github.com/directvol/directvol/agent/rpc"
 	"github.com/directvol/directvol/agent/sandbox"
+	"github.com/directvol/directvol/agent/server"
 	"github.com/directvol/directvol/agent/storage"
-	"github.com/directvol/directvol/agent/transport"
 	"github.com/directvol/directvol/agent/volume"
 	"github.com/directvol/directvol/protocols/modulelist"
 	"github.com/directvol/directvol/protocols/version"
@@ -34,10 +33,6 @@ const (
 	// longer than any that unmounts. What waits for a disk may wait longer, and is
 	// cut.
 	callLimit = 10 * time.Second
-	// answerLimit is how long the last answers have to leave before the end, and
-	// hangUpLimit the host to hang up when it has them.
-	answerLimit = time.Second
-	hangUpLimit = 5 * time.Second
 	// unmountLimit is how long the guest's end waits, volume by volume, for disks from
 	// which nothing comes, and syncLimit for what is left then. A slow disk is waited for.
 	unmountLimit = 10 * time.Second
@@ -156,18 +151,18 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	}
 	defer state.Close()
 	over := make(chan (<-chan struct{}), 1)
-	loaded := make(chan struct{})
 	storages := storage.NewTable(log, volumes, set.hotplug, state)
+	counts := new(metrics.Calls)
 	agent := &rpc.Agent{
-		Ready: loaded,
-		Log:   log, Version: version.String(), Init: asInit, ResizeWait: set.resizeWait, Volumes: volumes,
-		Sandbox: sandbox.New(log, storages), Storages: storages, Guest: guest.New(asInit),
+		Log: log, Version: version.String(), Init: asInit, ResizeWait: set.resizeWait, Volumes: volumes,
+		Sandbox: sandbox.New(log, storages), Storages: storages, Guest: guest.New(asInit), Counts: counts,
 	}
-	listener, err := transport.Listen(set.listen, agent.Quick, &agent.Order, log)
-	if err != nil {
+	loaded := make(chan struct{})
+	server := &server.Server{Log: log, Ready: loaded, Counts: counts}
+	if err := server.Listen(set.listen, agent.Calls()); err != nil {
 		return failed, err
 	}
-	defer listener.Close()
+	defer server.Close()
 	// After the agent's own listener, whose port nothing else is to have.
 	kept.toVsock(set.logPort, log)
 	openDebugConsole(ctx, set, asInit, log)
@@ -181,32 +176,27 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	agent.Destroyed = func() {
 		if asInit && set.powerOff {
 			select {
-			case over <- listener.HungUp():
+			case over <- server.HungUp():
 			default: // it ends already
 			}
 		}
 	}
-	server, err := ttrpc.NewServer()
-	if err != nil {
-		return failed, err
-	}
-	agent.Register(server)
 	served := make(chan error, 1)
-	// Not with ctx: the calls in flight would end with it, and are to answer.
-	go func() { served <- server.Serve(context.Background(), listener) }()
+	go func() { served <- server.Serve() }()
 	go load(modules, loaded, log)
 	if err := notifyReady(); err != nil {
 		log.Warn(err)
 	}
-	log.WithField("address", listener.Addr()).Info("directvol-agent answers")
+	log.WithField("address", server.Addr()).Info("directvol-agent answers")
 	select {
 	case err := <-served:
 		return failed, fmt.Errorf("serve: %w", err)
 	case <-ctx.Done():
-		return signalled, shutDown(server, agent, listener)
+		return signalled, shutDown(server, agent)
 	case hungUp := <-over:
-		answered(listener)
-		awaitHangUp(hungUp, log)
+		if !server.AwaitHangUp(hungUp) {
+			log.Warn("the host has not hung up after DestroySandbox's answer")
+		}
 		return destroyed, nil
 	}
 }
@@ -265,55 +255,14 @@ func load(modules func() error, loaded chan<- struct{}, log *logrus.Entry) {
 	}
 }
 
-// awaitHangUp waits until the host has its answer, which it shows by hanging up.
-func awaitHangUp(hungUp <-chan struct{}, log *logrus.Entry) {
-	limit := time.NewTimer(hangUpLimit)
-	defer limit.Stop()
-	select {
-	case <-hungUp:
-	case <-limit.C:
-		log.Warn("the host has not hung up after DestroySandbox's answer")
-	}
-}
-
-// answered waits until every call that has ended is answered on its connection.
-func answered(listener *transport.Listener) {
-	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
-	defer cancel()
-	_ = listener.Answered(ctx) // in time, or not at all
-}
-
-// lingerLimit is how long the connections stay open behind the last answers.
-const lingerLimit = 200 * time.Millisecond
-
-// linger gives a client time to take its answer: ttrpc's own takes the
-// connection's end for that of a call whose answer it has read and not delivered.
-func linger(hungUp <-chan struct{}) {
-	limit := time.NewTimer(lingerLimit)
-	defer limit.Stop()
-	select {
-	case <-hungUp:
-	case <-limit.C:
-	}
-}
-
 // shutDown lets the calls in flight answer, and closes the connections. Where it is
 // the guest's end too, it ends that.
-func shutDown(server *ttrpc.Server, agent *rpc.Agent, listener *transport.Listener) error {
+func shutDown(server *server.Server, agent *rpc.Agent) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
-	defer cancel()
-	// First, because ttrpc takes a connection for idle until its first answer.
-	agent.Drain(ctx)
-	answered(listener)
-	linger(listener.HungUp())
-	ctx, cancel = context.WithTimeout(context.Background(), answerLimit)
 	defer cancel()
 	err := server.Shutdown(ctx)
 	if agent.Init {
 		endGuest(agent.Sandbox, agent.Volumes, agent.Log)
-	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		return nil
 	}
 	return err
 }

@@ -1,0 +1,195 @@
+package server
+
+import (
+	"context"
+	"runtime/debug"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/directvol/directvol/agent/metrics"
+	"github.com/directvol/directvol/agent/transport"
+	"github.com/directvol/directvol/protocols/frame"
+)
+
+// Call is how a method is answered.
+type Call struct {
+	// Answer decodes the request, and returns the response or a status. It has a goroutine of its own.
+	Answer ttrpc.Method
+
+	// Quick, where it is set, answers the call where its frame is read, or declines it; then Answer has it. transport.Quick says
+	// how long it may take. Timed says that it takes long enough for a look at the clock.
+	Quick transport.Quick
+	Timed bool
+
+	Ordered bool // it changes who holds what: it begins in the order of arrival
+	Always  bool // it is answered before the guest is ready too, and while the agent ends
+}
+
+// Calls are the methods that are routed, by service and name. Their names are the program's own: they become labels of metrics.
+type Calls map[string]map[string]Call
+
+// routed is a call with its counts.
+type routed struct {
+	Call
+	name   string
+	counts *metrics.Method
+	server *Server
+}
+
+// methods are those of one service, and table all services'.
+type (
+	methods map[string]*routed
+	table   map[string]methods
+)
+
+func (s *Server) routes(calls Calls) table {
+	t := table{}
+	for service, all := range calls {
+		t[service] = methods{}
+		for name, call := range all {
+			t[service][name] = &routed{call, name, s.Counts.Of(name), s}
+		}
+	}
+	return t
+}
+
+// of returns who answers a request, or nil.
+func (t table) of(r *frame.Request) *routed { return t[string(r.Service)][string(r.Method)] }
+
+// answers are the methods as ttrpc's server takes them.
+func (m methods) answers() map[string]ttrpc.Method {
+	all := map[string]ttrpc.Method{}
+	for name, r := range m {
+		all[name] = r.answer
+	}
+	return all
+}
+
+func (s *Server) isOrdered(r *frame.Request) bool {
+	to := s.table.of(r)
+	return to != nil && to.Ordered
+}
+
+// quick answers a call where its frame was read: it is a transport.Quick. It declines errors and panics too.
+func (s *Server) quick(r *frame.Request) (response []byte, ok bool) {
+	to := s.table.of(r)
+	if to == nil || to.Quick == nil {
+		return nil, false
+	}
+	if !to.Always {
+		if !s.isReady() || !s.calls.TryRLock() {
+			return nil, false
+		}
+		defer s.calls.RUnlock()
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			to.panicked(p)
+			response, ok = nil, false
+		}
+	}()
+	if to.Timed {
+		return to.timed(r)
+	}
+	if response, ok = to.Quick(r); ok {
+		to.counts.Count(codes.OK)
+	}
+	return response, ok
+}
+
+// timed is Quick with a look at the clock.
+func (to *routed) timed(r *frame.Request) (response []byte, ok bool) {
+	began := time.Now()
+	if response, ok = to.Quick(r); ok {
+		to.counts.Observe(codes.OK, time.Since(began))
+		to.server.Log.Debug(to.name)
+	}
+	return response, ok
+}
+
+// answer answers a call of ttrpc's server, and counts and logs it.
+func (to *routed) answer(ctx context.Context, decode func(any) error) (any, error) {
+	began := time.Now()
+	response, err := to.safely(ctx, decode)
+	code := status.Code(err)
+	to.counts.Observe(code, time.Since(began))
+	switch {
+	case err != nil:
+		to.server.Log.WithField("code", code).Warnf("%s: %s", to.name, status.Convert(err).Message())
+	case !to.Always:
+		to.server.Log.Debug(to.name)
+	}
+	return response, err
+}
+
+// safely turns a panic into an answer: ttrpc does not, and PID 1 must not die.
+func (to *routed) safely(ctx context.Context, decode func(any) error) (response any, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			to.panicked(p)
+			response, err = nil, status.Errorf(codes.Internal, "%s: the agent has a bug, its log says more", to.name)
+		}
+	}()
+	if to.Always {
+		return to.Answer(ctx, decode)
+	}
+	return to.inOrder(ctx, decode)
+}
+
+// inOrder makes a call when the guest is ready, and those before it have joined.
+func (to *routed) inOrder(ctx context.Context, decode func(any) error) (any, error) {
+	s := to.server
+	if !s.calls.TryRLock() {
+		return nil, status.Errorf(codes.Unavailable, "%s: the agent is ending; nothing was done: call again", to.name)
+	}
+	defer s.calls.RUnlock()
+	call, err := s.order.Claim(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer call.End()
+	if err = s.awaitReady(ctx); err != nil {
+		return nil, err
+	}
+	if ctx, err = call.Begin(ctx); err != nil {
+		return nil, err
+	}
+	return to.Answer(ctx, decode)
+}
+
+// panicked logs a panic. It is deferred, so the stack is the one that panicked.
+func (to *routed) panicked(p any) {
+	to.server.Log.Errorf("%s: panic: %v\n%s", to.name, p, debug.Stack())
+}
+
+// isReady reports whether awaitReady would not wait.
+func (s *Server) isReady() bool {
+	if s.Ready == nil {
+		return true
+	}
+	select {
+	case <-s.Ready:
+		return true
+	default:
+		return false
+	}
+}
+
+// awaitReady waits for Ready until ctx ends.
+func (s *Server) awaitReady(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return status.Errorf(codes.DeadlineExceeded, "its time was over when it arrived: call again with more: %v", err)
+	}
+	if s.Ready == nil {
+		return nil
+	}
+	select {
+	case <-s.Ready:
+		return nil
+	case <-ctx.Done():
+		return status.Errorf(codes.DeadlineExceeded, "the guest is still loading its modules: %v", ctx.Err())
+	}
+}
