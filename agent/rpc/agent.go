@@ -1,29 +1,23 @@
-// Package rpc is the agent's ttrpc side: grpc.AgentService and grpc.Health as
-// Kata Containers' clients speak them, and directvol.v1.VolumeService, which is
-// our own. It translates messages and error kinds
-// and decides nothing. Methods that are not built are not registered, and ttrpc
-// answers UNIMPLEMENTED for them.
+// Package rpc has the calls of grpc.AgentService and grpc.Health as Kata Containers' clients
+// make them, and of directvol.v1.VolumeService, which is our own. It translates messages and
+// kinds of errors, and decides nothing: agent/server says when a call begins, and agent/sandbox
+// and agent/volume what comes of it. Methods that are not built are not listed, and ttrpc's
+// server answers UNIMPLEMENTED for them.
 package rpc
 
 import (
 	"context"
 	"maps"
-	"os"
-	"regexp"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
 	"google.golang.org/protobuf/types/known/emptypb"
 
-	"github.com/directvol/directvol/agent/arrival"
 	"github.com/directvol/directvol/agent/contract"
 	"github.com/directvol/directvol/agent/guest"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/metrics"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/sandbox"
 	"github.com/directvol/directvol/agent/server"
 	"github.com/directvol/directvol/agent/storage"
@@ -100,10 +94,8 @@ func (a *Agent) createSandbox(ctx context.Context, r *agentpb.CreateSandboxReque
 	if err := contract.Check(r); err != nil {
 		return nil, err
 	}
-	return nothing, a.Sandbox.Create(ctx, r.Storages,
-		func(context.Context) (func() error, error) { return nil, a.Guest.LoadModules(r.KernelModules) },
-		func(context.Context) (func() error, error) { return a.Guest.SetResolver(r.Dns) },
-		func(context.Context) (func() error, error) { return a.Guest.SetHostname(r.Hostname) })
+	set := sandbox.Settings{Modules: r.KernelModules, Resolver: r.Dns, Hostname: r.Hostname}
+	return nothing, a.Sandbox.Create(ctx, set, r.Storages)
 }
 
 func (a *Agent) destroySandbox(ctx context.Context, _ *agentpb.DestroySandboxRequest) (*emptypb.Empty, error) {
@@ -114,28 +106,11 @@ func (a *Agent) destroySandbox(ctx context.Context, _ *agentpb.DestroySandboxReq
 	return nothing, nil
 }
 
-// containerID is what Kata takes for one.
-var containerID = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]+$`)
-
-// containerIDBytes is the longest file name, which an id becomes elsewhere.
-const containerIDBytes = 255
-
-func checkContainerID(id string) error {
-	if len(id) > containerIDBytes || !containerID.MatchString(id) {
-		return refusal.New(refusal.InvalidArgument, "container id %.80q: want %d bytes at most that match %s", id, containerIDBytes, containerID)
-	}
-	return nil
-}
-
 func (a *Agent) createContainer(ctx context.Context, r *agentpb.CreateContainerRequest) (*emptypb.Empty, error) {
-	if err := checkContainerID(r.ContainerId); err != nil {
-		return nil, err
-	}
 	if err := contract.Check(r); err != nil {
 		return nil, err
 	}
-	devices := func(ctx context.Context) (func() error, error) { return nil, a.Storages.AwaitDevices(ctx, r.Devices) }
-	if err := a.Sandbox.CreateContainer(ctx, r.ContainerId, r.Storages, devices); err != nil {
+	if err := a.Sandbox.CreateContainer(ctx, r.ContainerId, r.Storages, r.Devices); err != nil {
 		return nil, err
 	}
 	a.Log.WithField("container", r.ContainerId).Info("container's storages are mounted; no process is made for it")
@@ -143,9 +118,6 @@ func (a *Agent) createContainer(ctx context.Context, r *agentpb.CreateContainerR
 }
 
 func (a *Agent) removeContainer(ctx context.Context, r *agentpb.RemoveContainerRequest) (*emptypb.Empty, error) {
-	if err := checkContainerID(r.ContainerId); err != nil {
-		return nil, err
-	}
 	if r.Timeout != 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.Timeout)*time.Second)
@@ -196,31 +168,12 @@ func (a *Agent) resizeVolume(ctx context.Context, r *agentpb.ResizeVolumeRequest
 }
 
 func (a *Agent) checkResizeVolume(ctx context.Context, r *volumepb.CheckResizeVolumeRequest) (*emptypb.Empty, error) {
-	v, err := a.Volumes.Lookup(r.VolumeGuestPath)
-	if err != nil {
-		return nil, err
-	}
-	return nothing, v.CheckResize(ctx, r.Size_)
+	return nothing, a.Volumes.CheckResize(ctx, r.VolumeGuestPath, r.Size_)
 }
 
 func (a *Agent) checkReleased(ctx context.Context, r *volumepb.CheckReleasedRequest) (*emptypb.Empty, error) {
-	check := func(ctx context.Context) error { return a.Storages.CheckReleased(ctx, r.Driver, r.Source) }
-	if r.ContainerId == "" {
-		arrival.Joined(ctx)
-		return nothing, check(ctx)
-	}
-	if err := checkContainerID(r.ContainerId); err != nil {
-		return nil, err
-	}
-	return nothing, a.Sandbox.Behind(ctx, r.ContainerId, check)
+	return nothing, a.Sandbox.CheckReleased(ctx, r.ContainerId, r.Driver, r.Source)
 }
-
-// Where the kernel tells about hot-pluggable memory
-// (Documentation/admin-guide/mm/memory-hotplug.rst).
-const (
-	memoryBlockSize = "/sys/devices/system/memory/block_size_bytes"
-	memoryProbe     = "/sys/devices/system/memory/probe"
-)
 
 func (a *Agent) getGuestDetails(_ context.Context, r *agentpb.GuestDetailsRequest) (*agentpb.GuestDetailsResponse, error) {
 	details := &agentpb.GuestDetailsResponse{AgentDetails: &agentpb.AgentDetails{
@@ -231,17 +184,13 @@ func (a *Agent) getGuestDetails(_ context.Context, r *agentpb.GuestDetailsReques
 		ExtraFeatures:   []string{StorageOnly},
 	}}
 	if r.MemBlockSize {
-		// A kernel without memory hotplug has no such file: 0 says so.
-		if text, err := os.ReadFile(memoryBlockSize); err == nil {
-			details.MemBlockSizeBytes, err = strconv.ParseUint(strings.TrimSpace(string(text)), 16, 64)
-			if err != nil {
-				return nil, err
-			}
+		var err error
+		if details.MemBlockSizeBytes, err = a.Guest.MemoryBlockSize(); err != nil {
+			return nil, err
 		}
 	}
 	if r.MemHotplugProbe {
-		_, err := os.Stat(memoryProbe)
-		details.SupportMemHotplugProbe = err == nil
+		details.SupportMemHotplugProbe = a.Guest.ProbesMemory()
 	}
 	return details, nil
 }

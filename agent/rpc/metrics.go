@@ -5,12 +5,9 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"sync"
-	"time"
 
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/metrics"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/storage"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
@@ -61,23 +58,14 @@ func (a *Agent) writeVolumes(ctx context.Context, text *metrics.Text) {
 	}
 }
 
-// conditions asks every volume at the same time: one that hangs makes them wait
-// for as long as volume.Stats does, and no longer.
+// conditions counts the volumes that have a condition, and the conditions.
 func (a *Agent) conditions(ctx context.Context, mounted []storage.Mount) (abnormal int, counts map[condition]int) {
-	found := make([][]health.Condition, len(mounted))
-	var all sync.WaitGroup
-	for i, m := range mounted {
-		all.Go(func() {
-			stats, err := a.Volumes.Stats(ctx, m.MountPoint)
-			found[i] = stats.Conditions
-			if refusal.KindOf(err) == refusal.DeadlineExceeded { // it has not answered yet
-				found[i] = health.Unanswered(nil, "filesystem", m.MountPoint, 0, time.Time{})
-			}
-		})
+	var paths []string
+	for _, m := range mounted {
+		paths = append(paths, m.MountPoint)
 	}
-	all.Wait()
 	counts = map[condition]int{}
-	for _, conditions := range found {
+	for _, conditions := range a.Volumes.Conditions(ctx, paths) {
 		if len(conditions) > 0 {
 			abnormal++
 		}

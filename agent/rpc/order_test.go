@@ -37,6 +37,8 @@ func (o oneHolder) Release(context.Context, string) error {
 	return nil
 }
 
+func (oneHolder) AwaitDevices(context.Context, []*agentpb.Device) error { return nil }
+
 // wire is a connection to an agent that sends frames as it likes.
 type wire struct {
 	*testing.T

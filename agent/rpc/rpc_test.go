@@ -6,7 +6,6 @@ import (
 	"io"
 	"reflect"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -106,26 +105,25 @@ func TestFailureOfACallThatIsOverIsItsDeadline(t *testing.T) {
 	}
 }
 
-func TestContainerIDsAreFileNames(t *testing.T) {
-	for id, fine := range map[string]bool{
-		"c1": true, "0a1b-2_3.4": true, strings.Repeat("x", 255): true,
-		"": false, "x": false, ".hidden": false, "..": false, "a/b": false, "a b": false, "a\n": false, "ä1": false, strings.Repeat("x", 256): false,
-	} {
-		err := checkContainerID(id)
-		if (err == nil) != fine || err != nil && refusal.KindOf(err) != refusal.InvalidArgument {
-			t.Errorf("%.20q: fine %v\ngot error %v", id, fine, err)
-		}
-	}
+// busy has storages that do not come before end, whoever gives them up.
+type busy struct {
+	oneHolder
+	end chan struct{}
 }
+
+func (b busy) Hold(context.Context, string, []*agentpb.Storage, func() bool) error {
+	<-b.end
+	return errors.New("ended")
+}
+
+func (busy) Waiting(...string) []string { return nil }
 
 // Kata's RemoveContainer has a limit of its own, in seconds, beside the call's.
 func TestRemoveContainerWaitsNoLongerThanItsTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, end := newAgent(), make(chan struct{})
-		go a.Sandbox.Behind(t.Context(), "busy", func(context.Context) error {
-			<-end
-			return nil
-		})
+		a.Sandbox = sandbox.New(a.Log, busy{end: end})
+		go a.Sandbox.CreateContainer(t.Context(), "busy", nil, nil)
 		synctest.Wait()
 		defer close(end)
 		began := time.Now()
@@ -134,13 +132,6 @@ func TestRemoveContainerWaitsNoLongerThanItsTimeout(t *testing.T) {
 			t.Errorf("want a DeadlineExceeded within 2 s\ngot  %v after %v", err, took)
 		}
 	})
-}
-
-func TestContainerIDThatIsTooLongIsSaidToBe(t *testing.T) {
-	err := checkContainerID(strings.Repeat("a", 256))
-	if refusal.KindOf(err) != refusal.InvalidArgument || !strings.Contains(err.Error(), "255") {
-		t.Errorf("want an InvalidArgument with 255\ngot  %v", err)
-	}
 }
 
 func TestQuickAnswersWhatItKnowsAndNoMore(t *testing.T) {

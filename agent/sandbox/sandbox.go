@@ -31,6 +31,7 @@ import (
 
 	"github.com/directvol/directvol/agent/arrival"
 	"github.com/directvol/directvol/agent/deadline"
+	"github.com/directvol/directvol/agent/guest"
 	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/storage"
 	"github.com/directvol/directvol/agent/turns"
@@ -44,6 +45,8 @@ type Storages interface {
 	ReleaseAll(ctx context.Context, agreed func() bool) error
 	UnmountEach(ctx context.Context) error
 	Update(ctx context.Context, storages []*agentpb.Storage) error
+	AwaitDevices(ctx context.Context, devices []*agentpb.Device) error
+	CheckReleased(ctx context.Context, driver, source string) error
 	Ended() bool
 	End(ended bool) error
 	Waiting(holders ...string) []string
@@ -55,6 +58,8 @@ type Sandbox struct {
 	storages Storages
 	turns    turns.Turns // by container; storage.Sandbox is the sandbox's own
 	gate     gate
+
+	Guest guest.Guest // that the sandbox is in
 
 	// Sync, where it is set, has all disks take what was written, before a Destroy changes
 	// anything: what no storage of ours is on too. It names the disk that does not.
@@ -75,13 +80,28 @@ func New(log *logrus.Entry, storages Storages) *Sandbox {
 	return &Sandbox{log: log, storages: storages, gate: newGate(), creates: map[*create]bool{}}
 }
 
-// Step is a part of a create that comes before its storages, in its turn. undo, which
+// step is a part of a create that comes before its storages, in its turn. undo, which
 // may be nil, is called where a later part fails.
-type Step func(context.Context) (undo func() error, err error)
+type step func(context.Context) (undo func() error, err error)
 
-// Create makes the sandbox, again after Destroy, and holds its own storages. Where it
-// fails the sandbox is as it was: after a Destroy no other call is made meanwhile.
-func (s *Sandbox) Create(ctx context.Context, storages []*agentpb.Storage, before ...Step) error {
+// Settings are what a sandbox sets of its guest; package guest says what each may be.
+type Settings struct {
+	Modules  []*agentpb.KernelModule
+	Resolver []string // lines of resolv.conf(5)
+	Hostname string
+}
+
+// Create makes the sandbox, again after Destroy: it sets what the guest is to have, and holds
+// the sandbox's own storages. Where it fails the sandbox is as it was, but for modules, which
+// stay; after a Destroy no other call is made meanwhile.
+func (s *Sandbox) Create(ctx context.Context, set Settings, storages []*agentpb.Storage) error {
+	return s.createSandbox(ctx, storages,
+		func(context.Context) (func() error, error) { return nil, s.Guest.LoadModules(set.Modules) },
+		func(context.Context) (func() error, error) { return s.Guest.SetResolver(set.Resolver) },
+		func(context.Context) (func() error, error) { return s.Guest.SetHostname(set.Hostname) })
+}
+
+func (s *Sandbox) createSandbox(ctx context.Context, storages []*agentpb.Storage, before ...step) error {
 	err := s.createIn(ctx, s.inTurn(storage.Sandbox), false, storages, before)
 	if errors.Is(err, errAgain) {
 		err = s.createIn(ctx, s.alone, true, storages, before)
@@ -92,7 +112,7 @@ func (s *Sandbox) Create(ctx context.Context, storages []*agentpb.Storage, befor
 // errAgain is of a sandbox that is destroyed, when it is to be made beside others.
 var errAgain = errors.New("after a destroy a sandbox is made alone")
 
-func (s *Sandbox) createIn(ctx context.Context, turn turn, alone bool, storages []*agentpb.Storage, before []Step) error {
+func (s *Sandbox) createIn(ctx context.Context, turn turn, alone bool, storages []*agentpb.Storage, before []step) error {
 	return s.create(ctx, "the sandbox", storage.Sandbox, turn, func(ctx context.Context, agreed func() bool) error {
 		ended := s.storages.Ended()
 		if ended && !alone {
@@ -109,15 +129,8 @@ func (s *Sandbox) createIn(ctx context.Context, turn turn, alone bool, storages 
 	})
 }
 
-// CreateContainer holds a container's storages. Repeated, it changes nothing.
-func (s *Sandbox) CreateContainer(ctx context.Context, id string, storages []*agentpb.Storage, before ...Step) error {
-	return s.create(ctx, "container "+id, id, s.inTurn(id), func(ctx context.Context, agreed func() bool) error {
-		return s.hold(ctx, id, storages, agreed, before)
-	})
-}
-
 // hold takes the steps and holds storages. Where it fails, it has undone the steps.
-func (s *Sandbox) hold(ctx context.Context, holder string, storages []*agentpb.Storage, agreed func() bool, before []Step) error {
+func (s *Sandbox) hold(ctx context.Context, holder string, storages []*agentpb.Storage, agreed func() bool, before []step) error {
 	if len(before) == 0 {
 		return s.storages.Hold(ctx, holder, storages, agreed)
 	}
@@ -173,17 +186,6 @@ func decides(ctx context.Context, decided *atomic.Bool) func() bool {
 	return func() bool { return ctx.Err() == nil && decided.CompareAndSwap(false, true) }
 }
 
-// RemoveContainer has a container let go of what it holds. A create that is under
-// way is ended. OK means that nothing of the container is held, or about to be.
-func (s *Sandbox) RemoveContainer(ctx context.Context, id string) error {
-	ctx, cancel := limited(ctx)
-	defer cancel()
-	s.interrupt(errRemoved, func(c *create) bool { return c.id == id })
-	return s.call(ctx, containerOf(id), s.inTurn(id), nil, func(ctx context.Context) error {
-		return s.storages.Release(ctx, id)
-	})
-}
-
 // Destroy unmounts everything, and takes nothing until Create. Where it fails the
 // sandbox and its containers are as they were.
 func (s *Sandbox) Destroy(ctx context.Context) error {
@@ -199,11 +201,6 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 		}
 		return s.storages.ReleaseAll(ctx, decides(ctx, &decided))
 	})
-}
-
-// Behind runs look when the calls of a container that came before it have ended.
-func (s *Sandbox) Behind(ctx context.Context, id string, look func(context.Context) error) error {
-	return s.call(ctx, containerOf(id), s.inTurn(id), nil, look)
 }
 
 // UnmountEach unmounts what can be unmounted, for the guest's end.

@@ -22,11 +22,11 @@ func TestRemoveEndsEveryCreateThatWaits(t *testing.T) {
 		s := of(table{hold: func(ctx context.Context, _ func() bool) error { <-ctx.Done(); return ctx.Err() }})
 		created := make(chan error, 3)
 		for range 3 {
-			go func() { created <- s.CreateContainer(t.Context(), "c", nil) }()
+			go func() { created <- s.CreateContainer(t.Context(), "c1", nil, nil) }()
 		}
 		synctest.Wait()
 		began := time.Now()
-		if err := s.RemoveContainer(t.Context(), "c"); err != nil || time.Since(began) > 0 {
+		if err := s.RemoveContainer(t.Context(), "c1"); err != nil || time.Since(began) > 0 {
 			t.Errorf("remove\nwant OK at once\ngot  %v after %v", err, time.Since(began))
 		}
 		for range 3 {
@@ -47,7 +47,7 @@ func TestShortCallIsMadeWhereNothingIsWaitedFor(t *testing.T) {
 		}})
 		for range 100 {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-			if err := s.CreateContainer(ctx, "c", nil); err != nil {
+			if err := s.CreateContainer(ctx, "c1", nil, nil); err != nil {
 				t.Fatal(err)
 			}
 			cancel()
@@ -60,16 +60,16 @@ func TestCreateThatFailsUndoesItsSteps(t *testing.T) {
 	fails := errors.New("it fails")
 	s := of(table{hold: func(context.Context, func() bool) error { return fails }})
 	var did []string
-	step := func(name string, err error) Step {
+	take := func(name string, err error) step {
 		return func(context.Context) (func() error, error) {
 			did = append(did, name)
 			return func() error { did = append(did, "not "+name); return nil }, err
 		}
 	}
-	if err := s.Create(t.Context(), nil, step("a", nil), step("b", nil)); !errors.Is(err, fails) {
+	if err := s.createSandbox(t.Context(), nil, take("a", nil), take("b", nil)); !errors.Is(err, fails) {
 		t.Error(err)
 	}
-	if err := s.CreateContainer(t.Context(), "c", nil, step("c", nil), step("d", fails), step("e", nil)); !errors.Is(err, fails) {
+	if err := s.createContainer(t.Context(), "c1", nil, take("c", nil), take("d", fails), take("e", nil)); !errors.Is(err, fails) {
 		t.Error(err)
 	}
 	if got, want := strings.Join(did, ", "), "a, b, not b, not a, c, d, not c"; got != want {
@@ -81,6 +81,7 @@ func TestCreateThatFailsUndoesItsSteps(t *testing.T) {
 type table struct {
 	hold    func(ctx context.Context, agreed func() bool) error
 	release func() error // nil for at once
+	check   func() error
 }
 
 func (t table) Hold(ctx context.Context, _ string, _ []*agentpb.Storage, agreed func() bool) error {
@@ -103,12 +104,14 @@ func (table) UnmountEach(context.Context) error                { return nil }
 func (table) Update(context.Context, []*agentpb.Storage) error { return nil }
 func (table) Ended() bool                                      { return false }
 func (table) Waiting(holders ...string) []string {
-	if len(holders) > 0 && !slices.Contains(holders, "c") {
+	if len(holders) > 0 && !slices.Contains(holders, "c1") {
 		return nil
 	}
 	return []string{"/dev/hung at /hung"}
 }
-func (table) End(bool) error { return nil }
+func (table) End(bool) error                                        { return nil }
+func (table) AwaitDevices(context.Context, []*agentpb.Device) error { return nil }
+func (t table) CheckReleased(context.Context, string, string) error { return t.check() }
 
 func of(t table) *Sandbox {
 	log := logrus.New()
@@ -120,10 +123,10 @@ func TestRemoveEndsACreateThatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := of(table{hold: func(ctx context.Context, _ func() bool) error { <-ctx.Done(); return ctx.Err() }})
 		created := make(chan error, 1)
-		go func() { created <- s.CreateContainer(t.Context(), "c", nil) }()
+		go func() { created <- s.CreateContainer(t.Context(), "c1", nil, nil) }()
 		synctest.Wait()
 		began := time.Now()
-		if err := s.RemoveContainer(t.Context(), "c"); err != nil || time.Since(began) > 0 {
+		if err := s.RemoveContainer(t.Context(), "c1"); err != nil || time.Since(began) > 0 {
 			t.Errorf("remove\nwant OK at once\ngot  %v after %v", err, time.Since(began))
 		}
 		if err := <-created; refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), "it was removed while") {
@@ -139,7 +142,7 @@ func TestCallBehindOneThatHangsIsToldInTime(t *testing.T) {
 		for range 5 { // the first one hangs, the others wait for it
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			began := time.Now()
-			err := s.CreateContainer(ctx, "c", nil)
+			err := s.CreateContainer(ctx, "c1", nil, nil)
 			if refusal.KindOf(err) != refusal.DeadlineExceeded || ctx.Err() != nil || !strings.Contains(err.Error(), "a disk may not answer") {
 				t.Errorf("want it told why before its second is over\ngot  %v after %v", err, time.Since(began))
 			}
@@ -166,7 +169,7 @@ func TestCallWhoseCallerHasGoneHoldsNothing(t *testing.T) {
 		}})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := s.CreateContainer(ctx, "c", nil); refusal.KindOf(err) != refusal.DeadlineExceeded {
+		if err := s.CreateContainer(ctx, "c1", nil, nil); refusal.KindOf(err) != refusal.DeadlineExceeded {
 			t.Errorf("got %v", err)
 		}
 		if <-asked {
@@ -178,7 +181,7 @@ func TestCallWhoseCallerHasGoneHoldsNothing(t *testing.T) {
 func TestPanicEndsItsCallAlone(t *testing.T) {
 	s := of(table{hold: func(context.Context, func() bool) error { panic("a bug") }})
 	for range 2 { // its turn is free again
-		if err := s.CreateContainer(t.Context(), "c", nil); err == nil || !strings.Contains(err.Error(), "the agent has a bug") {
+		if err := s.CreateContainer(t.Context(), "c1", nil, nil); err == nil || !strings.Contains(err.Error(), "the agent has a bug") {
 			t.Errorf("want it told\ngot  %v", err)
 		}
 	}
@@ -192,7 +195,7 @@ func TestCallThatIsLateNamesItsDisk(t *testing.T) {
 		s := of(table{release: func() error { <-answers; return nil }})
 		for range 2 { // one that hangs, and one that waits for it
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			if err := s.RemoveContainer(ctx, "c"); refusal.KindOf(err) != refusal.DeadlineExceeded || ctx.Err() != nil || !strings.Contains(err.Error(), "(/dev/hung at /hung)") {
+			if err := s.RemoveContainer(ctx, "c1"); refusal.KindOf(err) != refusal.DeadlineExceeded || ctx.Err() != nil || !strings.Contains(err.Error(), "(/dev/hung at /hung)") {
 				t.Errorf("want it to name the disk, in time\ngot  %v", err)
 			}
 			cancel()
@@ -213,45 +216,71 @@ func TestRemoveTakesAsLongAsItsCallerWaits(t *testing.T) {
 		s := of(table{release: func() error { time.Sleep(20 * time.Second); return nil }})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if err := s.RemoveContainer(ctx, "c"); err != nil {
+		if err := s.RemoveContainer(ctx, "c1"); err != nil {
 			t.Errorf("after 20 s of a minute\nwant OK\ngot  %v", err)
 		}
 		began := time.Now()
-		if err := s.RemoveContainer(t.Context(), "c"); refusal.KindOf(err) != refusal.DeadlineExceeded || time.Since(began) > releaseLimit {
+		if err := s.RemoveContainer(t.Context(), "c1"); refusal.KindOf(err) != refusal.DeadlineExceeded || time.Since(began) > releaseLimit {
 			t.Errorf("of a caller who sets no limit\nwant it told after %v at most\ngot  %v after %v", releaseLimit, err, time.Since(began))
 		}
 		time.Sleep(time.Minute)
 	})
 }
 
-// Who looks behind a container's calls sees what a call has made that its caller gave up.
-func TestBehindIsBehindCallsThatWereGivenUp(t *testing.T) {
+// Who asks whether a container has let go sees what a call has made that its caller gave up.
+func TestCheckReleasedIsBehindCallsThatWereGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ends, held := make(chan struct{}), false
-		s := of(table{hold: func(context.Context, func() bool) error { <-ends; held = true; return nil }})
+		ends, held, looked := make(chan struct{}), false, 0
+		s := of(table{
+			hold:  func(context.Context, func() bool) error { <-ends; held = true; return nil },
+			check: func() error { looked++; return nil },
+		})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := s.CreateContainer(ctx, "c", nil); refusal.KindOf(err) != refusal.DeadlineExceeded {
+		if err := s.CreateContainer(ctx, "c1", nil, nil); refusal.KindOf(err) != refusal.DeadlineExceeded {
 			t.Fatal(err)
 		}
-		other := false
-		if err := s.Behind(t.Context(), "other", func(context.Context) error { other = true; return nil }); err != nil || !other {
-			t.Errorf("behind another container: %v", err)
+		for _, other := range []string{"other", ""} {
+			if err := s.CheckReleased(t.Context(), other, "", ""); err != nil {
+				t.Errorf("of container %q: %v", other, err)
+			}
 		}
 		late, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		look := func(context.Context) error {
-			if !held {
-				t.Error("it looked before the call had ended")
-			}
-			return nil
-		}
-		if err := s.Behind(late, "c", look); refusal.KindOf(err) != refusal.DeadlineExceeded {
-			t.Errorf("while it goes on\nwant DeadlineExceeded\ngot  %v", err)
+		if err := s.CheckReleased(late, "c1", "", ""); refusal.KindOf(err) != refusal.DeadlineExceeded || looked != 2 {
+			t.Errorf("while it goes on\nwant DeadlineExceeded, and two looks\ngot  %v, and %d", err, looked)
 		}
 		close(ends)
-		if err := s.Behind(t.Context(), "c", look); err != nil {
-			t.Error(err)
+		if err := s.CheckReleased(t.Context(), "c1", "", ""); err != nil || !held || looked != 3 {
+			t.Errorf("when it has ended: %v, held %v, %d looks", err, held, looked)
 		}
 	})
+}
+
+func TestContainerIDsAreFileNames(t *testing.T) {
+	s := of(table{hold: func(context.Context, func() bool) error { return nil }, check: func() error { return nil }})
+	for id, fine := range map[string]bool{
+		"c1": true, "0a1b-2_3.4": true, strings.Repeat("x", 255): true,
+		"x": false, ".hidden": false, "..": false, "a/b": false, "a b": false, "a\n": false, "ä1": false, strings.Repeat("x", 256): false,
+	} {
+		for call, err := range map[string]error{
+			"create": s.CreateContainer(t.Context(), id, nil, nil),
+			"remove": s.RemoveContainer(t.Context(), id),
+			"check":  s.CheckReleased(t.Context(), id, "", ""),
+		} {
+			if (err == nil) != fine || err != nil && refusal.KindOf(err) != refusal.InvalidArgument {
+				t.Errorf("%s %.20q: fine %v\ngot error %v", call, id, fine, err)
+			}
+		}
+	}
+	if s.CreateContainer(t.Context(), "", nil, nil) == nil || s.RemoveContainer(t.Context(), "") == nil {
+		t.Error("a container without an id")
+	}
+}
+
+func TestContainerIDThatIsTooLongIsSaidToBe(t *testing.T) {
+	err := of(table{}).RemoveContainer(t.Context(), strings.Repeat("a", 256))
+	if refusal.KindOf(err) != refusal.InvalidArgument || !strings.Contains(err.Error(), "255") {
+		t.Errorf("want an InvalidArgument with 255\ngot  %v", err)
+	}
 }

@@ -510,7 +510,7 @@ func (m *model) create(t *rapid.T) {
 		c.expects = m.life
 	}
 	m.begin(c, limit, func(ctx context.Context) error {
-		return c.by.sandbox.CreateContainer(ctx, c.container, storages)
+		return c.by.sandbox.CreateContainer(ctx, c.container, storages, nil)
 	})
 }
 
@@ -528,7 +528,7 @@ func (m *model) destroy(t *rapid.T) {
 }
 
 func (m *model) createSandbox(t *rapid.T) {
-	m.begin(m.asksForLife(&call{verb: "create sandbox"}), rapid.SampledFrom(limits).Draw(t, "limit"), func(ctx context.Context) error { return m.sandbox.Create(ctx, nil) })
+	m.begin(m.asksForLife(&call{verb: "create sandbox"}), rapid.SampledFrom(limits).Draw(t, "limit"), func(ctx context.Context) error { return m.sandbox.Create(ctx, sandbox.Settings{}, nil) })
 }
 
 // giveUp has a caller hang up.

@@ -76,6 +76,15 @@ func (t *Table) ResizeAtOnce(ctx context.Context, path string, size uint64) bool
 // errStillSmaller means that Resize has to wait for the device.
 var errStillSmaller = errors.New("the device is smaller than the size that is asked for")
 
+// CheckResize is Volume.CheckResize of the volume at path.
+func (t *Table) CheckResize(ctx context.Context, path string, size uint64) error {
+	v, err := t.Lookup(path)
+	if err != nil {
+		return err
+	}
+	return v.CheckResize(ctx, size)
+}
+
 // CheckResize refuses what Resize to size would refuse once the disk has grown
 // to it, and changes nothing: for the caller who is about to grow the disk,
 // which it does for good.

@@ -152,10 +152,12 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	defer state.Close()
 	over := make(chan (<-chan struct{}), 1)
 	storages := storage.NewTable(log, volumes, set.hotplug, state)
+	box := sandbox.New(log, storages)
+	box.Guest, box.Sync = guest.New(asInit), volumes.Sync
 	counts := new(metrics.Calls)
 	agent := &rpc.Agent{
 		Log: log, Version: version.String(), Init: asInit, ResizeWait: set.resizeWait, Volumes: volumes,
-		Sandbox: sandbox.New(log, storages), Storages: storages, Guest: guest.New(asInit), Counts: counts,
+		Sandbox: box, Storages: storages, Guest: box.Guest, Counts: counts,
 	}
 	loaded := make(chan struct{})
 	server := &server.Server{Log: log, Ready: loaded, Counts: counts}
@@ -172,7 +174,6 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	}
 	follow(life, log, monitor.Run, monitor.Beat, volumes.FollowMounts)
 	go storages.Follow(life, monitor.Remembers())
-	agent.Sandbox.Sync = volumes.Sync
 	agent.Destroyed = func() {
 		if asInit && set.powerOff {
 			select {

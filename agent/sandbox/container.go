@@ -1,0 +1,69 @@
+package sandbox
+
+import (
+	"context"
+	"regexp"
+
+	"github.com/directvol/directvol/agent/arrival"
+	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/protocols/agentpb"
+)
+
+// containerID is what Kata takes for one.
+var containerID = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]+$`)
+
+// containerIDBytes is the longest file name, which an id becomes elsewhere.
+const containerIDBytes = 255
+
+func checkContainerID(id string) error {
+	if len(id) > containerIDBytes || !containerID.MatchString(id) {
+		return refusal.New(refusal.InvalidArgument, "container id %.80q: want %d bytes at most that match %s", id, containerIDBytes, containerID)
+	}
+	return nil
+}
+
+// CreateContainer waits for a container's devices, and holds its storages. Repeated, it changes
+// nothing.
+func (s *Sandbox) CreateContainer(ctx context.Context, id string, storages []*agentpb.Storage, devices []*agentpb.Device) error {
+	return s.createContainer(ctx, id, storages, func(ctx context.Context) (func() error, error) {
+		return nil, s.storages.AwaitDevices(ctx, devices)
+	})
+}
+
+func (s *Sandbox) createContainer(ctx context.Context, id string, storages []*agentpb.Storage, before ...step) error {
+	if err := checkContainerID(id); err != nil {
+		return err
+	}
+	return s.create(ctx, "container "+id, id, s.inTurn(id), func(ctx context.Context, agreed func() bool) error {
+		return s.hold(ctx, id, storages, agreed, before)
+	})
+}
+
+// RemoveContainer has a container let go of what it holds. A create that is under
+// way is ended. OK means that nothing of the container is held, or about to be.
+func (s *Sandbox) RemoveContainer(ctx context.Context, id string) error {
+	if err := checkContainerID(id); err != nil {
+		return err
+	}
+	ctx, cancel := limited(ctx)
+	defer cancel()
+	s.interrupt(errRemoved, func(c *create) bool { return c.id == id })
+	return s.call(ctx, containerOf(id), s.inTurn(id), nil, func(ctx context.Context) error {
+		return s.storages.Release(ctx, id)
+	})
+}
+
+// CheckReleased returns nil when nothing in the guest uses a device, as storage.Table has it. Of a
+// container it looks when the calls that came before have ended; without an id it looks at once.
+func (s *Sandbox) CheckReleased(ctx context.Context, id, driver, source string) error {
+	if id == "" {
+		arrival.Joined(ctx)
+		return s.storages.CheckReleased(ctx, driver, source)
+	}
+	if err := checkContainerID(id); err != nil {
+		return err
+	}
+	return s.call(ctx, containerOf(id), s.inTurn(id), nil, func(ctx context.Context) error {
+		return s.storages.CheckReleased(ctx, driver, source)
+	})
+}

@@ -1,0 +1,29 @@
+package volume
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/refusal"
+)
+
+// Conditions returns the conditions of the volumes mounted at paths, in the order of paths: none of
+// one that cannot be asked. It asks all at the same time: one that hangs takes as long as Stats
+// does, and counts as slow.
+func (t *Table) Conditions(ctx context.Context, paths []string) [][]health.Condition {
+	found := make([][]health.Condition, len(paths))
+	var all sync.WaitGroup
+	for i, path := range paths {
+		all.Go(func() {
+			stats, err := t.Stats(ctx, path)
+			found[i] = stats.Conditions
+			if refusal.KindOf(err) == refusal.DeadlineExceeded { // it has not answered yet
+				found[i] = health.Unanswered(nil, "filesystem", path, 0, time.Time{})
+			}
+		})
+	}
+	all.Wait()
+	return found
+}
