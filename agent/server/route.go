@@ -16,11 +16,13 @@ import (
 
 // Call is how a method is answered.
 type Call struct {
-	// Answer decodes the request, and returns the response or a status. It has a goroutine of its own.
+	// Answer decodes the request, and returns the response or a status. It has a goroutine of its
+	// own.
 	Answer ttrpc.Method
 
-	// Quick, where it is set, answers the call where its frame is read, or declines it; then Answer has it. transport.Quick says
-	// how long it may take. Timed says that it takes long enough for a look at the clock.
+	// Quick, where it is set, answers the call where its frame is read, or declines it; then Answer
+	// has it. transport.Quick says how long it may take. Timed says that it takes long enough for a
+	// look at the clock.
 	Quick transport.Quick
 	Timed bool
 
@@ -28,7 +30,8 @@ type Call struct {
 	Always  bool // it is answered before the guest is ready too, and while the agent ends
 }
 
-// Calls are the methods that are routed, by service and name. Their names are the program's own: they become labels of metrics.
+// Calls are the methods that are routed, by service and name. Their names are the program's own:
+// they become labels of metrics.
 type Calls map[string]map[string]Call
 
 // routed is a call with its counts.
@@ -68,12 +71,23 @@ func (m methods) answers() map[string]ttrpc.Method {
 	return all
 }
 
+// behind returns routes that have only what the table does not.
+func (s *Server) behind(routes []transport.Route) (all []transport.Route) {
+	for _, route := range routes {
+		has := route.Has
+		route.Has = func(r *frame.Request) bool { return s.table.of(r) == nil && has(r) }
+		all = append(all, route)
+	}
+	return all
+}
+
 func (s *Server) isOrdered(r *frame.Request) bool {
 	to := s.table.of(r)
 	return to != nil && to.Ordered
 }
 
-// quick answers a call where its frame was read: it is a transport.Quick. It declines errors and panics too.
+// quick answers a call where its frame was read: it is a transport.Quick. It declines errors and
+// panics too.
 func (s *Server) quick(r *frame.Request) (response []byte, ok bool) {
 	to := s.table.of(r)
 	if to == nil || to.Quick == nil {

@@ -1,14 +1,16 @@
-// Package server is how the host's calls are answered: it listens, routes each call by its service and method,
-// and ends what is in flight when the agent does.
+// Package server is how the host's calls are answered: it listens, routes each call by its service
+// and method, and ends what is in flight when the agent does.
 //
-// It stands on agent/transport, which stays a package of its own: transport has sockets, frames, and what connections
-// may take of the guest's memory; it knows no method's name, and the log's readers and the debug console listen by it
-// too, without any call. Here is what becomes of a call, by the table that a route (agent/rpc) gives:
+// It stands on agent/transport, which stays a package of its own: transport has sockets, frames,
+// and what connections may take of the guest's memory; it knows no method's name, and the log's
+// readers and the debug console listen by it too, without any call. Here is what becomes of a call,
+// by the table that a route (agent/rpc) gives:
 //
 //	its frame is here     Quick answers it in the goroutine that has read it, or declines it
 //	declined              ttrpc's server gives it a goroutine. It waits until the guest is ready, and where it
 //	                      is Ordered until the calls before it have joined (agent/arrival). Answer answers it
-//	not in the table      ttrpc's server answers UNIMPLEMENTED
+//	not in the table      it goes, frame by frame, to the first Route that has it; else ttrpc's server answers
+//	                      UNIMPLEMENTED. (A relay to another agent is such a route.)
 //	it panics             it is answered INTERNAL, and nothing else happens: the agent may be PID 1
 //
 // Shutdown, beside a call:
@@ -58,9 +60,9 @@ type Server struct {
 	ending   sync.Once
 }
 
-// Listen begins to listen at an address. Calls wait in their connections until Serve. The caller ends the server by Shutdown,
-// or by Close.
-func (s *Server) Listen(at address.Address, calls Calls) error {
+// Listen begins to listen at an address. Calls wait in their connections until Serve. Those that
+// are not among calls go to routes. The caller ends the server by Shutdown, or by Close.
+func (s *Server) Listen(at address.Address, calls Calls, routes ...transport.Route) error {
 	if s.Counts == nil {
 		s.Counts = new(metrics.Calls)
 	}
@@ -73,11 +75,12 @@ func (s *Server) Listen(at address.Address, calls Calls) error {
 	for name, methods := range s.table {
 		s.ttrpc.RegisterService(name, &ttrpc.ServiceDesc{Methods: methods.answers()})
 	}
-	s.listener, err = transport.Listen(at, s.quick, &s.order, s.Log)
+	s.listener, err = transport.Listen(at, s.quick, &s.order, s.Log, s.behind(routes)...)
 	return err
 }
 
-// Serve answers calls until the server is closed or cannot go on. Calls in flight do not end with anything but Shutdown.
+// Serve answers calls until the server is closed or cannot go on. Calls in flight do not end with
+// anything but Shutdown.
 func (s *Server) Serve() error { return s.ttrpc.Serve(context.Background(), s.listener) }
 
 // Addr is the address that is listened on.
@@ -86,14 +89,16 @@ func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 // Close ends the server at once, and cuts the calls in flight.
 func (s *Server) Close() error { return errors.Join(s.ttrpc.Close(), s.listener.Close()) }
 
-// Shutdown refuses calls from now on, lets those in flight be answered until ctx ends, and closes the connections: where answers
-// are not read, about 2 s after that. It returns nil where calls were cut.
+// Shutdown refuses calls from now on, lets those in flight be answered until ctx ends, and closes
+// the connections: where answers are not read, about 2 s after that. It returns nil where calls
+// were cut.
 func (s *Server) Shutdown(ctx context.Context) (err error) {
 	s.ending.Do(func() {
 		// First, because ttrpc takes a connection for idle until its first answer.
 		s.drain(ctx)
 		s.awaitAnswers()
-		// ttrpc's client takes its connection's end for that of a call whose answer it has read and not delivered.
+		// ttrpc's client takes its connection's end for that of a call whose answer it has read and
+		// not delivered.
 		within(s.listener.HungUp(), lingerLimit)
 		closing, cancel := context.WithTimeout(context.Background(), answerLimit)
 		defer cancel()
@@ -118,11 +123,13 @@ func (s *Server) drain(ctx context.Context) {
 	}
 }
 
-// HungUp returns a channel that is closed when the next connection ends: whoever has its last answer hangs up.
+// HungUp returns a channel that is closed when the next connection ends: whoever has its last
+// answer hangs up.
 func (s *Server) HungUp() <-chan struct{} { return s.listener.HungUp() }
 
-// AwaitHangUp waits until the calls that have ended are answered, and until the host hangs up, which it does when it has its
-// last answer. hungUp comes from HungUp, before that answer. It reports whether the host has hung up in time.
+// AwaitHangUp waits until the calls that have ended are answered, and until the host hangs up,
+// which it does when it has its last answer. hungUp comes from HungUp, before that answer. It
+// reports whether the host has hung up in time.
 func (s *Server) AwaitHangUp(hungUp <-chan struct{}) bool {
 	s.awaitAnswers()
 	return within(hungUp, hangUpLimit)

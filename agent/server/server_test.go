@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/directvol/directvol/agent/metrics"
+	"github.com/directvol/directvol/agent/transport"
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/frame"
@@ -142,6 +143,24 @@ func TestCallsAreRoutedByServiceAndMethod(t *testing.T) {
 	}
 	if s, _ := routing(Call{Answer: fine}); s.isOrdered(asked()) {
 		t.Error("a call without an order has one")
+	}
+}
+
+// A route has the calls that are left to it, and none of the table's.
+func TestRoutesAreBehindTheTable(t *testing.T) {
+	s, _ := routing(Call{Answer: fine})
+	all := s.behind([]transport.Route{
+		{Has: func(*frame.Request) bool { return true }},
+		{Has: func(r *frame.Request) bool { return string(r.Method) == "Other" }},
+	})
+	for _, test := range []struct {
+		method string
+		want   [2]bool
+	}{{"Test", [2]bool{}}, {"Other", [2]bool{true, true}}, {"Another", [2]bool{true, false}}} {
+		r := &frame.Request{Service: []byte(name), Method: []byte(test.method)}
+		if got := [2]bool{all[0].Has(r), all[1].Has(r)}; got != test.want {
+			t.Errorf("%s\nwant %v\ngot  %v", test.method, test.want, got)
+		}
 	}
 }
 

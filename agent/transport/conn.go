@@ -2,7 +2,6 @@ package transport
 
 import (
 	"errors"
-	"io"
 	"net"
 	"os"
 	"sync"
@@ -51,7 +50,8 @@ const (
 // reads them, with one write, on a socket that blocks: a thread that waits in
 // read(2) is woken by the kernel alone, where Go's poller would be asked to
 // epoll, to hand over and to wake. All other frames go up to ttrpc's server,
-// which takes it for an ordinary net.Conn.
+// which takes the first lane for an ordinary net.Conn,
+// or to a route's server.
 type conn struct {
 	fd            int
 	local, remote net.Addr
@@ -62,15 +62,12 @@ type conn struct {
 	account       account // of memory; ledger.mu guards it
 	tickets       tickets // of its calls
 
-	up    chan []byte   // to the server
+	lanes lanes         // to the servers
 	ended chan struct{} // closed when nothing more is read
-	rest  []byte        // of the last of up, which the server has not taken yet
 	over  chan struct{}
 
-	ending, once sync.Once
-
+	ending  sync.Once
 	sending sync.Mutex // one frame at a time
-	pending []byte     // of a frame that the server has begun to write
 
 	users    atomic.Int32  // who uses fd; the last one closes it
 	sequence atomic.Uint64 // odd while a quick call runs; see watch
@@ -80,13 +77,13 @@ type conn struct {
 
 	used    atomic.Uint64 // when, as room.uses counts it
 	reading stopwatch     // a frame that memory is lent for
-	writing stopwatch     // an answer of the server
 }
 
 // newConn makes a connection of a socket, which it closes in the end, and calls onClose.
-// Its error is that there is no place for it; the socket stays the caller's then.
-func newConn(fd int, local, remote net.Addr, quick Quick, room *room, onClose func()) (*conn, error) {
-	c := &conn{fd: fd, local: local, remote: remote, quick: quick, room: room, onClose: onClose, up: make(chan []byte), ended: make(chan struct{}), over: make(chan struct{})}
+// It returns the first lane. Its error is that there is no place for it; the socket stays the caller's then.
+func newConn(fd int, local, remote net.Addr, quick Quick, room *room, onClose func()) (*lane, error) {
+	c := &conn{fd: fd, local: local, remote: remote, quick: quick, room: room, onClose: onClose, ended: make(chan struct{}), over: make(chan struct{})}
+	c.lanes.first = lane{conn: c, up: make(chan []byte)}
 	c.tickets.order = room.order
 	c.use()
 	if err := room.admit(c); err != nil {
@@ -96,14 +93,14 @@ func newConn(fd int, local, remote net.Addr, quick Quick, room *room, onClose fu
 	limit := unix.NsecToTimeval(int64(sendLimit))
 	unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit) // where it cannot be set, a write waits
 	c.start(&loop{conn: c, buffer: make([]byte, bufferBytes)})
-	return c, nil
+	return &c.lanes.first, nil
 }
 
 // use notes that the connection is used.
 func (c *conn) use() { c.used.Store(c.room.uses.Add(1)) }
 
 // stuck reports whether the connection makes others wait for too long.
-func (c *conn) stuck() bool { return c.reading.shows(patience) || c.writing.shows(patience) }
+func (c *conn) stuck() bool { return c.reading.shows(patience) || c.lanes.stuck() }
 
 // start has a goroutine read on, in the place of the one before it. That one is done with
 // the connection, however long its quick call hangs.
@@ -122,48 +119,6 @@ func (c *conn) release() {
 		c.room.left(c)
 		c.onClose()
 	}
-}
-
-// Read hands the server the frames that are not answered in place.
-func (c *conn) Read(p []byte) (int, error) {
-	if len(c.rest) == 0 {
-		select {
-		case c.rest = <-c.up:
-		case <-c.ended:
-			return 0, io.EOF
-		}
-	}
-	n := copy(p, c.rest)
-	c.rest = c.rest[n:]
-	return n, nil
-}
-
-// Write takes the server's frames, in pieces of any length, and writes whole
-// ones.
-func (c *conn) Write(p []byte) (int, error) {
-	c.pending = append(c.pending, p...)
-	for len(c.pending) >= frame.HeaderBytes {
-		header := frame.ParseHeader(c.pending)
-		length := frame.HeaderBytes + uint64(header.Length)
-		if uint64(len(c.pending)) < length {
-			break
-		}
-		if header.Type == frame.TypeResponse {
-			c.tickets.answered(header.StreamID)
-		}
-		c.writing.start()
-		err := c.send(c.pending[:length])
-		c.writing.stop()
-		if err != nil {
-			return 0, err
-		}
-		if header.Type == frame.TypeResponse {
-			c.room.ledger.give(&c.account, header.StreamID)
-			c.room.owed.answered(c)
-		}
-		c.pending = append(c.pending[:0], c.pending[length:]...)
-	}
-	return len(p), nil
 }
 
 // send writes a frame. One that could not be written whole ends the connection.
@@ -185,16 +140,6 @@ func (c *conn) send(b []byte) error {
 			return &net.OpError{Op: "write", Net: c.remote.Network(), Addr: c.remote, Err: os.NewSyscallError("write", err)}
 		}
 	}
-	return nil
-}
-
-// Close ends the connection. The descriptor stays until the last one that reads
-// or writes has left, so that its number is never another's.
-func (c *conn) Close() error {
-	c.once.Do(func() {
-		c.end()
-		c.release()
-	})
 	return nil
 }
 

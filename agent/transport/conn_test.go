@@ -14,7 +14,7 @@ import (
 )
 
 // hungPair is a connection whose quick calls hang until release, and then decline.
-func hungPair(t *testing.T) (c *conn, peer int, release chan struct{}, closed chan struct{}) {
+func hungPair(t *testing.T) (c *lane, peer int, release chan struct{}, closed chan struct{}) {
 	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -1,7 +1,8 @@
 // Package transport is how the host reaches the agent: listeners on vsock and on
 // unix sockets that admit the host alone, and connections that answer quick
 // calls in the goroutine that reads them. ttrpc's server stands above and serves
-// all the others. Streams, which carry no calls, come the same way.
+// the others, but for those of a Route, which has a server of its own. Streams, which
+// carry no calls, come the same way.
 //
 // All connections with calls take at most an eighth of the guest's memory, or 33 MiB
 // where that is more: half of it by being open, 256 at most, half by their calls. A call
@@ -67,13 +68,15 @@ func (a addr) String() string  { return a.text }
 
 // Listen listens where to says: on a vsock port, whatever CID it names, or on a
 // unix socket. Calls that order knows begin in their order; a nil order knows none.
-func Listen(to address.Address, quick Quick, order *arrival.Order, log *logrus.Entry) (*Listener, error) {
+// A call that quick does not answer goes to the first route that has it, or to the
+// server that accepts.
+func Listen(to address.Address, quick Quick, order *arrival.Order, log *logrus.Entry, routes ...Route) (*Listener, error) {
 	memory, err := guestMemory()
 	if err != nil {
 		return nil, err
 	}
 	l := &Listener{room: newRoom(boundsOf(memory)), log: log}
-	l.room.order = order
+	l.room.order, l.room.routes = order, routes
 	l.open = func(fd int, remote addr) (net.Conn, error) {
 		return newConn(fd, l.addr, remote, quick, l.room, l.gone)
 	}

@@ -28,7 +28,7 @@ type loop struct {
 
 // run reads until the connection's end, or until it is replaced.
 func (l *loop) run() (replaced bool) {
-	if l.hung != nil && l.takeHung() && l.handUp([][]byte{l.hung}, true) != nil {
+	if l.hung != nil && l.takeHung() && l.handUp(l.conn.laneOf([][]byte{l.hung}), [][]byte{l.hung}, true) != nil {
 		close(l.conn.ended)
 		return false
 	}
@@ -113,7 +113,7 @@ func (c *conn) take(header frame.Header) bool {
 	return taken
 }
 
-// passRequest hands the server a call, when there is memory for it, piece by piece as it
+// passRequest hands a server a call, when there is memory for it, piece by piece as it
 // comes. It begins when all is here that may be on its way from a peer that has gone:
 // the server is not to make room for what does not come.
 func (l *loop) passRequest(header frame.Header) error {
@@ -128,7 +128,7 @@ func (l *loop) passRequest(header frame.Header) error {
 		held = frame.HeaderBytes // nothing was lent for more
 	}
 	var pieces [][]byte
-	whole := true // as long as nothing of it has gone up
+	var to *lane // nil as long as nothing of it has gone up
 	for read := int64(0); read < length; {
 		piece, err := l.piece(length - read)
 		if err != nil {
@@ -138,17 +138,21 @@ func (l *loop) passRequest(header frame.Header) error {
 		if read < held {
 			continue
 		}
-		if err := l.handUp(pieces, whole && read == length); err != nil {
+		whole := to == nil && read == length
+		if to == nil {
+			to = l.conn.laneOf(pieces)
+		}
+		if err := l.handUp(to, pieces, whole); err != nil {
 			return err
 		}
-		pieces, whole = pieces[:0], false
+		pieces = pieces[:0]
 	}
 	runtime.Gosched() // the server's turn, before this thread waits for the peer
 	return nil
 }
 
-// handUp hands the server pieces of a frame, which may be the whole one.
-func (l *loop) handUp(pieces [][]byte, whole bool) error {
+// handUp hands a server pieces of a frame, which may be the whole one.
+func (l *loop) handUp(to *lane, pieces [][]byte, whole bool) error {
 	if whole {
 		all, err := l.conn.ticketed(bytes.Join(pieces, nil))
 		if err != nil {
@@ -157,7 +161,7 @@ func (l *loop) handUp(pieces [][]byte, whole bool) error {
 		pieces = [][]byte{all}
 	}
 	for _, p := range pieces {
-		if !l.deliver(p) {
+		if !to.deliver(p) {
 			return net.ErrClosed
 		}
 	}
@@ -246,16 +250,4 @@ func (l *loop) skip(length uint64) error {
 		length -= n
 	}
 	return nil
-}
-
-func (l *loop) deliver(chunk []byte) bool {
-	if len(chunk) == 0 {
-		return true
-	}
-	select {
-	case l.conn.up <- chunk:
-		return true
-	case <-l.conn.over:
-		return false
-	}
 }

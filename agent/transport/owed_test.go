@@ -126,7 +126,7 @@ func TestAnswerIsOwedOfACallThatIsAnsweredWhereItIsRead(t *testing.T) {
 			t.Errorf("%s\nwant %d owed\ngot  %d, %d in all", when, want, c.owes, c.room.owed.requests)
 		}
 	}
-	if !c.room.owed.owes(c) {
+	if !c.room.owed.owes(c.conn) {
 		t.Error("nothing is owed while it is answered where it was read")
 	}
 	if _, err := io.ReadFull(c, make([]byte, frame.HeaderBytes)); err != nil {

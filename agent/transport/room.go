@@ -29,6 +29,7 @@ type room struct {
 	memory memory
 	uses   atomic.Uint64  // counts frames: who was used last
 	order  *arrival.Order // of the calls; nil where they have none
+	routes []Route        // of calls that Accept's server does not get
 
 	mu    sync.Mutex
 	conns map[*conn]bool

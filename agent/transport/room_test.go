@@ -17,7 +17,7 @@ import (
 func small() *room { return newRoom(bounds{conns: 2, lent: least, lentToOne: least}) }
 
 // joined is a connection in a room, and its peer. Nothing is answered in place.
-func joined(t *testing.T, r *room) (*conn, net.Conn, error) {
+func joined(t *testing.T, r *room) (*lane, net.Conn, error) {
 	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -40,7 +40,7 @@ func joined(t *testing.T, r *room) (*conn, net.Conn, error) {
 	return c, peer, nil
 }
 
-func mustJoin(t *testing.T, r *room) (*conn, net.Conn) {
+func mustJoin(t *testing.T, r *room) (*lane, net.Conn) {
 	t.Helper()
 	c, peer, err := joined(t, r)
 	if err != nil {
@@ -50,7 +50,7 @@ func mustJoin(t *testing.T, r *room) (*conn, net.Conn) {
 }
 
 // isEnded waits for a connection's end, as its server and its peer see it.
-func isEnded(t *testing.T, c *conn, peer net.Conn) {
+func isEnded(t *testing.T, c *lane, peer net.Conn) {
 	t.Helper()
 	if err := peer.SetDeadline(time.Now().Add(limit)); err != nil {
 		t.Fatal(err)
@@ -65,7 +65,7 @@ func isEnded(t *testing.T, c *conn, peer net.Conn) {
 }
 
 // sendCall sends a call, and waits until the server has it.
-func sendCall(t *testing.T, c *conn, peer net.Conn, stream uint32) {
+func sendCall(t *testing.T, c *lane, peer net.Conn, stream uint32) {
 	t.Helper()
 	if _, err := peer.Write(asked(stream)); err != nil {
 		t.Fatal(err)
@@ -79,13 +79,13 @@ func sendCall(t *testing.T, c *conn, peer net.Conn, stream uint32) {
 }
 
 // awaitReading waits until a connection has memory for a frame, which does not come whole.
-func awaitReading(c *conn) {
+func awaitReading(c *lane) {
 	for !c.reading.runs() {
 		runtime.Gosched()
 	}
 }
 
-func answer(t *testing.T, c *conn, stream uint32) {
+func answer(t *testing.T, c *lane, stream uint32) {
 	t.Helper()
 	if _, err := c.Write(frame.AppendResponse(nil, stream, nil)); err != nil {
 		t.Fatal(err)

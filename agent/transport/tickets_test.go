@@ -25,7 +25,7 @@ func socketPair(t *testing.T) (end, peer int) {
 }
 
 // ordered makes a connection whose calls have an order.
-func ordered(t *testing.T, end int, order *arrival.Order) *conn {
+func ordered(t *testing.T, end int, order *arrival.Order) *lane {
 	t.Helper()
 	r := newRoom(boundsOf(1 << 30))
 	r.order = order

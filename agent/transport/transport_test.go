@@ -30,13 +30,13 @@ import (
 const limit = time.Minute
 
 // serve serves Health on a unix socket: Check in place by quick, Version by
-// ttrpc's server, which answers its caller's service in it.
-func serve(t *testing.T, quick Quick) string {
+// ttrpc's server, which answers its caller's service in it. Other calls go to routes.
+func serve(t *testing.T, quick Quick, routes ...Route) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "agent.sock")
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	l, err := Listen(address.Address{Scheme: address.Unix, Path: path}, quick, nil, logrus.NewEntry(log))
+	l, err := Listen(address.Address{Scheme: address.Unix, Path: path}, quick, nil, logrus.NewEntry(log), routes...)
 	if err != nil {
 		t.Fatal(err)
 	}

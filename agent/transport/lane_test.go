@@ -1,0 +1,186 @@
+package transport
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/containerd/ttrpc"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/service"
+)
+
+// other is another program's server on a unix socket, and a route to it that copies bytes.
+func other(t *testing.T) (route Route, opened *atomic.Int32) {
+	t.Helper()
+	server, err := ttrpc.NewServer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.RegisterService(agentpb.AgentServiceName, &ttrpc.ServiceDesc{Methods: map[string]ttrpc.Method{
+		"CopyFile": service.Method(func(ctx context.Context, r *agentpb.CopyFileRequest) (*agentpb.Metrics, error) {
+			kept, _ := ttrpc.GetMetadataValue(ctx, "kept")
+			if _, limited := ctx.Deadline(); !limited {
+				kept += ", and no time-out"
+			}
+			return &agentpb.Metrics{Metrics: kept + string(r.Data)}, nil
+		}),
+	}})
+	path := filepath.Join(t.TempDir(), "other.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go server.Serve(context.Background(), l)
+	t.Cleanup(func() { server.Close() })
+	opened = new(atomic.Int32)
+	return Route{
+		Has: func(r *frame.Request) bool { return string(r.Service) == agentpb.AgentServiceName },
+		Serve: func(lane net.Conn) {
+			opened.Add(1)
+			defer lane.Close()
+			there, err := net.Dial("unix", path)
+			if err != nil {
+				return
+			}
+			go func() {
+				_, _ = io.Copy(there, lane)
+				there.Close()
+			}()
+			_, _ = io.Copy(lane, there)
+		},
+	}, opened
+}
+
+// Calls of one connection that different servers answer disturb each other no more than calls of
+// one server do; their payloads, time-outs, metadata and errors are as they were sent.
+func TestEachRouteAnswersItsCallsOfOneConnection(t *testing.T) {
+	route, opened := other(t)
+	client := dial(t, serve(t, serving, route))
+	ctx, cancel := context.WithTimeout(ttrpc.WithMetadata(t.Context(), ttrpc.MD{"kept": {"metadata"}}), limit)
+	defer cancel()
+	if _, err := service.Call[agentpb.VersionCheckResponse](ctx, client, agentpb.HealthServiceName, "Version", &agentpb.CheckRequest{}); err != nil {
+		t.Error(err)
+	}
+	if opened.Load() != 0 {
+		t.Error("a lane was opened without a call")
+	}
+	var all sync.WaitGroup
+	for i := range 20 {
+		data := bytes.Repeat([]byte{'a' + byte(i)}, 1+i*i*i*400) // in one read, in several, and in several pieces
+		all.Go(func() {
+			answer, err := service.Call[agentpb.Metrics](ctx, client, agentpb.AgentServiceName, "CopyFile", &agentpb.CopyFileRequest{Data: data})
+			if err != nil || answer.Metrics != "metadata"+string(data) {
+				t.Errorf("%d bytes to the other server: error %v", len(data), err)
+			}
+		})
+		all.Go(func() {
+			answer, err := service.Call[agentpb.VersionCheckResponse](ctx, client, agentpb.HealthServiceName, "Version", &agentpb.CheckRequest{Service: string(data)})
+			if err != nil || answer.AgentVersion != string(data) {
+				t.Errorf("%d bytes to the first server: error %v", len(data), err)
+			}
+		})
+		all.Go(func() {
+			if _, err := service.Call[agentpb.HealthCheckResponse](t.Context(), client, agentpb.HealthServiceName, "Check", &agentpb.CheckRequest{}); err != nil && status.Code(err) != codes.Aborted { // by the server, where it took too long
+				t.Errorf("where it was read: %v", err)
+			}
+		})
+		all.Go(func() {
+			if _, err := service.Call[agentpb.Metrics](ctx, client, agentpb.AgentServiceName, "Unknown", &agentpb.CheckRequest{}); status.Code(err) != codes.Unimplemented {
+				t.Errorf("an unknown method\nwant Unimplemented\ngot  %v", err)
+			}
+		})
+	}
+	all.Wait()
+	if got := opened.Load(); got != 1 {
+		t.Errorf("lanes\nwant 1\ngot  %d", got)
+	}
+}
+
+// A frame comes in pieces of any length.
+func TestFrameIsRoutedWhereverItIsCut(t *testing.T) {
+	end, peer := socketPair(t)
+	defer unix.Close(peer)
+	c := ordered(t, end, nil)
+	defer c.Close()
+	opened := make(chan net.Conn, 1)
+	c.room.routes = []Route{{
+		Has:   func(r *frame.Request) bool { return string(r.Method) == "CopyFile" },
+		Serve: func(lane net.Conn) { opened <- lane },
+	}}
+	whole := requestFrame(t, "CopyFile", 10)
+	for cut := frame.HeaderBytes; cut <= len(whole); cut++ {
+		if c.laneOf([][]byte{whole[:cut], whole[cut:]}) == c {
+			t.Errorf("cut behind %d bytes: want the route's lane", cut)
+		}
+	}
+	if to := c.laneOf([][]byte{requestFrame(t, "CopyFiles", 10)}); to != c {
+		t.Error("another call goes to the route")
+	}
+	(<-opened).Close()
+}
+
+// Whatever server closes its lane, the connection ends, and nothing of it is left.
+func TestLaneThatIsClosedEndsItsConnection(t *testing.T) {
+	for _, test := range []struct{ name, method string }{{"the route's", "CopyFile"}, {"the peer's own end", ""}} {
+		lanes := make(chan net.Conn, 1)
+		path := serve(t, serving, Route{
+			Has:   func(r *frame.Request) bool { return string(r.Service) == agentpb.AgentServiceName },
+			Serve: func(lane net.Conn) { lanes <- lane },
+		})
+		client := dial(t, path)
+		called := make(chan error, 1)
+		go func() {
+			_, err := service.Call[agentpb.Metrics](t.Context(), client, agentpb.AgentServiceName, "CopyFile", &agentpb.CopyFileRequest{})
+			called <- err
+		}()
+		lane := (<-lanes).(*lane)
+		if test.method == "" {
+			client.Close()
+		} else {
+			lane.Close()
+		}
+		if err := <-called; err == nil {
+			t.Errorf("%s: the call\nwant it cut\ngot  an answer", test.name)
+		}
+		if _, err := io.Copy(io.Discard, lane); err != nil {
+			t.Errorf("%s: want the lane's end\ngot  %v", test.name, err)
+		}
+		lane.Close()
+		for r := lane.room; ; { // until the last one that uses the connection has left
+			r.mu.Lock()
+			left := len(r.conns)
+			r.mu.Unlock()
+			if left == 0 {
+				break
+			}
+		}
+		if lane.users.Load() != 0 {
+			t.Errorf("%s: %d still use the connection", test.name, lane.users.Load())
+		}
+	}
+}
+
+// A server whose answer is not read keeps its connection's place for a while, whichever lane it
+// has.
+func TestAnyLaneThatIsStuckGivesWay(t *testing.T) {
+	l := lanes{others: map[int]*lane{0: {}}}
+	l.others[0].writing.start()
+	if l.stuck() {
+		t.Error("want it to have its time")
+	}
+	l.others[0].writing.began.Add(-int64(2 * patience))
+	if !l.stuck() {
+		t.Error("want it seen")
+	}
+}
