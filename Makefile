@@ -5,6 +5,8 @@ export PATH := $(PATH):/usr/sbin:/sbin:/usr/local/go/bin
 # Builds work without git, and without a C compiler: only the race detector wants one.
 export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export CGO_ENABLED := 0
+# A process with the race detector sleeps for a second before it exits, and the tests start their own program often.
+export GORACE := atexit_sleep_ms=0
 
 # The tag of this commit, or the commit, for --version. It is empty where git is missing.
 SOURCE := $(shell git describe --tags --exact-match --match 'v*' --dirty 2>/dev/null || git describe --always --dirty --exclude '*' 2>/dev/null)
