@@ -11,7 +11,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/agent/journal"
+	"github.com/directvol/directvol/agent/logbuffer"
 	"github.com/directvol/directvol/agent/transport"
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/version"
@@ -22,7 +22,7 @@ const flushLimit = 2 * time.Second
 
 // keptLog is the journal and the ways out of it.
 type keptLog struct {
-	*journal.Journal
+	*logbuffer.Buffer
 	console func()
 }
 
@@ -30,7 +30,7 @@ type keptLog struct {
 // lines until it is known where they go.
 func newLog() (*logrus.Entry, *keptLog) {
 	log := logrus.StandardLogger()
-	j := journal.New(log, logrus.Fields{"name": "directvol-agent", "source": "agent", "pid": strconv.Itoa(os.Getpid()), "version": version.String()})
+	j := logbuffer.New(log, logrus.Fields{"name": "directvol-agent", "source": "agent", "pid": strconv.Itoa(os.Getpid()), "version": version.String()})
 	// Else writing to a console that is gone would end the process. Ignored, the
 	// signal would be ignored by what a shell starts too.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
@@ -49,7 +49,7 @@ func (k *keptLog) toVsock(port uint32, log *logrus.Entry) {
 	if port == 0 {
 		return
 	}
-	l, err := transport.ListenStreams(address.Address{Scheme: address.VSock, Port: port}, journal.MaxReaders+1, log)
+	l, err := transport.ListenStreams(address.Address{Scheme: address.VSock, Port: port}, logbuffer.MaxReaders+1, log)
 	if err != nil {
 		log.Warnf("the log goes to the console: %v", err)
 		k.toConsole()

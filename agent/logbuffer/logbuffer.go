@@ -1,8 +1,8 @@
-// Package journal is the agent's log: JSON objects, one a line, with the names
+// Package logbuffer is the agent's log: JSON objects, one a line, with the names
 // that Kata's agent gives its fields. Whoever logs writes to memory and never
 // waits; readers, the console among them, take the lines from there at their own
 // pace. One that is too slow, or comes late, is told how many it has missed.
-package journal
+package logbuffer
 
 import (
 	"context"
@@ -27,8 +27,8 @@ const (
 	batchBytes = 32 << 10
 )
 
-// Journal keeps the last lines of a log. It is safe for concurrent use.
-type Journal struct {
+// Buffer keeps the last lines of a log. It is safe for concurrent use.
+type Buffer struct {
 	formatter *logrus.JSONFormatter
 	fields    plain
 
@@ -60,15 +60,15 @@ func (e *event) fire() {
 
 // Reader is somebody who reads a journal, and how far they have come.
 type Reader struct {
-	journal *Journal
+	journal *Buffer
 	next    uint64 // the number of the next line to take
 	written uint64 // all lines before this one are written
 }
 
 // New makes log write JSON lines with these fields to a journal that it returns.
 // From then on log is the journal's. Nobody reads yet.
-func New(log *logrus.Logger, fields logrus.Fields) *Journal {
-	j := &Journal{fields: plain(fields), readers: map[*Reader]struct{}{}}
+func New(log *logrus.Logger, fields logrus.Fields) *Buffer {
+	j := &Buffer{fields: plain(fields), readers: map[*Reader]struct{}{}}
 	j.formatter = &logrus.JSONFormatter{
 		TimestampFormat: time.RFC3339Nano, DisableHTMLEscape: true,
 		FieldMap: logrus.FieldMap{logrus.FieldKeyTime: "ts"},
@@ -101,7 +101,7 @@ func (p plain) Fire(e *logrus.Entry) error {
 }
 
 // Write keeps a line. It never waits for a reader, and never fails.
-func (j *Journal) Write(line []byte) (int, error) {
+func (j *Buffer) Write(line []byte) (int, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.keep(line)
@@ -109,7 +109,7 @@ func (j *Journal) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-func (j *Journal) keep(line []byte) {
+func (j *Buffer) keep(line []byte) {
 	if len(line) > maxLine {
 		line = j.told(logrus.Fields{"bytes": len(line), "begins": string(line[:256])}, "a log line is too long and is not kept")
 	}
@@ -126,7 +126,7 @@ func (j *Journal) keep(line []byte) {
 
 // told returns a line of the journal's own. It goes past the logger, whose lock
 // is taken before ours.
-func (j *Journal) told(fields logrus.Fields, message string) []byte {
+func (j *Buffer) told(fields logrus.Fields, message string) []byte {
 	e := logrus.NewEntry(&logrus.Logger{}).WithFields(fields)
 	e.Time, e.Level, e.Message = time.Now(), logrus.WarnLevel, message
 	_ = j.fields.Fire(e)
@@ -136,7 +136,7 @@ func (j *Journal) told(fields logrus.Fields, message string) []byte {
 
 // Reader returns a new reader, before the first line that was ever logged. Flush
 // waits for it until its CopyTo has returned.
-func (j *Journal) Reader() *Reader {
+func (j *Buffer) Reader() *Reader {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	r := &Reader{journal: j}
@@ -168,7 +168,7 @@ func (r *Reader) CopyTo(ctx context.Context, w io.Writer) error {
 
 // take appends the next lines to batch. Where there are none it returns what
 // tells of the next one. Whoever comes back has written what was taken before.
-func (j *Journal) take(r *Reader, batch []byte) ([]byte, <-chan struct{}) {
+func (j *Buffer) take(r *Reader, batch []byte) ([]byte, <-chan struct{}) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	r.written = r.next
@@ -190,7 +190,7 @@ func (j *Journal) take(r *Reader, batch []byte) ([]byte, <-chan struct{}) {
 	return batch, j.more.await()
 }
 
-func (j *Journal) leave(r *Reader) {
+func (j *Buffer) leave(r *Reader) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	delete(j.readers, r)
@@ -199,7 +199,7 @@ func (j *Journal) leave(r *Reader) {
 
 // Flush waits until those who read now have written all that is there now, or
 // until ctx ends.
-func (j *Journal) Flush(ctx context.Context) {
+func (j *Buffer) Flush(ctx context.Context) {
 	j.mu.Lock()
 	end := j.first + uint64(len(j.lines))
 	j.mu.Unlock()

@@ -1,4 +1,4 @@
-package journal
+package logbuffer
 
 import (
 	"context"
@@ -14,7 +14,7 @@ const MaxReaders = 4
 
 // Serve has each connection that l accepts read the journal, until l fails or is
 // closed, or ctx ends; then all are closed. What a connection sends is not read.
-func (j *Journal) Serve(ctx context.Context, l net.Listener) error {
+func (j *Buffer) Serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { l.Close() })()

@@ -1,4 +1,4 @@
-package journal
+package logbuffer
 
 import (
 	"bufio"
@@ -22,7 +22,7 @@ import (
 // limit ends a test that hangs; it is no measure of anything.
 const limit = time.Minute
 
-func newLog() (*logrus.Logger, *Journal) {
+func newLog() (*logrus.Logger, *Buffer) {
 	log := logrus.New()
 	return log, New(log, logrus.Fields{"name": "agent", "pid": "7"})
 }
@@ -35,7 +35,7 @@ type line struct {
 }
 
 // reading has a reader read the journal, and returns where its lines arrive.
-func reading(t *testing.T, j *Journal) *bufio.Scanner {
+func reading(t *testing.T, j *Buffer) *bufio.Scanner {
 	t.Helper()
 	r, w := io.Pipe()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -190,7 +190,7 @@ func TestFlushWaitsForReadersAndNotForTheDead(t *testing.T) {
 }
 
 // served serves a journal at a unix socket, and returns how to read it.
-func served(t *testing.T, j *Journal) (dial func() net.Conn, over <-chan error, l net.Listener) {
+func served(t *testing.T, j *Buffer) (dial func() net.Conn, over <-chan error, l net.Listener) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "log.sock")
 	l, err := net.Listen("unix", path)
