@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/protocols/pcipath"
 )
 
@@ -16,13 +16,13 @@ func lookup(source string) (func() (Device, error), error) {
 	if strings.HasPrefix(source, "/") {
 		clean := filepath.Clean(source)
 		if !strings.HasPrefix(clean, "/dev/") {
-			return nil, refusal.New(refusal.InvalidArgument, "source %.200q is not below /dev", source)
+			return nil, errkind.New(errkind.InvalidArgument, "source %.200q is not below /dev", source)
 		}
 		return func() (Device, error) { return ByPath(clean) }, nil
 	}
 	path, err := pcipath.Parse(source)
 	if err != nil {
-		return nil, refusal.New(refusal.InvalidArgument, "source: %w", err)
+		return nil, errkind.New(errkind.InvalidArgument, "source: %w", err)
 	}
 	return func() (Device, error) {
 		device, err := byPCIPath("/", path)

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/flight"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/turns"
 )
 
@@ -159,7 +159,7 @@ func FindSCSI(ctx context.Context, source, serial string) (Device, error) {
 func findSCSI(ctx context.Context, root, source, serial string) (Device, error) {
 	address, err := parseSCSI(source)
 	if err != nil {
-		return Device{}, refusal.New(refusal.InvalidArgument, "source: %w", err)
+		return Device{}, errkind.New(errkind.InvalidArgument, "source: %w", err)
 	}
 	look := func() ([]Device, error) {
 		devices, err := address.look(root)
@@ -179,7 +179,7 @@ func findSCSI(ctx context.Context, root, source, serial string) (Device, error) 
 		close(scanned)
 	}
 	device, err := awaitDevice(ctx, serial, look)
-	if err == nil || ctx.Err() == nil || refusal.KindOf(err) != refusal.Internal {
+	if err == nil || ctx.Err() == nil || errkind.Of(err) != errkind.Internal {
 		return device, err
 	}
 	if failed := <-scanned; failed != nil { // which ends with ctx

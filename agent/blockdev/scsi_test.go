@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/errkind"
 )
 
 // scsiSysfs makes the part of /sys that SCSI disks have, as Linux 6.1 lays it
@@ -84,7 +84,7 @@ func TestSCSIAddressOfTwoDisksIsRefused(t *testing.T) {
 		t.Fatalf("want both\ngot  %+v, %v", got, err)
 	}
 	look := func() ([]Device, error) { return got, nil }
-	if got, err := awaitDevice(t.Context(), "", look); refusal.KindOf(err) != refusal.FailedPrecondition {
+	if got, err := awaitDevice(t.Context(), "", look); errkind.Of(err) != errkind.FailedPrecondition {
 		t.Errorf("want an error that does not wait\ngot  %+v, %v", got, err)
 	}
 }
@@ -197,7 +197,7 @@ func TestSCSIUnitThatNeverComesIsGivenUpWithItsCaller(t *testing.T) {
 		t.Errorf("want it given up\ngot  %v", err)
 	}
 	for _, text := range []string{"", ":", "1", "1:", ":1", "0:0:0", "256:0", "0:16384", "-1:0", "+1:0", "0x1:0", "1 :0", "*:*", "02/01"} {
-		if _, err := FindSCSI(over, text, ""); refusal.KindOf(err) != refusal.InvalidArgument {
+		if _, err := FindSCSI(over, text, ""); errkind.Of(err) != errkind.InvalidArgument {
 			t.Errorf("%q\nwant an InvalidArgument\ngot  %v", text, err)
 		}
 	}

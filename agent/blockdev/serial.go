@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/flight"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // virtioSerial is how many bytes of its serial a virtio disk shows (VIRTIO_BLK_ID_BYTES,
@@ -107,7 +107,7 @@ func promised(ctx context.Context, devices []Device, text string) (those []Devic
 // one to the end.
 func refuseOther(err error) error {
 	if other, ok := errors.AsType[*errOtherDisk](err); ok {
-		return refusal.New(refusal.FailedPrecondition, "the disk is not the promised one: %w", other)
+		return errkind.New(errkind.FailedPrecondition, "the disk is not the promised one: %w", other)
 	}
 	return err
 }

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount/mounttest"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // page80 is a unit serial number page.
@@ -78,13 +78,13 @@ func TestDiskWithAnotherSerialIsNotFound(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := Find(over, disk, "pvc-1")
-	if refusal.KindOf(err) != refusal.FailedPrecondition && !strings.Contains(err.Error(), "does not answer") {
+	if errkind.Of(err) != errkind.FailedPrecondition && !strings.Contains(err.Error(), "does not answer") {
 		t.Errorf("with no time\nwant a FailedPrecondition\ngot  %v", err)
 	}
 	short, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	_, err = Find(short, disk, "pvc-1")
-	if refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), `"pvc-1"`) || !strings.Contains(err.Error(), disk+" has serial none") {
+	if errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), `"pvc-1"`) || !strings.Contains(err.Error(), disk+" has serial none") {
 		t.Errorf("want a FailedPrecondition that names both\ngot  %v", err)
 	}
 }

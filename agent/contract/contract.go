@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/errkind"
 )
 
 // verdict is what becomes of a field.
@@ -54,7 +54,7 @@ func check(v reflect.Value, in string) error {
 			}
 		case ignored:
 		default:
-			return refusal.New(refusal.Unimplemented, "%s: this agent does not do that: %s", path, f.why)
+			return errkind.New(errkind.Unimplemented, "%s: this agent does not do that: %s", path, f.why)
 		}
 	}
 	return nil

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -48,7 +48,7 @@ func walk(t *testing.T, message reflect.Type, seen map[string]bool) {
 		set(m.Elem().Field(i))
 		err := Check(m.Interface())
 		switch verdict := of(message.Name(), name).verdict; {
-		case verdict == refused && (refusal.KindOf(err) != refusal.Unimplemented || !strings.HasPrefix(err.Error(), name+": ")):
+		case verdict == refused && (errkind.Of(err) != errkind.Unimplemented || !strings.HasPrefix(err.Error(), name+": ")):
 			t.Errorf("%s.%s\nwant it refused by its name\ngot  %v", message.Name(), name, err)
 		case verdict != refused && err != nil:
 			t.Errorf("%s.%s is %s\ngot  %v", message.Name(), name, verdict, err)
@@ -101,7 +101,7 @@ func TestFieldThatIsNotKnownIsRefused(t *testing.T) {
 	type Later struct {
 		Field string `protobuf:"bytes,1,opt,name=field,proto3"`
 	}
-	if err := Check(&Later{"x"}); refusal.KindOf(err) != refusal.Unimplemented || !strings.Contains(err.Error(), "field") {
+	if err := Check(&Later{"x"}); errkind.Of(err) != errkind.Unimplemented || !strings.Contains(err.Error(), "field") {
 		t.Errorf("got %v", err)
 	}
 }

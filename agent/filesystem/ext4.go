@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/errkind"
 )
 
 // ext4 grows by EXT4_IOC_RESIZE_FS (Documentation/filesystems/ext4), which
@@ -155,7 +155,7 @@ func (s ext4Super) canGrow(device string, blocks uint64) error {
 		return nil
 	}
 	refuse := func(format string, args ...any) error {
-		return refusal.New(refusal.FailedPrecondition, "ext4 on %s: "+format, append([]any{device}, args...)...)
+		return errkind.New(errkind.FailedPrecondition, "ext4 on %s: "+format, append([]any{device}, args...)...)
 	}
 	switch groups := ceil(blocks-min(blocks, s.firstBlock), s.blocksPerGroup); {
 	case s.sparseSuper2:

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/errkind"
 )
 
 // makeExt4 formats an image as a user would, with the real mkfs.
@@ -73,7 +73,7 @@ func TestStateFlagAloneCountsAsARecordedError(t *testing.T) {
 func TestFilesystemWithout64bitEndsBefore2To32Blocks(t *testing.T) {
 	image := makeExt4(t, 64<<20, "-O", "^64bit")
 	err := ext4Grow(t.Context(), Mounted{Disk: open(t, image)}, 1<<32)
-	if refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), "64bit") {
+	if errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), "64bit") {
 		t.Errorf("want a refusal that names the feature\ngot  %v", err)
 	}
 }
@@ -136,7 +136,7 @@ func TestWhatExt4CanNeverReachIsRefusedWithTheReason(t *testing.T) {
 			if test.says == "" && err == nil {
 				return
 			}
-			if test.says == "" || refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), test.says) {
+			if test.says == "" || errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), test.says) {
 				t.Errorf("\nwant a refusal with %q\ngot  %v", test.says, err)
 			}
 		})

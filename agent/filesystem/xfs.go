@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/errkind"
 )
 
 // xfs grows by XFS_IOC_FSGROWFSDATA (fs/xfs/libxfs/xfs_fs.h). Two things in
@@ -99,7 +99,7 @@ func xfsCanGrow(m Mounted, blocks uint64) error {
 		return err
 	}
 	if blocks > g.dataBlocks() && g.flags()&xfsVersion5 == 0 {
-		return refusal.New(refusal.FailedPrecondition, "xfs on %s is of version 4, which a power cut after a growth may cost: copy it to one that mkfs.xfs makes today", m.Disk.Name())
+		return errkind.New(errkind.FailedPrecondition, "xfs on %s is of version 4, which a power cut after a growth may cost: copy it to one that mkfs.xfs makes today", m.Disk.Name())
 	}
 	return nil
 }

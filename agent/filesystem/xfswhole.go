@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/errkind"
 )
 
 // The kernel writes a group's headers out with the rest of its log, by a worker
@@ -84,7 +84,7 @@ func (d *xfsDisk) awaitWritten(ctx context.Context, g *xfsGeom, before uint64) e
 		select {
 		case <-looks.C:
 		case <-ctx.Done():
-			return refusal.New(refusal.DeadlineExceeded, "xfs on %s, %d blocks: the header of its group %d is still to be written, and groups behind it have to wait for that: try again: %w", d.Disk.Name(), g.dataBlocks(), d.Proven.whole, ctx.Err())
+			return errkind.New(errkind.DeadlineExceeded, "xfs on %s, %d blocks: the header of its group %d is still to be written, and groups behind it have to wait for that: try again: %w", d.Disk.Name(), g.dataBlocks(), d.Proven.whole, ctx.Err())
 		}
 	}
 	return nil

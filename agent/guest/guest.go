@@ -16,9 +16,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/guestinit"
 	"github.com/directvol/directvol/agent/health"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -60,7 +60,7 @@ func (Guest) SetHostname(name string) (undo func() error, err error) {
 		return nil, nil
 	}
 	if len(name) > hostnameBytes || strings.ContainsRune(name, 0) {
-		return nil, refusal.New(refusal.InvalidArgument, "hostname %.80q: at most %d bytes, none of them 0", name, hostnameBytes)
+		return nil, errkind.New(errkind.InvalidArgument, "hostname %.80q: at most %d bytes, none of them 0", name, hostnameBytes)
 	}
 	before, err := os.Hostname()
 	if err != nil {
@@ -79,11 +79,11 @@ func (g Guest) SetResolver(lines []string) (undo func() error, err error) {
 		return nil, nil
 	}
 	if !g.init {
-		return nil, refusal.New(refusal.Unimplemented, "dns: /etc/resolv.conf belongs to this guest's own init, and this agent is not it")
+		return nil, errkind.New(errkind.Unimplemented, "dns: /etc/resolv.conf belongs to this guest's own init, and this agent is not it")
 	}
 	text := strings.Join(lines, "\n") + "\n"
 	if len(text) > resolverBytes || strings.ContainsRune(text, 0) || !utf8.ValidString(text) || strings.Count(text, "\n") != len(lines) {
-		return nil, refusal.New(refusal.InvalidArgument, "dns: %d bytes: want lines of UTF-8, at most %d bytes in all", len(text), resolverBytes)
+		return nil, errkind.New(errkind.InvalidArgument, "dns: %d bytes: want lines of UTF-8, at most %d bytes in all", len(text), resolverBytes)
 	}
 	path := filepath.Join(g.root, "etc/resolv.conf")
 	before, err := os.ReadFile(path)
@@ -115,13 +115,13 @@ func replace(path string, text []byte) error {
 func (g Guest) LoadModules(modules []*agentpb.KernelModule) error {
 	for _, m := range modules {
 		if m == nil {
-			return refusal.New(refusal.InvalidArgument, "kernel_modules: empty message")
+			return errkind.New(errkind.InvalidArgument, "kernel_modules: empty message")
 		}
 		if len(m.Name) > moduleBytes || m.Name == "" || strings.ContainsFunc(m.Name, func(r rune) bool { return !strings.ContainsRune(moduleRunes, r) }) {
-			return refusal.New(refusal.InvalidArgument, "kernel_modules: %.80q is no module's name", m.Name)
+			return errkind.New(errkind.InvalidArgument, "kernel_modules: %.80q is no module's name", m.Name)
 		}
 		if err := g.loadOne(strings.ReplaceAll(m.Name, "-", "_"), m.Parameters); err != nil {
-			return refusal.New(refusal.KindOf(err), "kernel module %s: %w", m.Name, err)
+			return errkind.New(errkind.Of(err), "kernel module %s: %w", m.Name, err)
 		}
 	}
 	return nil
@@ -142,12 +142,12 @@ func (g Guest) loadOne(name string, parameters []string) error {
 		return err
 	}
 	if path == builtIn {
-		return refusal.New(refusal.FailedPrecondition, "it is a part of the kernel, which takes %q on its command line alone", parameters)
+		return errkind.New(errkind.FailedPrecondition, "it is a part of the kernel, which takes %q on its command line alone", parameters)
 	}
 	log := health.OpenKernelLog()
 	defer log.Close()
 	if err := g.load(path, strings.Join(parameters, " ")); err != nil {
-		return refusal.New(refusal.FailedPrecondition, "%w: %s", err, log.Words(name))
+		return errkind.New(errkind.FailedPrecondition, "%w: %s", err, log.Words(name))
 	}
 	g.ours.given[name] = slices.Clone(parameters)
 	return nil
@@ -189,7 +189,7 @@ func (g Guest) find(name string) (path string, err error) {
 	case errors.Is(err, errFound):
 		return path, nil
 	case err == nil || errors.Is(err, fs.ErrNotExist):
-		return "", refusal.New(refusal.NotFound, "this guest does not have it, neither loaded nor below %s", dir)
+		return "", errkind.New(errkind.NotFound, "this guest does not have it, neither loaded nor below %s", dir)
 	}
 	return "", fmt.Errorf("look for it: %w", err)
 }

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -66,13 +66,13 @@ func TestResolverAndModulesHaveBounds(t *testing.T) {
 		t.Errorf("of %d bytes: %v", resolverBytes, err)
 	}
 	for _, lines := range [][]string{{line + "#"}, {line, ""}, {"a\nb"}, {"\x00"}, {"\xff"}} {
-		if _, err := g.SetResolver(lines); refusal.KindOf(err) != refusal.InvalidArgument {
+		if _, err := g.SetResolver(lines); errkind.Of(err) != errkind.InvalidArgument {
 			t.Errorf("%.20q\nwant an InvalidArgument\ngot  %v", lines, err)
 		}
 	}
-	for length, want := range map[int]refusal.Kind{moduleBytes: refusal.NotFound, moduleBytes + 1: refusal.InvalidArgument} {
+	for length, want := range map[int]errkind.Kind{moduleBytes: errkind.NotFound, moduleBytes + 1: errkind.InvalidArgument} {
 		err := g.LoadModules([]*agentpb.KernelModule{{Name: strings.Repeat("m", length)}})
-		if refusal.KindOf(err) != want {
+		if errkind.Of(err) != want {
 			t.Errorf("a module's name of %d bytes\nwant kind %d\ngot  %v", length, want, err)
 		}
 	}
@@ -80,7 +80,7 @@ func TestResolverAndModulesHaveBounds(t *testing.T) {
 
 func TestResolverOfAnotherInitIsLeftAlone(t *testing.T) {
 	g, _ := in(t, false, nil)
-	if _, err := g.SetResolver([]string{"nameserver 192.0.2.2"}); refusal.KindOf(err) != refusal.Unimplemented {
+	if _, err := g.SetResolver([]string{"nameserver 192.0.2.2"}); errkind.Of(err) != errkind.Unimplemented {
 		t.Errorf("got %v", err)
 	}
 	if undo, err := g.SetResolver(nil); undo != nil || err != nil {
@@ -106,22 +106,22 @@ func TestModulesAreLoadedOnceAndWithTheirParameters(t *testing.T) {
 	})
 	for _, c := range []struct {
 		module agentpb.KernelModule
-		kind   refusal.Kind
+		kind   errkind.Kind
 		ok     bool
 	}{
 		{agentpb.KernelModule{Name: "one_two", Parameters: []string{"a=1", "b"}}, 0, true},
 		{agentpb.KernelModule{Name: "three"}, 0, true},
 		{agentpb.KernelModule{Name: "four"}, 0, true},
-		{agentpb.KernelModule{Name: "four", Parameters: []string{"a=1"}}, refusal.FailedPrecondition, false},
+		{agentpb.KernelModule{Name: "four", Parameters: []string{"a=1"}}, errkind.FailedPrecondition, false},
 		{agentpb.KernelModule{Name: "five", Parameters: []string{"speed=high"}}, 0, true},
-		{agentpb.KernelModule{Name: "five", Parameters: []string{"speed=low"}}, refusal.FailedPrecondition, false},
-		{agentpb.KernelModule{Name: "five", Parameters: []string{"../five=x"}}, refusal.InvalidArgument, false},
-		{agentpb.KernelModule{Name: "six"}, refusal.NotFound, false},
-		{agentpb.KernelModule{Name: ""}, refusal.InvalidArgument, false},
-		{agentpb.KernelModule{Name: "a.ko"}, refusal.InvalidArgument, false},
+		{agentpb.KernelModule{Name: "five", Parameters: []string{"speed=low"}}, errkind.FailedPrecondition, false},
+		{agentpb.KernelModule{Name: "five", Parameters: []string{"../five=x"}}, errkind.InvalidArgument, false},
+		{agentpb.KernelModule{Name: "six"}, errkind.NotFound, false},
+		{agentpb.KernelModule{Name: ""}, errkind.InvalidArgument, false},
+		{agentpb.KernelModule{Name: "a.ko"}, errkind.InvalidArgument, false},
 	} {
 		err := g.LoadModules([]*agentpb.KernelModule{&c.module})
-		if (err == nil) != c.ok || err != nil && refusal.KindOf(err) != c.kind {
+		if (err == nil) != c.ok || err != nil && errkind.Of(err) != c.kind {
 			t.Errorf("%v\ngot %v", c.module, err)
 		}
 	}
@@ -129,7 +129,7 @@ func TestModulesAreLoadedOnceAndWithTheirParameters(t *testing.T) {
 		t.Errorf("loaded: %q", loaded)
 	}
 	g.load = func(string, string) error { return errors.New("it is broken") }
-	if err := g.LoadModules([]*agentpb.KernelModule{{Name: "three"}}); refusal.KindOf(err) != refusal.FailedPrecondition {
+	if err := g.LoadModules([]*agentpb.KernelModule{{Name: "three"}}); errkind.Of(err) != errkind.FailedPrecondition {
 		t.Errorf("got %v", err)
 	}
 }
@@ -144,7 +144,7 @@ func TestModuleThatIsRefusedSaysWhy(t *testing.T) {
 	if errors.Is(err, unix.EPERM) {
 		t.Skipf("it asks the kernel for a mount: run it as root, with sudo go test -run '^%s$'", t.Name())
 	}
-	if refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), "the guest's kernel says: tmpfs: Bad value for 'size'") {
+	if errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), "the guest's kernel says: tmpfs: Bad value for 'size'") {
 		t.Errorf("want a FailedPrecondition in the kernel's words\ngot  %v", err)
 	}
 	g.load = func(string, string) error { return unix.EKEYREJECTED }
@@ -182,7 +182,7 @@ func TestModuleIsAskedForAgainWithItsParameters(t *testing.T) {
 			ok bool
 		}{"loaded by this agent": {ours, c.ours}, "by another": {others, c.anothers}} {
 			err := load(it.Guest, c.parameter)
-			if (err == nil) != it.ok || err != nil && refusal.KindOf(err) != refusal.FailedPrecondition {
+			if (err == nil) != it.ok || err != nil && errkind.Of(err) != errkind.FailedPrecondition {
 				t.Errorf("%s, with %s\nwant OK: %v\ngot  %v", name, c.parameter, it.ok, err)
 			}
 		}

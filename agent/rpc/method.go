@@ -7,20 +7,20 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/protocols/service"
 )
 
 // codeOf are the codes that refusals travel as.
-var codeOf = map[refusal.Kind]codes.Code{
-	refusal.Internal:           codes.Internal,
-	refusal.InvalidArgument:    codes.InvalidArgument,
-	refusal.NotFound:           codes.NotFound,
-	refusal.AlreadyExists:      codes.AlreadyExists,
-	refusal.FailedPrecondition: codes.FailedPrecondition,
-	refusal.OutOfRange:         codes.OutOfRange,
-	refusal.DeadlineExceeded:   codes.DeadlineExceeded,
-	refusal.Unimplemented:      codes.Unimplemented,
+var codeOf = map[errkind.Kind]codes.Code{
+	errkind.Internal:           codes.Internal,
+	errkind.InvalidArgument:    codes.InvalidArgument,
+	errkind.NotFound:           codes.NotFound,
+	errkind.AlreadyExists:      codes.AlreadyExists,
+	errkind.FailedPrecondition: codes.FailedPrecondition,
+	errkind.OutOfRange:         codes.OutOfRange,
+	errkind.DeadlineExceeded:   codes.DeadlineExceeded,
+	errkind.Unimplemented:      codes.Unimplemented,
 }
 
 // method makes a ttrpc method of f, whose errors get codes.
@@ -30,7 +30,7 @@ func method[Q, R any, PQ service.Message[Q], PR service.Message[R]](f func(conte
 		if err == nil {
 			return response, nil
 		}
-		code := codeOf[refusal.KindOf(err)]
+		code := codeOf[errkind.Of(err)]
 		if code == codes.Internal && ctx.Err() != nil {
 			code = codes.DeadlineExceeded
 		}

@@ -15,9 +15,9 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/metrics"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/sandbox"
 	"github.com/directvol/directvol/agent/storage"
 	"github.com/directvol/directvol/agent/transport"
@@ -73,13 +73,13 @@ func answer(ctx context.Context, f func() error) error {
 }
 
 func TestEveryKindOfRefusalHasItsCode(t *testing.T) {
-	want := map[refusal.Kind]codes.Code{
-		refusal.Internal: codes.Internal, refusal.InvalidArgument: codes.InvalidArgument, refusal.NotFound: codes.NotFound,
-		refusal.AlreadyExists: codes.AlreadyExists, refusal.FailedPrecondition: codes.FailedPrecondition, refusal.OutOfRange: codes.OutOfRange,
-		refusal.DeadlineExceeded: codes.DeadlineExceeded, refusal.Unimplemented: codes.Unimplemented,
+	want := map[errkind.Kind]codes.Code{
+		errkind.Internal: codes.Internal, errkind.InvalidArgument: codes.InvalidArgument, errkind.NotFound: codes.NotFound,
+		errkind.AlreadyExists: codes.AlreadyExists, errkind.FailedPrecondition: codes.FailedPrecondition, errkind.OutOfRange: codes.OutOfRange,
+		errkind.DeadlineExceeded: codes.DeadlineExceeded, errkind.Unimplemented: codes.Unimplemented,
 	}
-	for kind := refusal.Internal; kind <= refusal.Unimplemented; kind++ {
-		err := answer(t.Context(), func() error { return refusal.New(kind, "of kind %d", kind) })
+	for kind := errkind.Internal; kind <= errkind.Unimplemented; kind++ {
+		err := answer(t.Context(), func() error { return errkind.New(kind, "of kind %d", kind) })
 		if got := status.Code(err); got != want[kind] || got == codes.OK {
 			t.Errorf("kind %d\nwant %v\ngot  %v", kind, want[kind], err)
 		}
@@ -96,7 +96,7 @@ func TestEveryKindOfRefusalHasItsCode(t *testing.T) {
 func TestFailureOfACallThatIsOverIsItsDeadline(t *testing.T) {
 	for want, err := range map[codes.Code]error{
 		codes.DeadlineExceeded: errors.New("cut short"),
-		codes.NotFound:         refusal.New(refusal.NotFound, "not there, in time or not"),
+		codes.NotFound:         errkind.New(errkind.NotFound, "not there, in time or not"),
 	} {
 		ending, end := context.WithCancel(t.Context())
 		if got := answer(ending, func() error { end(); return err }); status.Code(got) != want {
@@ -128,7 +128,7 @@ func TestRemoveContainerWaitsNoLongerThanItsTimeout(t *testing.T) {
 		defer close(end)
 		began := time.Now()
 		_, err := a.removeContainer(t.Context(), &agentpb.RemoveContainerRequest{ContainerId: "busy", Timeout: 2})
-		if took := time.Since(began); refusal.KindOf(err) != refusal.DeadlineExceeded || took > 2*time.Second {
+		if took := time.Since(began); errkind.Of(err) != errkind.DeadlineExceeded || took > 2*time.Second {
 			t.Errorf("want a DeadlineExceeded within 2 s\ngot  %v after %v", err, took)
 		}
 	})

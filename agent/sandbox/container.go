@@ -5,7 +5,7 @@ import (
 	"regexp"
 
 	"github.com/directvol/directvol/agent/arrival"
-	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -17,7 +17,7 @@ const containerIDBytes = 255
 
 func checkContainerID(id string) error {
 	if len(id) > containerIDBytes || !containerID.MatchString(id) {
-		return refusal.New(refusal.InvalidArgument, "container id %.80q: want %d bytes at most that match %s", id, containerIDBytes, containerID)
+		return errkind.New(errkind.InvalidArgument, "container id %.80q: want %d bytes at most that match %s", id, containerIDBytes, containerID)
 	}
 	return nil
 }

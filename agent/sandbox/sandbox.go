@@ -31,8 +31,8 @@ import (
 
 	"github.com/directvol/directvol/agent/arrival"
 	"github.com/directvol/directvol/agent/deadline"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/guest"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/storage"
 	"github.com/directvol/directvol/agent/turns"
 	"github.com/directvol/directvol/protocols/agentpb"
@@ -173,7 +173,7 @@ func (s *Sandbox) create(ctx context.Context, what, id string, turn turn, do fun
 		err := do(ctx, decides(ctx, &decided))
 		if cause := context.Cause(ctx); errors.Is(cause, errRemoved) || errors.Is(cause, errDestroyed) {
 			if err != nil {
-				return refusal.New(refusal.FailedPrecondition, "%s: %w: %w", what, cause, err)
+				return errkind.New(errkind.FailedPrecondition, "%s: %w: %w", what, cause, err)
 			}
 		}
 		return err
@@ -315,9 +315,9 @@ func (s *Sandbox) call(ctx context.Context, of thing, turn turn, decided *atomic
 // late is the answer to who has waited long enough, or was interrupted.
 func (s *Sandbox) late(ctx context.Context, format string, args ...any) error {
 	if cause := context.Cause(ctx); errors.Is(cause, errRemoved) || errors.Is(cause, errDestroyed) {
-		return refusal.New(refusal.FailedPrecondition, format, args...)
+		return errkind.New(errkind.FailedPrecondition, format, args...)
 	}
-	return refusal.New(refusal.DeadlineExceeded, format, args...)
+	return errkind.New(errkind.DeadlineExceeded, format, args...)
 }
 
 // safely turns a panic into an error: nobody above a call's goroutine does.
@@ -325,7 +325,7 @@ func (s *Sandbox) safely(what string, do func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			s.log.Errorf("%s: panic: %v\n%s", what, p, debug.Stack())
-			err = refusal.New(refusal.Internal, "%s: the agent has a bug, its log says more", what)
+			err = errkind.New(errkind.Internal, "%s: the agent has a bug, its log says more", what)
 		}
 	}()
 	return do()

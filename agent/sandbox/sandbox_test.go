@@ -12,7 +12,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -30,7 +30,7 @@ func TestRemoveEndsEveryCreateThatWaits(t *testing.T) {
 			t.Errorf("remove\nwant OK at once\ngot  %v after %v", err, time.Since(began))
 		}
 		for range 3 {
-			if err := <-created; refusal.KindOf(err) != refusal.FailedPrecondition {
+			if err := <-created; errkind.Of(err) != errkind.FailedPrecondition {
 				t.Errorf("create: %v", err)
 			}
 		}
@@ -129,7 +129,7 @@ func TestRemoveEndsACreateThatWaits(t *testing.T) {
 		if err := s.RemoveContainer(t.Context(), "c1"); err != nil || time.Since(began) > 0 {
 			t.Errorf("remove\nwant OK at once\ngot  %v after %v", err, time.Since(began))
 		}
-		if err := <-created; refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), "it was removed while") {
+		if err := <-created; errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), "it was removed while") {
 			t.Errorf("create\nwant it told that it was removed\ngot  %v", err)
 		}
 	})
@@ -143,13 +143,13 @@ func TestCallBehindOneThatHangsIsToldInTime(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			began := time.Now()
 			err := s.CreateContainer(ctx, "c1", nil, nil)
-			if refusal.KindOf(err) != refusal.DeadlineExceeded || ctx.Err() != nil || !strings.Contains(err.Error(), "a disk may not answer") {
+			if errkind.Of(err) != errkind.DeadlineExceeded || ctx.Err() != nil || !strings.Contains(err.Error(), "a disk may not answer") {
 				t.Errorf("want it told why before its second is over\ngot  %v after %v", err, time.Since(began))
 			}
 			cancel()
 		}
 		began := time.Now()
-		if err := s.Destroy(t.Context()); refusal.KindOf(err) != refusal.DeadlineExceeded || time.Since(began) > 4*time.Second || !strings.Contains(err.Error(), "/dev/hung at /hung") {
+		if err := s.Destroy(t.Context()); errkind.Of(err) != errkind.DeadlineExceeded || time.Since(began) > 4*time.Second || !strings.Contains(err.Error(), "/dev/hung at /hung") {
 			t.Errorf("destroy beside it\nwant it refused, and soon, with the disk's name: others wait for it\ngot  %v after %v", err, time.Since(began))
 		}
 		if err := s.RemoveContainer(t.Context(), "other"); err != nil {
@@ -169,7 +169,7 @@ func TestCallWhoseCallerHasGoneHoldsNothing(t *testing.T) {
 		}})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := s.CreateContainer(ctx, "c1", nil, nil); refusal.KindOf(err) != refusal.DeadlineExceeded {
+		if err := s.CreateContainer(ctx, "c1", nil, nil); errkind.Of(err) != errkind.DeadlineExceeded {
 			t.Errorf("got %v", err)
 		}
 		if <-asked {
@@ -195,14 +195,14 @@ func TestCallThatIsLateNamesItsDisk(t *testing.T) {
 		s := of(table{release: func() error { <-answers; return nil }})
 		for range 2 { // one that hangs, and one that waits for it
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			if err := s.RemoveContainer(ctx, "c1"); refusal.KindOf(err) != refusal.DeadlineExceeded || ctx.Err() != nil || !strings.Contains(err.Error(), "(/dev/hung at /hung)") {
+			if err := s.RemoveContainer(ctx, "c1"); errkind.Of(err) != errkind.DeadlineExceeded || ctx.Err() != nil || !strings.Contains(err.Error(), "(/dev/hung at /hung)") {
 				t.Errorf("want it to name the disk, in time\ngot  %v", err)
 			}
 			cancel()
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := s.RemoveContainer(ctx, "other"); refusal.KindOf(err) != refusal.DeadlineExceeded || strings.Contains(err.Error(), "/dev/hung") {
+		if err := s.RemoveContainer(ctx, "other"); errkind.Of(err) != errkind.DeadlineExceeded || strings.Contains(err.Error(), "/dev/hung") {
 			t.Errorf("another container's call\nwant no disk that is not its own\ngot  %v", err)
 		}
 		close(answers)
@@ -220,7 +220,7 @@ func TestRemoveTakesAsLongAsItsCallerWaits(t *testing.T) {
 			t.Errorf("after 20 s of a minute\nwant OK\ngot  %v", err)
 		}
 		began := time.Now()
-		if err := s.RemoveContainer(t.Context(), "c1"); refusal.KindOf(err) != refusal.DeadlineExceeded || time.Since(began) > releaseLimit {
+		if err := s.RemoveContainer(t.Context(), "c1"); errkind.Of(err) != errkind.DeadlineExceeded || time.Since(began) > releaseLimit {
 			t.Errorf("of a caller who sets no limit\nwant it told after %v at most\ngot  %v after %v", releaseLimit, err, time.Since(began))
 		}
 		time.Sleep(time.Minute)
@@ -237,7 +237,7 @@ func TestCheckReleasedIsBehindCallsThatWereGivenUp(t *testing.T) {
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := s.CreateContainer(ctx, "c1", nil, nil); refusal.KindOf(err) != refusal.DeadlineExceeded {
+		if err := s.CreateContainer(ctx, "c1", nil, nil); errkind.Of(err) != errkind.DeadlineExceeded {
 			t.Fatal(err)
 		}
 		for _, other := range []string{"other", ""} {
@@ -247,7 +247,7 @@ func TestCheckReleasedIsBehindCallsThatWereGivenUp(t *testing.T) {
 		}
 		late, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := s.CheckReleased(late, "c1", "", ""); refusal.KindOf(err) != refusal.DeadlineExceeded || looked != 2 {
+		if err := s.CheckReleased(late, "c1", "", ""); errkind.Of(err) != errkind.DeadlineExceeded || looked != 2 {
 			t.Errorf("while it goes on\nwant DeadlineExceeded, and two looks\ngot  %v, and %d", err, looked)
 		}
 		close(ends)
@@ -268,7 +268,7 @@ func TestContainerIDsAreFileNames(t *testing.T) {
 			"remove": s.RemoveContainer(t.Context(), id),
 			"check":  s.CheckReleased(t.Context(), id, "", ""),
 		} {
-			if (err == nil) != fine || err != nil && refusal.KindOf(err) != refusal.InvalidArgument {
+			if (err == nil) != fine || err != nil && errkind.Of(err) != errkind.InvalidArgument {
 				t.Errorf("%s %.20q: fine %v\ngot error %v", call, id, fine, err)
 			}
 		}
@@ -280,7 +280,7 @@ func TestContainerIDsAreFileNames(t *testing.T) {
 
 func TestContainerIDThatIsTooLongIsSaidToBe(t *testing.T) {
 	err := of(table{}).RemoveContainer(t.Context(), strings.Repeat("a", 256))
-	if refusal.KindOf(err) != refusal.InvalidArgument || !strings.Contains(err.Error(), "255") {
+	if errkind.Of(err) != errkind.InvalidArgument || !strings.Contains(err.Error(), "255") {
 		t.Errorf("want an InvalidArgument with 255\ngot  %v", err)
 	}
 }

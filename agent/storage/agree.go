@@ -1,9 +1,9 @@
 package storage
 
 import (
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/filesystem"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // mustAgree refuses to take over a mount that mount would not have made: another ro or
@@ -16,6 +16,6 @@ func (r request) mustAgree(top *mount.Info, from origin) error {
 	if len(missing) == 0 && len(extra) == 0 {
 		return nil
 	}
-	return refusal.New(refusal.AlreadyExists, "storage %s: %s is mounted there by somebody else and with other options: %v asked for and not there, %v there and not asked for: unmount it or ask for it as it is",
+	return errkind.New(errkind.AlreadyExists, "storage %s: %s is mounted there by somebody else and with other options: %v asked for and not there, %v there and not asked for: unmount it or ask for it as it is",
 		r.mountPoint, from.path, missing, extra)
 }

@@ -7,8 +7,8 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // intend writes down what is about to be mounted, and whether its mount point
@@ -116,7 +116,7 @@ func (t *Table) refuseToHide(m *mounted) error {
 			return err
 		}
 		if !stands && (there || t.begins(inner)) {
-			return refusal.New(refusal.FailedPrecondition, "storage %s: it would hide storage %s: ask for that after it", m.mountPoint, inner.mountPoint)
+			return errkind.New(errkind.FailedPrecondition, "storage %s: it would hide storage %s: ask for that after it", m.mountPoint, inner.mountPoint)
 		}
 	}
 	for _, outer := range t.known(func(o *mounted) bool { return o.driver.volume && o.hasNested([]*mounted{m}) }) {
@@ -126,7 +126,7 @@ func (t *Table) refuseToHide(m *mounted) error {
 		if there, err := outer.driver.there(outer); err != nil {
 			return err
 		} else if !there {
-			return refusal.New(refusal.FailedPrecondition, "storage %s: storage %s is being mounted, and would hide it: call again", m.mountPoint, outer.mountPoint)
+			return errkind.New(errkind.FailedPrecondition, "storage %s: storage %s is being mounted, and would hide it: call again", m.mountPoint, outer.mountPoint)
 		}
 	}
 	return nil

@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/filesystem"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // blk is a disk by its PCI path or its node below /dev.
@@ -14,7 +14,7 @@ var blk = &driver{
 	name: "blk", device: true, volume: true,
 	check: func(r request) error {
 		if r.source == "" {
-			return refusal.New(refusal.InvalidArgument, "source %q is no device: give a PCI path such as 02/01 or a path below /dev", r.source)
+			return errkind.New(errkind.InvalidArgument, "source %q is no device: give a PCI path such as 02/01 or a path below /dev", r.source)
 		}
 		return checkDiskFilesystem(r)
 	},
@@ -27,10 +27,10 @@ var blk = &driver{
 // checkDiskFilesystem refuses a filesystem that does not lie on a disk.
 func checkDiskFilesystem(r request) error {
 	if !slices.Contains(filesystem.Names(), r.fstype) {
-		return refusal.New(refusal.InvalidArgument, "unknown fstype %.40q, this agent has %v", r.fstype, filesystem.Names())
+		return errkind.New(errkind.InvalidArgument, "unknown fstype %.40q, this agent has %v", r.fstype, filesystem.Names())
 	}
 	if r.options.Has("errors=panic") {
-		return refusal.New(refusal.InvalidArgument, "option errors=panic: a volume never ends its VM: ask for errors=remount-ro")
+		return errkind.New(errkind.InvalidArgument, "option errors=panic: a volume never ends its VM: ask for errors=remount-ro")
 	}
 	return nil
 }

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // restoreLimit is how long a destroy that has failed waits for what it gives back: a
@@ -42,7 +42,7 @@ func (t *Table) ReleaseAll(ctx context.Context, agreed func() bool) error {
 		err = leaving.letGo(ctx)
 	}
 	if err == nil && !agreed() { // from here on the caller waits: no disk is asked any more
-		err = refusal.New(refusal.DeadlineExceeded, "the call has ended before everything was unmounted")
+		err = errkind.New(errkind.DeadlineExceeded, "the call has ended before everything was unmounted")
 	}
 	if err == nil {
 		err = t.endEmpty()
@@ -283,7 +283,7 @@ func (d *departure) await(ctx context.Context) error {
 }
 
 func (one *departing) late(err error) error {
-	return refusal.New(refusal.DeadlineExceeded, "unmount %s: not done in time, its disk may not answer: %w", one.mountPoint, err)
+	return errkind.New(errkind.DeadlineExceeded, "unmount %s: not done in time, its disk may not answer: %w", one.mountPoint, err)
 }
 
 // decide tells all whether they stay away, and waits for those that come back.
@@ -341,7 +341,7 @@ func (t *Table) putBack(m *mounted, gone layer) error {
 	case err != nil || there && gone.kept != nil:
 		return err
 	case gone.kept == nil && m.driver == foreign:
-		return refusal.New(refusal.FailedPrecondition, "storage %s is unmounted, and how it was mounted is not known", m.mountPoint)
+		return errkind.New(errkind.FailedPrecondition, "storage %s is unmounted, and how it was mounted is not known", m.mountPoint)
 	case gone.kept == nil:
 		err = t.mountAgain(context.Background(), m)
 	default:

@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"context"
 
-	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -13,15 +13,15 @@ import (
 func (t *Table) AwaitDevices(ctx context.Context, devices []*agentpb.Device) error {
 	for _, d := range devices {
 		if d == nil {
-			return refusal.New(refusal.InvalidArgument, "device: empty message")
+			return errkind.New(errkind.InvalidArgument, "device: empty message")
 		}
 		driver := driverOf(d.Type)
 		if driver == nil || !driver.device {
-			return refusal.New(refusal.Unimplemented, "device %.80q: unknown type %.40q, this agent has %v", d.ContainerPath, d.Type, DeviceDrivers())
+			return errkind.New(errkind.Unimplemented, "device %.80q: unknown type %.40q, this agent has %v", d.ContainerPath, d.Type, DeviceDrivers())
 		}
 		source := cmp.Or(d.Id, d.VmPath)
 		if source == "" {
-			return refusal.New(refusal.InvalidArgument, "device %.80q: it has neither an id nor a vm_path", d.ContainerPath)
+			return errkind.New(errkind.InvalidArgument, "device %.80q: it has neither an id nor a vm_path", d.ContainerPath)
 		}
 		if _, err := t.find(ctx, "device "+source, request{driver: driver, source: source}); err != nil {
 			return err

@@ -15,9 +15,9 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/volume"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
@@ -56,27 +56,27 @@ func TestEveryDriverIsWhole(t *testing.T) {
 func TestStorageThatItsDriverCannotMakeIsRefused(t *testing.T) {
 	for name, test := range map[string]struct {
 		storage agentpb.Storage
-		kind    refusal.Kind
+		kind    errkind.Kind
 		says    string
 	}{
-		"ephemeral on a disk":     {agentpb.Storage{Driver: "ephemeral", Source: "tmpfs", Fstype: "ext4"}, refusal.InvalidArgument, "ext4"},
-		"ephemeral in huge pages": {agentpb.Storage{Driver: "ephemeral", Source: "nodev", Fstype: "hugetlbfs"}, refusal.InvalidArgument, "hugetlbfs"},
-		"ephemeral of no name":    {agentpb.Storage{Driver: "ephemeral", Fstype: "tmpfs"}, refusal.InvalidArgument, "source"},
-		"ephemeral for a group":   {agentpb.Storage{Driver: "ephemeral", Source: "tmpfs", Fstype: "tmpfs", Options: []string{"size=1m", "fsgid=5"}}, refusal.Unimplemented, "fsgid"},
-		"local for a group":       {agentpb.Storage{Driver: "local", Options: []string{"mode=0777", "fsgid=5"}}, refusal.Unimplemented, "fsgid"},
-		"local, read-only":        {agentpb.Storage{Driver: "local", Options: []string{"ro", "mode=0777"}}, refusal.InvalidArgument, "mode="},
-		"local of a size":         {agentpb.Storage{Driver: "local", Options: []string{"size=1m"}}, refusal.InvalidArgument, "size=1m"},
-		"local, mode not octal":   {agentpb.Storage{Driver: "local", Options: []string{"mode=0888"}}, refusal.InvalidArgument, "0888"},
-		"local, mode too long":    {agentpb.Storage{Driver: "local", Options: []string{"mode=10000"}}, refusal.InvalidArgument, "10000"},
-		"local, two modes":        {agentpb.Storage{Driver: "local", Options: []string{"mode=700", "mode=777"}}, refusal.InvalidArgument, "mode=700,mode=777"},
-		"scsi in memory":          {agentpb.Storage{Driver: "scsi", Source: "0:1", Fstype: "tmpfs"}, refusal.InvalidArgument, "tmpfs"},
-		"virtio-fs on a disk":     {agentpb.Storage{Driver: "virtio-fs", Source: "kataShared", Fstype: "ext4"}, refusal.InvalidArgument, "ext4"},
-		"virtio-fs of no tag":     {agentpb.Storage{Driver: "virtio-fs", Fstype: "virtiofs"}, refusal.InvalidArgument, "tag"},
-		"virtio-fs, tag too long": {agentpb.Storage{Driver: "virtio-fs", Source: strings.Repeat("x", tagBytes+1), Fstype: "virtiofs"}, refusal.InvalidArgument, "tag"},
+		"ephemeral on a disk":     {agentpb.Storage{Driver: "ephemeral", Source: "tmpfs", Fstype: "ext4"}, errkind.InvalidArgument, "ext4"},
+		"ephemeral in huge pages": {agentpb.Storage{Driver: "ephemeral", Source: "nodev", Fstype: "hugetlbfs"}, errkind.InvalidArgument, "hugetlbfs"},
+		"ephemeral of no name":    {agentpb.Storage{Driver: "ephemeral", Fstype: "tmpfs"}, errkind.InvalidArgument, "source"},
+		"ephemeral for a group":   {agentpb.Storage{Driver: "ephemeral", Source: "tmpfs", Fstype: "tmpfs", Options: []string{"size=1m", "fsgid=5"}}, errkind.Unimplemented, "fsgid"},
+		"local for a group":       {agentpb.Storage{Driver: "local", Options: []string{"mode=0777", "fsgid=5"}}, errkind.Unimplemented, "fsgid"},
+		"local, read-only":        {agentpb.Storage{Driver: "local", Options: []string{"ro", "mode=0777"}}, errkind.InvalidArgument, "mode="},
+		"local of a size":         {agentpb.Storage{Driver: "local", Options: []string{"size=1m"}}, errkind.InvalidArgument, "size=1m"},
+		"local, mode not octal":   {agentpb.Storage{Driver: "local", Options: []string{"mode=0888"}}, errkind.InvalidArgument, "0888"},
+		"local, mode too long":    {agentpb.Storage{Driver: "local", Options: []string{"mode=10000"}}, errkind.InvalidArgument, "10000"},
+		"local, two modes":        {agentpb.Storage{Driver: "local", Options: []string{"mode=700", "mode=777"}}, errkind.InvalidArgument, "mode=700,mode=777"},
+		"scsi in memory":          {agentpb.Storage{Driver: "scsi", Source: "0:1", Fstype: "tmpfs"}, errkind.InvalidArgument, "tmpfs"},
+		"virtio-fs on a disk":     {agentpb.Storage{Driver: "virtio-fs", Source: "kataShared", Fstype: "ext4"}, errkind.InvalidArgument, "ext4"},
+		"virtio-fs of no tag":     {agentpb.Storage{Driver: "virtio-fs", Fstype: "virtiofs"}, errkind.InvalidArgument, "tag"},
+		"virtio-fs, tag too long": {agentpb.Storage{Driver: "virtio-fs", Source: strings.Repeat("x", tagBytes+1), Fstype: "virtiofs"}, errkind.InvalidArgument, "tag"},
 	} {
 		test.storage.MountPoint = "/run/test/refused"
 		_, err := parse(&test.storage)
-		if refusal.KindOf(err) != test.kind || err == nil || !strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), test.storage.MountPoint) {
+		if errkind.Of(err) != test.kind || err == nil || !strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), test.storage.MountPoint) {
 			t.Errorf("%s\nwant kind %v, %q and the mount point\ngot  %v", name, test.kind, test.says, err)
 		}
 	}
@@ -129,7 +129,7 @@ func TestDestroyThatIsNotAgreedGivesBackWhatWasNested(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := table.ReleaseAll(t.Context(), func() bool { return false }); refusal.KindOf(err) != refusal.DeadlineExceeded {
+		if err := table.ReleaseAll(t.Context(), func() bool { return false }); errkind.Of(err) != errkind.DeadlineExceeded {
 			t.Fatal(err)
 		}
 		for _, s := range storages {
@@ -147,7 +147,7 @@ func TestLocalDirectoryThatStayedEmptyGoes(t *testing.T) {
 	table, dir := newTable(), filepath.Join(ownDir(t), "local")
 	good := &agentpb.Storage{Driver: "local", MountPoint: dir}
 	bad := &agentpb.Storage{Driver: "local", MountPoint: "/proc/nothing/local"}
-	if err := table.Hold(t.Context(), "c1", []*agentpb.Storage{good, bad}, always); refusal.KindOf(err) != refusal.InvalidArgument {
+	if err := table.Hold(t.Context(), "c1", []*agentpb.Storage{good, bad}, always); errkind.Of(err) != errkind.InvalidArgument {
 		t.Fatalf("want the second one refused\ngot  %v", err)
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
@@ -161,11 +161,11 @@ func TestOnlyEphemeralStoragesThatAreMountedAreUpdated(t *testing.T) {
 	if err := table.Hold(t.Context(), "c1", []*agentpb.Storage{held}, always); err != nil {
 		t.Fatal(err)
 	}
-	for want, storage := range map[refusal.Kind]*agentpb.Storage{
-		refusal.InvalidArgument: held,
-		refusal.NotFound:        {Driver: "ephemeral", Source: "tmpfs", Fstype: "tmpfs", MountPoint: dir, Options: []string{"remount", "size=1m"}},
+	for want, storage := range map[errkind.Kind]*agentpb.Storage{
+		errkind.InvalidArgument: held,
+		errkind.NotFound:        {Driver: "ephemeral", Source: "tmpfs", Fstype: "tmpfs", MountPoint: dir, Options: []string{"remount", "size=1m"}},
 	} {
-		if err := table.Update(t.Context(), []*agentpb.Storage{storage}); refusal.KindOf(err) != want {
+		if err := table.Update(t.Context(), []*agentpb.Storage{storage}); errkind.Of(err) != want {
 			t.Errorf("driver %s\nwant kind %v\ngot  %v", storage.Driver, want, err)
 		}
 	}
@@ -177,7 +177,7 @@ func TestDeviceThatDoesNotComeWasAwaitedAsLongAsIsSaid(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	_, err := table.find(ctx, "device", request{driver: blk, source: "/dev/none"})
-	if refusal.KindOf(err) != refusal.DeadlineExceeded || strings.Contains(err.Error(), "1h") {
+	if errkind.Of(err) != errkind.DeadlineExceeded || strings.Contains(err.Error(), "1h") {
 		t.Errorf("want a DeadlineExceeded that does not speak of an hour\ngot  %v", err)
 	}
 }

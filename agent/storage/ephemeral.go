@@ -7,9 +7,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -19,10 +19,10 @@ var ephemeral = &driver{
 	name: "ephemeral", volume: true,
 	check: func(r request) error {
 		if r.fstype != "tmpfs" {
-			return refusal.New(refusal.InvalidArgument, "unknown fstype %.40q, driver ephemeral has tmpfs", r.fstype)
+			return errkind.New(errkind.InvalidArgument, "unknown fstype %.40q, driver ephemeral has tmpfs", r.fstype)
 		}
 		if r.source == "" {
-			return refusal.New(refusal.InvalidArgument, "an empty source: give the name that mountinfo is to show, such as tmpfs")
+			return errkind.New(errkind.InvalidArgument, "an empty source: give the name that mountinfo is to show, such as tmpfs")
 		}
 		return checkGroupOption(r)
 	},
@@ -35,7 +35,7 @@ const groupOption = "fsgid="
 
 func checkGroupOption(r request) error {
 	if r.options.Has(groupOption) {
-		return refusal.New(refusal.Unimplemented, "option %s… is not built yet", groupOption)
+		return errkind.New(errkind.Unimplemented, "option %s… is not built yet", groupOption)
 	}
 	return nil
 }
@@ -54,7 +54,7 @@ func (t *Table) Update(ctx context.Context, storages []*agentpb.Storage) error {
 			return err
 		}
 		if r.driver != ephemeral {
-			return refusal.New(refusal.InvalidArgument, "storage %s: driver %s cannot be updated, %s can", r.mountPoint, r.driver.name, ephemeral.name)
+			return errkind.New(errkind.InvalidArgument, "storage %s: driver %s cannot be updated, %s can", r.mountPoint, r.driver.name, ephemeral.name)
 		}
 		requests[i] = r
 	}
@@ -74,7 +74,7 @@ func (t *Table) remount(r request) error {
 		return err
 	}
 	if m == nil || m.driver != ephemeral || top == nil || !m.is(top) {
-		return refusal.New(refusal.NotFound, "storage %s: no %s storage is mounted there", r.mountPoint, ephemeral.name)
+		return errkind.New(errkind.NotFound, "storage %s: no %s storage is mounted there", r.mountPoint, ephemeral.name)
 	}
 	options := slices.DeleteFunc(strings.Split(r.options.Data, ","), func(o string) bool { return o == remountOption })
 	data := strings.Join(options, ",")
@@ -82,7 +82,7 @@ func (t *Table) remount(r request) error {
 	defer said.Close()
 	err = unix.Mount("", r.mountPoint, "", unix.MS_REMOUNT|r.options.FlagsAfter(top, r.taken), data)
 	if err != nil {
-		return refusal.New(mountKind(err), "remount %s with %q: %w: %s", r.mountPoint, data, err, said.Words(r.fstype))
+		return errkind.New(mountKind(err), "remount %s with %q: %w: %s", r.mountPoint, data, err, said.Words(r.fstype))
 	}
 	t.log.WithField("mountpoint", r.mountPoint).WithField("options", data).Info("storage remounted")
 	return nil

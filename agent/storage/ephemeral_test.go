@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -66,7 +66,7 @@ func TestUpdateThatTheKernelRefusesSaysWhy(t *testing.T) {
 	table, storage := heldTmpfs(t)
 	storage.Options = []string{remountOption, "size=lots"}
 	err := table.Update(t.Context(), []*agentpb.Storage{&storage})
-	if refusal.KindOf(err) != refusal.InvalidArgument || !strings.Contains(err.Error(), "Bad value for 'size'") {
+	if errkind.Of(err) != errkind.InvalidArgument || !strings.Contains(err.Error(), "Bad value for 'size'") {
 		t.Errorf("want it refused with the kernel's words\ngot  %v", err)
 	}
 }

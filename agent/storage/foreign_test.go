@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount/mounttest"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // poke writes a few bytes at a place of an image.
@@ -69,14 +69,14 @@ func image(t *testing.T, fstype string, change func(*testing.T, string), options
 // Disks that are refused, as they are or by what was changed on them, and what is said of
 // each. Which words the kernel has for it is its own.
 func TestDiskThatCannotBeMountedIsRefusedForWhatItHolds(t *testing.T) {
-	const wrong, broken = refusal.InvalidArgument, refusal.FailedPrecondition
+	const wrong, broken = errkind.InvalidArgument, errkind.FailedPrecondition
 	plain := []string{"-O", "^metadata_csum"}
 	for name, c := range map[string]struct {
 		holds   string
 		change  func(*testing.T, string)
 		options []string
 		as      string
-		kind    refusal.Kind
+		kind    errkind.Kind
 		says    string
 	}{
 		"zeroes":               {"", nil, nil, "ext4", wrong, "the disk holds nothing, 69632 zeroes to begin with"},
@@ -110,8 +110,8 @@ func TestDiskThatCannotBeMountedIsRefusedForWhatItHolds(t *testing.T) {
 				options = []string{"speed=high"}
 			}
 			err := hold(t, newTable(), onDisk(disk, c.as, mounttest.Dir(t), options...))
-			if err == nil || refusal.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "directvol rescue") {
-				t.Errorf("\nwant kind %d, and %q\ngot  kind %d, %v", c.kind, c.says, refusal.KindOf(err), err)
+			if err == nil || errkind.Of(err) != c.kind || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "directvol rescue") {
+				t.Errorf("\nwant kind %d, and %q\ngot  kind %d, %v", c.kind, c.says, errkind.Of(err), err)
 			}
 		})
 	}
@@ -124,7 +124,7 @@ func TestCopyOfAMountedXFSIsRefusedAsItIs(t *testing.T) {
 	mounttest.Run(t, "cp", "--sparse=always", path, twin)
 	mounttest.Mount(t, mounttest.Attach(t, path), mounttest.Dir(t), "xfs", 0, "")
 	err := hold(t, newTable(), onDisk(mounttest.Attach(t, twin), "xfs", mounttest.Dir(t)))
-	if refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), "duplicate UUID") {
+	if errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), "duplicate UUID") {
 		t.Errorf("want a FailedPrecondition in the kernel's words\ngot  %v", err)
 	}
 }
@@ -132,12 +132,12 @@ func TestCopyOfAMountedXFSIsRefusedAsItIs(t *testing.T) {
 // Errors that not every kernel has for the disks that provoke them.
 func TestWhatTheKernelOfTheGuestLacksIsNoFaultOfTheAgent(t *testing.T) {
 	for _, errno := range []unix.Errno{unix.ENOSYS, unix.ESRCH, unix.EOPNOTSUPP, unix.EFBIG, unix.ENXIO, unix.ENOENT} {
-		if got := mountKind(&fs.PathError{Op: "fsconfig", Path: "/dev/vda", Err: errno}); got != refusal.FailedPrecondition {
-			t.Errorf("%v\nwant kind %d\ngot  %d", errno, refusal.FailedPrecondition, got)
+		if got := mountKind(&fs.PathError{Op: "fsconfig", Path: "/dev/vda", Err: errno}); got != errkind.FailedPrecondition {
+			t.Errorf("%v\nwant kind %d\ngot  %d", errno, errkind.FailedPrecondition, got)
 		}
 	}
 	xfs := request{fstype: "xfs"}
-	if kind, why := wayOut(xfs, origin{path: "/dev/none"}, unix.ENOENT, &health.KernelLog{}); kind != refusal.FailedPrecondition || !strings.Contains(why, "gone") {
+	if kind, why := wayOut(xfs, origin{path: "/dev/none"}, unix.ENOENT, &health.KernelLog{}); kind != errkind.FailedPrecondition || !strings.Contains(why, "gone") {
 		t.Errorf("of a disk that has left\nwant it said\ngot  kind %d, %s", kind, why)
 	}
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -74,8 +74,8 @@ func (t *Table) find(ctx context.Context, what string, r request) (origin, error
 	defer cancel()
 	began := time.Now()
 	from, err := r.driver.find(finding, r)
-	if err != nil && finding.Err() != nil && refusal.KindOf(err) == refusal.Internal {
-		err = refusal.New(refusal.DeadlineExceeded, "%s: no device at %q after %v: is it attached there? %w", what, r.source, time.Since(began).Round(10*time.Millisecond), err)
+	if err != nil && finding.Err() != nil && errkind.Of(err) == errkind.Internal {
+		err = errkind.New(errkind.DeadlineExceeded, "%s: no device at %q after %v: is it attached there? %w", what, r.source, time.Since(began).Round(10*time.Millisecond), err)
 	}
 	return from, err
 }
@@ -130,7 +130,7 @@ func (m *mounted) agrees(r request, from origin) error {
 		return occupied(r, from, m.origin().named(m.fstype))
 	}
 	if m.options != r.options {
-		return refusal.New(refusal.AlreadyExists, "storage %s: %s is mounted there with other options", r.mountPoint, from.path)
+		return errkind.New(errkind.AlreadyExists, "storage %s: %s is mounted there with other options", r.mountPoint, from.path)
 	}
 	return nil
 }
@@ -163,7 +163,7 @@ func (t *Table) keep(ctx context.Context, c *call, agreed func() bool) error {
 		return errEnded
 	}
 	if !agreed() {
-		return refusal.New(refusal.DeadlineExceeded, "the call has ended before its storages were held")
+		return errkind.New(errkind.DeadlineExceeded, "the call has ended before its storages were held")
 	}
 	for _, m := range c.needs {
 		m.holders[m.calls[c]], m.found = true, false
@@ -176,7 +176,7 @@ func (t *Table) keep(ctx context.Context, c *call, agreed func() bool) error {
 func (m *mounted) mustStand() error {
 	there, err := m.driver.there(m)
 	if err == nil && !there {
-		err = refusal.New(refusal.FailedPrecondition, "storage %s: somebody in the guest has unmounted it meanwhile: call again", m.mountPoint)
+		err = errkind.New(errkind.FailedPrecondition, "storage %s: somebody in the guest has unmounted it meanwhile: call again", m.mountPoint)
 	}
 	return err
 }

@@ -5,10 +5,10 @@ import (
 	"os"
 	"time"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/filesystem"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // wants is what a mount of an origin has, for a request: the whole of its filesystem,
@@ -85,7 +85,7 @@ func (t *Table) adopt(m *mounted) error {
 		m.set(m.origin(), now)
 		return nil
 	}
-	return refusal.New(refusal.FailedPrecondition, "storage %s: somebody in the guest has unmounted it meanwhile: call again", m.mountPoint)
+	return errkind.New(errkind.FailedPrecondition, "storage %s: somebody in the guest has unmounted it meanwhile: call again", m.mountPoint)
 }
 
 // own has the mount of a storage, which has just been adopted, watched as one of ours.

@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -42,7 +42,7 @@ func TestFolderOfTheVolumeIsNotTheVolume(t *testing.T) {
 		}
 		mounttest.Mount(t, filepath.Join(elsewhere, "folder"), place, "", unix.MS_BIND, "")
 		err := hold(t, newTable(), onDisk(disk, fstype, place))
-		if refusal.KindOf(err) != refusal.AlreadyExists || !strings.Contains(err.Error(), "/folder") {
+		if errkind.Of(err) != errkind.AlreadyExists || !strings.Contains(err.Error(), "/folder") {
 			t.Errorf("%s\nwant it refused, and the folder named\ngot  %v", fstype, err)
 		}
 	}
@@ -65,7 +65,7 @@ func TestVolumeIsNotThereWhereAFolderOfItIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	mounttest.Mount(t, filepath.Join(elsewhere, "folder"), place, "", unix.MS_BIND, "")
-	if err := hold(t, table, storage); refusal.KindOf(err) != refusal.AlreadyExists {
+	if err := hold(t, table, storage); errkind.Of(err) != errkind.AlreadyExists {
 		t.Errorf("asked for again\nwant it refused\ngot  %v", err)
 	}
 	if there, err := table.at(place).stands(); there || err != nil {
@@ -121,7 +121,7 @@ func TestMountIsTakenOverWhereItsOptionsAgree(t *testing.T) {
 			mounttest.Mount(t, storage.Source, place, c.fstype, c.flags, c.data)
 			table := newTable()
 			err := hold(t, table, storage)
-			if c.differ == "" && err != nil || c.differ != "" && (refusal.KindOf(err) != refusal.AlreadyExists || !strings.Contains(err.Error(), c.differ)) {
+			if c.differ == "" && err != nil || c.differ != "" && (errkind.Of(err) != errkind.AlreadyExists || !strings.Contains(err.Error(), c.differ)) {
 				t.Errorf("mounted with %#x, %q, asked for with %q\nwant %q named, or OK\ngot  %v", c.flags, c.data, c.asks, c.differ, err)
 			}
 			if err != nil {
@@ -224,7 +224,7 @@ func TestVolumeMountedAgainIsTheVolumeAndFormattedAnewIsNot(t *testing.T) {
 			if there, err := table.at(place).stands(); there == formatted || err != nil {
 				t.Errorf("%s, formatted anew: %v\nwant the volume there: %v\ngot  %v, error %v", fstype, formatted, !formatted, there, err)
 			}
-			if err := table.Release(t.Context(), "c1"); (err != nil) != formatted || err != nil && refusal.KindOf(err) != refusal.FailedPrecondition {
+			if err := table.Release(t.Context(), "c1"); (err != nil) != formatted || err != nil && errkind.Of(err) != errkind.FailedPrecondition {
 				t.Errorf("%s, formatted anew: %v\nwant what is not the volume left, and its disk said to be in use\ngot  %v", fstype, formatted, err)
 			}
 			if top, err := mount.Topmost(place); err != nil || (top != nil) != formatted {

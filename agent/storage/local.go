@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/errkind"
 )
 
 // local is a directory of the guest's own file system: an emptyDir. It outlives
@@ -61,7 +61,7 @@ func localMode(r request) (mode uint32, given bool, err error) {
 	text, ok := strings.CutPrefix(r.options.Data, "mode=")
 	bits, err := strconv.ParseUint(text, 8, 12)
 	if r.options.Flags != 0 || !ok || err != nil {
-		return 0, false, refusal.New(refusal.InvalidArgument, "options %.80q: driver local has mode=, in octal and up to 7777, and no other", r.options.Data)
+		return 0, false, errkind.New(errkind.InvalidArgument, "options %.80q: driver local has mode=, in octal and up to 7777, and no other", r.options.Data)
 	}
 	return uint32(bits), true, nil
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"pgregory.net/rapid"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/sandbox"
 	"github.com/directvol/directvol/agent/state"
 	"github.com/directvol/directvol/agent/storage"
@@ -92,7 +92,7 @@ func (k *kernel) CouldUnmount(ctx context.Context, mountPoint string) error {
 	k.mu.Unlock()
 	return k.await(ctx, func() bool { return !k.hung[device] }, func() error {
 		if device != "" && k.busy[device] {
-			return refusal.New(refusal.FailedPrecondition, "device or resource busy")
+			return errkind.New(errkind.FailedPrecondition, "device or resource busy")
 		}
 		return nil
 	})
@@ -104,7 +104,7 @@ func (k *kernel) Unmount(mountPoint string) error {
 	k.mu.Unlock()
 	return k.await(context.Background(), func() bool { return !k.hung[device] }, func() error {
 		if device != "" && k.busy[device] {
-			return refusal.New(refusal.FailedPrecondition, "device or resource busy")
+			return errkind.New(errkind.FailedPrecondition, "device or resource busy")
 		}
 		delete(k.mounted, mountPoint)
 		return nil

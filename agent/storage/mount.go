@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/filesystem"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // mountOrigin mounts an origin. The same one that is mounted there already, as it would be
@@ -44,17 +44,17 @@ func mountOrigin(ctx context.Context, d *devices, r request, from origin) (did, 
 	if made {
 		os.Remove(r.mountPoint)
 	}
-	if refusal.KindOf(err) != refusal.Internal {
+	if errkind.Of(err) != errkind.Internal {
 		return did{}, err
 	}
 	kind, why := wayOut(r, from, err, said)
-	return did{}, refusal.New(kind, "mount %s of %s at %s with %q: %w: %s", r.fstype, from.path, r.mountPoint, r.options.Data, err, why)
+	return did{}, errkind.New(kind, "mount %s of %s at %s with %q: %w: %s", r.fstype, from.path, r.mountPoint, r.options.Data, err, why)
 }
 
 // wayOut is what is known of a disk that could not be mounted, and whether that is the
 // request's fault: by its filesystem's rules, by what it holds, or by what the kernel has
 // said of it.
-func wayOut(r request, from origin, err error, log *health.KernelLog) (refusal.Kind, string) {
+func wayOut(r request, from origin, err error, log *health.KernelLog) (errkind.Kind, string) {
 	kind, kernel := mountKind(err), log.Words(filepath.Base(from.path), r.fstype)
 	if reason := mount.Reason(err); reason != "" {
 		kernel = "the guest's kernel says: " + reason
@@ -65,17 +65,17 @@ func wayOut(r request, from origin, err error, log *health.KernelLog) (refusal.K
 	}
 	disk, openErr := os.Open(from.path)
 	if errors.Is(openErr, fs.ErrNotExist) || errors.Is(openErr, unix.ENXIO) {
-		return refusal.FailedPrecondition, "the disk is gone: attach it again"
+		return errkind.FailedPrecondition, "the disk is gone: attach it again"
 	}
 	if openErr != nil {
 		return kind, kernel
 	}
 	defer disk.Close()
 	if short := tooShort(fstype, disk); short != "" {
-		return refusal.FailedPrecondition, short + ": give the disk its size and its content back"
+		return errkind.FailedPrecondition, short + ": give the disk its size and its content back"
 	}
 	if said := fstype.MountRefused(disk, err); said != "" {
-		return refusal.FailedPrecondition, said
+		return errkind.FailedPrecondition, said
 	}
 	if !errors.Is(err, unix.EINVAL) {
 		return kind, kernel
@@ -86,7 +86,7 @@ func wayOut(r request, from origin, err error, log *health.KernelLog) (refusal.K
 	case found == r.fstype && r.options.Data != "":
 		return kind, fmt.Sprintf("is each of its options one that %s has? %s", r.fstype, kernel)
 	case found == r.fstype:
-		return refusal.FailedPrecondition, kernel
+		return errkind.FailedPrecondition, kernel
 	case found != "":
 		return kind, "the disk holds " + found
 	}
@@ -114,7 +114,7 @@ func tooShort(fstype filesystem.Type, disk *os.File) string {
 
 // occupied refuses a mount point at which something else is mounted.
 func occupied(r request, from origin, by string) error {
-	return refusal.New(refusal.AlreadyExists, "storage %s: %s is mounted there already, not %s", r.mountPoint, by, from.named(r.fstype))
+	return errkind.New(errkind.AlreadyExists, "storage %s: %s is mounted there already, not %s", r.mountPoint, by, from.named(r.fstype))
 }
 
 // named is an origin as a person tells it from another disk with the same name.
@@ -138,24 +138,24 @@ func nameOf(top *mount.Info) string {
 }
 
 // mountKind is what an error of mount(2) means to who asked for the mount.
-func mountKind(err error) refusal.Kind {
+func mountKind(err error) errkind.Kind {
 	for _, errno := range []unix.Errno{unix.EACCES, unix.EROFS, unix.EBUSY, unix.ENODEV, unix.EUCLEAN, unix.EBADMSG, unix.EIO, unix.ENXIO,
 		unix.ENOENT, unix.ENOSYS, unix.EOPNOTSUPP, unix.ESRCH, unix.EFBIG} {
 		if errors.Is(err, errno) {
-			return refusal.FailedPrecondition // the disk's or the kernel's state
+			return errkind.FailedPrecondition // the disk's or the kernel's state
 		}
 	}
 	if errors.Is(err, unix.EINVAL) {
-		return refusal.InvalidArgument // another filesystem, or an option that it does not have
+		return errkind.InvalidArgument // another filesystem, or an option that it does not have
 	}
-	return refusal.Internal
+	return errkind.Internal
 }
 
 // makeMountPoint is mount.MakePoint, whose refusal is the request's fault.
 func makeMountPoint(path string) (made bool, err error) {
 	made, err = mount.MakePoint(path)
 	if err != nil {
-		err = refusal.New(refusal.InvalidArgument, "%w", err)
+		err = errkind.New(errkind.InvalidArgument, "%w", err)
 	}
 	return made, err
 }
@@ -169,11 +169,11 @@ func (m *mounted) stands() (bool, error) {
 		return false, err
 	}
 	if top := mounts[len(mounts)-1]; top != mounts[at] {
-		return true, refusal.New(refusal.FailedPrecondition, "storage %s: %s (%s) is mounted over it: unmount that first", m.mountPoint, top.Source, top.FSType)
+		return true, errkind.New(errkind.FailedPrecondition, "storage %s: %s (%s) is mounted over it: unmount that first", m.mountPoint, top.Source, top.FSType)
 	}
 	over, err := mount.Hiding(mounts[at])
 	if over != nil {
-		err = refusal.New(refusal.FailedPrecondition, "storage %s: %s (%s) is mounted at %s over a folder above, and hides it: unmount that first", m.mountPoint, over.Source, over.FSType, over.Mountpoint)
+		err = errkind.New(errkind.FailedPrecondition, "storage %s: %s (%s) is mounted at %s over a folder above, and hides it: unmount that first", m.mountPoint, over.Source, over.FSType, over.Mountpoint)
 	}
 	return true, err
 }

@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -34,7 +34,7 @@ func TestStorageThatWouldHideAnotherIsRefused(t *testing.T) {
 			_ = unix.Unmount(s.MountPoint, unix.MNT_DETACH)
 		}
 	})
-	if refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), inner.MountPoint) {
+	if errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), inner.MountPoint) {
 		t.Errorf("in one call\nwant it refused, and the hidden one named\ngot  %v", err)
 	}
 	if len(table.Mounted()) > 0 {
@@ -43,7 +43,7 @@ func TestStorageThatWouldHideAnotherIsRefused(t *testing.T) {
 	if err := table.Hold(t.Context(), "c1", []*agentpb.Storage{inner}, always); err != nil {
 		t.Fatal(err)
 	}
-	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{outer}, always); refusal.KindOf(err) != refusal.FailedPrecondition {
+	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{outer}, always); errkind.Of(err) != errkind.FailedPrecondition {
 		t.Errorf("by another container\nwant it refused\ngot  %v", err)
 	}
 	if err := table.Release(t.Context(), "c1"); err != nil {
@@ -71,14 +71,14 @@ func TestStorageThatIsHiddenIsNotSaidToBeThere(t *testing.T) {
 		"held again": func() error { return hold(t, table, s) },
 		"let go":     func() error { return table.Release(t.Context(), "c1") },
 	} {
-		if err := do(); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), above+" ") {
+		if err := do(); errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), above+" ") {
 			t.Errorf("%s\nwant it refused, and named what hides it\ngot  %v", what, err)
 		}
 	}
 	if err := os.Mkdir(s.MountPoint, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := hold(t, table, s); refusal.KindOf(err) != refusal.FailedPrecondition {
+	if err := hold(t, table, s); errkind.Of(err) != errkind.FailedPrecondition {
 		t.Errorf("with another folder in its place\nwant it refused\ngot  %v", err)
 	}
 	mounttest.Unmount(t, above)
@@ -132,7 +132,7 @@ func TestMountThatHidesAStorageIsNotTakenOver(t *testing.T) {
 		t.Skipf("it mounts: %v: run it as root", err)
 	}
 	mounttest.Mount(t, outer.Source, outer.MountPoint, "tmpfs", 0, "")
-	if err := hold(t, table, outer); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), inner.MountPoint) {
+	if err := hold(t, table, outer); errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), inner.MountPoint) {
 		t.Errorf("want it refused, and the hidden one named\ngot  %v", err)
 	}
 	mounttest.Unmount(t, outer.MountPoint)
@@ -165,7 +165,7 @@ func TestStorageThatWouldHideAnotherIsNotMountedAgain(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(inner.MountPoint, unix.MNT_DETACH) })
 	for range 2 {
-		if err := hold(t, table, outer); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), inner.MountPoint) {
+		if err := hold(t, table, outer); errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), inner.MountPoint) {
 			t.Errorf("want it refused, and the other one named\ngot  %v", err)
 		}
 		if top, err := mount.Topmost(outer.MountPoint); top != nil || err != nil {
@@ -193,7 +193,7 @@ func TestStorageThatWouldHideAnotherIsNotMountedAgain(t *testing.T) {
 func TestStorageWaitsForTheOneThatIsMountedAgainAboveIt(t *testing.T) {
 	table, outer, inner := unmountedByOthers(t)
 	done := table.beginAgain(table.at(outer.MountPoint))
-	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{inner}, always); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), "call again") {
+	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{inner}, always); errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), "call again") {
 		t.Errorf("before it is there\nwant it refused\ngot  %v", err)
 	}
 	mounttest.Mount(t, outer.Source, outer.MountPoint, "tmpfs", 0, "")

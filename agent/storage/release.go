@@ -9,8 +9,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // Release lets go of everything that holder holds, the last mounted first, and
@@ -93,10 +93,10 @@ func inUse(mountPoint string, err error) error {
 	all, _ := mount.All()
 	for _, m := range all {
 		if strings.HasPrefix(m.Mountpoint, mountPoint+"/") {
-			return refusal.New(refusal.FailedPrecondition, "volume %s is in use: %s (%s) is mounted within it, at %s: unmount that and try again: %w", mountPoint, m.Source, m.FSType, m.Mountpoint, err)
+			return errkind.New(errkind.FailedPrecondition, "volume %s is in use: %s (%s) is mounted within it, at %s: unmount that and try again: %w", mountPoint, m.Source, m.FSType, m.Mountpoint, err)
 		}
 	}
-	return refusal.New(refusal.FailedPrecondition, "volume %s is in use by a process in the guest: end it and try again: %w", mountPoint, err)
+	return errkind.New(errkind.FailedPrecondition, "volume %s is in use by a process in the guest: end it and try again: %w", mountPoint, err)
 }
 
 // unmount unmounts a storage, removes the mount point that was made for it, and
@@ -109,7 +109,7 @@ func (t *Table) unmount(ctx context.Context, m *mounted) error {
 	if m.driver.device { // or two proofs, or a mount, meet each other's claim of it
 		done, err := t.devices.turns.Take(ctx, m.origin().path)
 		if err != nil {
-			return refusal.New(refusal.DeadlineExceeded, "unmount %s: another call is at its device %s: %w", m.mountPoint, m.origin().path, err)
+			return errkind.New(errkind.DeadlineExceeded, "unmount %s: another call is at its device %s: %w", m.mountPoint, m.origin().path, err)
 		}
 		defer done()
 	}
@@ -142,7 +142,7 @@ func (t *Table) flush(ctx context.Context, m *mounted) error {
 		return err
 	}
 	if err := t.volumes.Flush(ctx, m.mountPoint); err != nil {
-		return refusal.New(refusal.KindOf(err), "it stays mounted: %w", err)
+		return errkind.New(errkind.Of(err), "it stays mounted: %w", err)
 	}
 	return nil
 }

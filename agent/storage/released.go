@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // CheckReleased refuses a device, named as a Storage names it, that anything in the guest
@@ -22,7 +22,7 @@ import (
 func (t *Table) CheckReleased(ctx context.Context, driverName, source string) error {
 	driver := driverOf(driverName)
 	if driver == nil || !driver.device {
-		return refusal.New(refusal.InvalidArgument, "driver %.40q: want one whose storages have a device, of %v", driverName, DeviceDrivers())
+		return errkind.New(errkind.InvalidArgument, "driver %.40q: want one whose storages have a device, of %v", driverName, DeviceDrivers())
 	}
 	now, cancel := context.WithCancel(ctx)
 	cancel() // it is there, or it is not
@@ -38,7 +38,7 @@ func (t *Table) CheckReleased(ctx context.Context, driverName, source string) er
 	}
 	done, err := t.devices.turns.Take(ctx, from.path)
 	if err != nil {
-		return refusal.New(refusal.DeadlineExceeded, "device %s: another call is at it: %w", from.path, err)
+		return errkind.New(errkind.DeadlineExceeded, "device %s: another call is at it: %w", from.path, err)
 	}
 	defer done()
 	disk, err := claim(from.path)
@@ -46,7 +46,7 @@ func (t *Table) CheckReleased(ctx context.Context, driverName, source string) er
 	case err == nil:
 		return disk.Close()
 	case errors.Is(err, unix.EBUSY):
-		return refusal.New(refusal.FailedPrecondition, "device %s is in use in the guest%s: end that and try again: %w", from.path, users(from.device.Number), err)
+		return errkind.New(errkind.FailedPrecondition, "device %s is in use in the guest%s: end that and try again: %w", from.path, users(from.device.Number), err)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
 		return nil // it has just gone
 	default:
@@ -62,7 +62,7 @@ func (t *Table) refuseHeld(ctx context.Context, matches func(*mounted) bool) err
 		refuse := func() error {
 			t.mu.Lock()
 			defer t.mu.Unlock()
-			return refusal.New(refusal.FailedPrecondition, "volume %s is held in the guest by %s: remove them first", m.mountPoint, holderNames(m.heldOrNeeded()))
+			return errkind.New(errkind.FailedPrecondition, "volume %s is held in the guest by %s: remove them first", m.mountPoint, holderNames(m.heldOrNeeded()))
 		}
 		if t.begins(m) {
 			return refuse()
@@ -114,7 +114,7 @@ func (t *Table) proveFree(m *mounted) error {
 }
 
 func stillInUse(mountPoint, path string, number uint64, err error) error {
-	return refusal.New(refusal.FailedPrecondition, "volume %s is unmounted, but its device %s is still in use in the guest%s: end that and try again: %w", mountPoint, path, users(number), err)
+	return errkind.New(errkind.FailedPrecondition, "volume %s is unmounted, but its device %s is still in use in the guest%s: end that and try again: %w", mountPoint, path, users(number), err)
 }
 
 // isElsewhere reports whether another storage in the table has the same device, and is

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount/mounttest"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -46,10 +46,10 @@ func TestDeviceIsReleasedWhenNobodyUsesIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := []*agentpb.Storage{{Driver: "blk", Source: device, Fstype: "ext4", MountPoint: filepath.Join(dir, "volume")}}
-	check := func(when string, want refusal.Kind, words string) {
+	check := func(when string, want errkind.Kind, words string) {
 		t.Helper()
 		err := table.CheckReleased(t.Context(), "blk", device)
-		if (err == nil) != (words == "") || err != nil && (refusal.KindOf(err) != want || !strings.Contains(err.Error(), words)) {
+		if (err == nil) != (words == "") || err != nil && (errkind.Of(err) != want || !strings.Contains(err.Error(), words)) {
 			t.Errorf("%s\nwant %q of kind %v\ngot  %v", when, words, want, err)
 		}
 	}
@@ -62,7 +62,7 @@ func TestDeviceIsReleasedWhenNobodyUsesIt(t *testing.T) {
 	if err := table.Release(t.Context(), "first"); err != nil {
 		t.Fatal(err)
 	}
-	check("with another holder", refusal.FailedPrecondition, "container second")
+	check("with another holder", errkind.FailedPrecondition, "container second")
 	if err := table.Release(t.Context(), "second"); err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func TestDeviceIsReleasedWhenNobodyUsesIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	check("while somebody has it for himself", refusal.FailedPrecondition, "in use")
+	check("while somebody has it for himself", errkind.FailedPrecondition, "in use")
 	user.Close()
 	check("afterwards", 0, "")
 }
@@ -84,7 +84,7 @@ func TestDeviceThatIsNotThereIsReleased(t *testing.T) {
 		}
 	}
 	for _, driver := range []string{"", "local", "none"} {
-		if err := table.CheckReleased(t.Context(), driver, "1f/1f"); refusal.KindOf(err) != refusal.InvalidArgument {
+		if err := table.CheckReleased(t.Context(), driver, "1f/1f"); errkind.Of(err) != errkind.InvalidArgument {
 			t.Errorf("driver %q: %v", driver, err)
 		}
 	}
@@ -105,11 +105,11 @@ func TestDeviceOfAVolumeThatMayComeBackIsNotReleased(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if err := table.CheckReleased(ctx, "blk", disk); refusal.KindOf(err) != refusal.DeadlineExceeded {
+	if err := table.CheckReleased(ctx, "blk", disk); errkind.Of(err) != errkind.DeadlineExceeded {
 		t.Errorf("unmounted, and not decided\nwant no answer in time\ngot  %v", err)
 	}
 	leaving.decide(false)
-	if err := table.CheckReleased(t.Context(), "blk", disk); refusal.KindOf(err) != refusal.FailedPrecondition {
+	if err := table.CheckReleased(t.Context(), "blk", disk); errkind.Of(err) != errkind.FailedPrecondition {
 		t.Errorf("mounted again\nwant it refused\ngot  %v", err)
 	}
 	if err := table.Release(t.Context(), "c1"); err != nil {

@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/directvol/directvol/agent/contract"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -32,10 +32,10 @@ func isHostOnly(option string) bool { return slices.Contains(contract.HostOption
 
 func parse(s *agentpb.Storage) (request, error) {
 	refuse := func(format string, args ...any) (request, error) {
-		return request{}, refusal.New(refusal.InvalidArgument, "storage %.200q: "+format, append([]any{s.MountPoint}, args...)...)
+		return request{}, errkind.New(errkind.InvalidArgument, "storage %.200q: "+format, append([]any{s.MountPoint}, args...)...)
 	}
 	if s == nil {
-		return request{}, refusal.New(refusal.InvalidArgument, "storage: empty message")
+		return request{}, errkind.New(errkind.InvalidArgument, "storage: empty message")
 	}
 	driver := driverOf(s.Driver)
 	if driver == nil {
@@ -49,14 +49,14 @@ func parse(s *agentpb.Storage) (request, error) {
 		return refuse("the mount point must be an absolute path below /")
 	}
 	if err := contract.Check(s); err != nil {
-		return request{}, refusal.New(refusal.KindOf(err), "storage %.200q: %w", s.MountPoint, err)
+		return request{}, errkind.New(errkind.Of(err), "storage %.200q: %w", s.MountPoint, err)
 	}
 	serial, others, err := promisedSerial(driver, s.DriverOptions)
 	if err != nil {
 		return refuse("driver_options: %w", err)
 	}
 	if len(others) > 0 {
-		return request{}, refusal.New(refusal.Unimplemented, "storage %.200q: driver_options %.80q: this agent has none but %s of a disk", s.MountPoint, others, serialOption)
+		return request{}, errkind.New(errkind.Unimplemented, "storage %.200q: driver_options %.80q: this agent has none but %s of a disk", s.MountPoint, others, serialOption)
 	}
 	options, taken, err := mount.ParseOptions(s.Options, isHostOnly)
 	if err != nil {
@@ -64,7 +64,7 @@ func parse(s *agentpb.Storage) (request, error) {
 	}
 	r := request{driver: driver, source: s.Source, fstype: s.Fstype, options: options, taken: taken, mountPoint: clean, shared: s.Shared, serial: serial}
 	if err := driver.check(r); err != nil {
-		return request{}, refusal.New(refusal.KindOf(err), "storage %.200q: %w", s.MountPoint, err)
+		return request{}, errkind.New(errkind.Of(err), "storage %.200q: %w", s.MountPoint, err)
 	}
 	return r, nil
 }

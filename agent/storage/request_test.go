@@ -6,8 +6,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -39,31 +39,31 @@ func TestStorageThatMakesNoSenseIsRefusedByName(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		change func(*agentpb.Storage)
-		kind   refusal.Kind
+		kind   errkind.Kind
 		says   string
 	}{
-		"driver":         {func(s *agentpb.Storage) { s.Driver = "floppy" }, refusal.InvalidArgument, "floppy"},
-		"fstype":         {func(s *agentpb.Storage) { s.Fstype = "fat" }, refusal.InvalidArgument, "fat"},
-		"source":         {func(s *agentpb.Storage) { s.Source = "" }, refusal.InvalidArgument, "PCI path"},
-		"no mount point": {func(s *agentpb.Storage) { s.MountPoint = "" }, refusal.InvalidArgument, "mount point"},
-		"relative":       {func(s *agentpb.Storage) { s.MountPoint = "run/v" }, refusal.InvalidArgument, "absolute"},
-		"root":           {func(s *agentpb.Storage) { s.MountPoint = "/run/.." }, refusal.InvalidArgument, "below /"},
-		"NUL":            {func(s *agentpb.Storage) { s.MountPoint = "/run/\x00" }, refusal.InvalidArgument, "mount point"},
-		"endless data":   {func(s *agentpb.Storage) { s.Options = []string{strings.Repeat("x", 5000)} }, refusal.InvalidArgument, "5000"},
-		"driver option":  {func(s *agentpb.Storage) { s.DriverOptions = []string{"serial=a", "create_filesystem"} }, refusal.Unimplemented, "driver_options"},
-		"no serial":      {func(s *agentpb.Storage) { s.DriverOptions = []string{"serial="} }, refusal.InvalidArgument, "serial"},
-		"two serials":    {func(s *agentpb.Storage) { s.DriverOptions = []string{"serial=a", "serial=b"} }, refusal.InvalidArgument, "twice"},
-		"endless serial": {func(s *agentpb.Storage) { s.DriverOptions = []string{"serial=" + strings.Repeat("x", 300)} }, refusal.InvalidArgument, "252"},
+		"driver":         {func(s *agentpb.Storage) { s.Driver = "floppy" }, errkind.InvalidArgument, "floppy"},
+		"fstype":         {func(s *agentpb.Storage) { s.Fstype = "fat" }, errkind.InvalidArgument, "fat"},
+		"source":         {func(s *agentpb.Storage) { s.Source = "" }, errkind.InvalidArgument, "PCI path"},
+		"no mount point": {func(s *agentpb.Storage) { s.MountPoint = "" }, errkind.InvalidArgument, "mount point"},
+		"relative":       {func(s *agentpb.Storage) { s.MountPoint = "run/v" }, errkind.InvalidArgument, "absolute"},
+		"root":           {func(s *agentpb.Storage) { s.MountPoint = "/run/.." }, errkind.InvalidArgument, "below /"},
+		"NUL":            {func(s *agentpb.Storage) { s.MountPoint = "/run/\x00" }, errkind.InvalidArgument, "mount point"},
+		"endless data":   {func(s *agentpb.Storage) { s.Options = []string{strings.Repeat("x", 5000)} }, errkind.InvalidArgument, "5000"},
+		"driver option":  {func(s *agentpb.Storage) { s.DriverOptions = []string{"serial=a", "create_filesystem"} }, errkind.Unimplemented, "driver_options"},
+		"no serial":      {func(s *agentpb.Storage) { s.DriverOptions = []string{"serial="} }, errkind.InvalidArgument, "serial"},
+		"two serials":    {func(s *agentpb.Storage) { s.DriverOptions = []string{"serial=a", "serial=b"} }, errkind.InvalidArgument, "twice"},
+		"endless serial": {func(s *agentpb.Storage) { s.DriverOptions = []string{"serial=" + strings.Repeat("x", 300)} }, errkind.InvalidArgument, "252"},
 		"serial, no disk": {func(s *agentpb.Storage) {
 			*s = agentpb.Storage{Driver: "ephemeral", Source: "shm", Fstype: "tmpfs", MountPoint: "/run/v", DriverOptions: []string{"serial=a"}}
-		}, refusal.Unimplemented, "driver_options"},
-		"not built": {func(s *agentpb.Storage) { s.FsGroup = &agentpb.FSGroup{GroupId: 1} }, refusal.Unimplemented, "fs_group"},
+		}, errkind.Unimplemented, "driver_options"},
+		"not built": {func(s *agentpb.Storage) { s.FsGroup = &agentpb.FSGroup{GroupId: 1} }, errkind.Unimplemented, "fs_group"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bad := good
 			test.change(&bad)
 			_, err := parse(&bad)
-			if refusal.KindOf(err) != test.kind || err == nil || !strings.Contains(err.Error(), test.says) {
+			if errkind.Of(err) != test.kind || err == nil || !strings.Contains(err.Error(), test.says) {
 				t.Errorf("want kind %v and %q\ngot  %v", test.kind, test.says, err)
 			}
 		})

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // A stranger that is a second mount of a storage's disk goes with all others at the sandbox's
@@ -32,7 +32,7 @@ func TestStrangerOnTheDiskOfAStorageGoesWithIt(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(place, "file"), nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if err := table.ReleaseAll(t.Context(), func() bool { return false }); refusal.KindOf(err) != refusal.DeadlineExceeded {
+			if err := table.ReleaseAll(t.Context(), func() bool { return false }); errkind.Of(err) != errkind.DeadlineExceeded {
 				t.Fatalf("not agreed\nwant it refused for that\ngot  %v", err)
 			}
 			if _, err := os.Stat(filepath.Join(place, "file")); err != nil {
@@ -44,7 +44,7 @@ func TestStrangerOnTheDiskOfAStorageGoesWithIt(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := table.ReleaseAll(t.Context(), always); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), second) {
+			if err := table.ReleaseAll(t.Context(), always); errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), second) {
 				t.Errorf("while a process uses the stranger\nwant it refused, and %s named\ngot  %v", second, err)
 			}
 			busy.Close()
@@ -69,7 +69,7 @@ func TestSecondMountOfAStoragesDiskIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	mounttest.Mount(t, disk, second, "xfs", 0, "")
-	if err := table.Release(t.Context(), "c1"); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), second) {
+	if err := table.Release(t.Context(), "c1"); errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), second) {
 		t.Errorf("want it refused, and %s named\ngot  %v", second, err)
 	}
 	if err := unix.Unmount(second, 0); err != nil {
@@ -136,7 +136,7 @@ func TestMountWithinAStorageIsNamed(t *testing.T) {
 		"removed":   func() error { return table.Release(t.Context(), "c1") },
 		"destroyed": func() error { return table.ReleaseAll(t.Context(), always) },
 	} {
-		if err := end(); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), within) || strings.Contains(err.Error(), "process") {
+		if err := end(); errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), within) || strings.Contains(err.Error(), "process") {
 			t.Errorf("%s\nwant it refused, and %s named\ngot  %v", name, within, err)
 		}
 	}
@@ -155,7 +155,7 @@ func TestStorageHidesNoStranger(t *testing.T) {
 	stranger := filepath.Join(place, "stranger")
 	mounttest.Mount(t, "later", stranger, "tmpfs", 0, "")
 	table := besideStranger(t, stranger)
-	if err := hold(t, table, onDisk(disk, "xfs", place)); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), stranger) {
+	if err := hold(t, table, onDisk(disk, "xfs", place)); errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), stranger) {
 		t.Errorf("want it refused, and %s named\ngot  %v", stranger, err)
 	}
 	if err := table.ReleaseAll(t.Context(), always); err != nil {
@@ -179,7 +179,7 @@ func TestStrangerWithinAStorageGoesFirst(t *testing.T) {
 	if err := table.Release(t.Context(), "c2"); err != nil {
 		t.Errorf("another container's end: %v", err)
 	}
-	if err := table.Release(t.Context(), "c1"); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), stranger) {
+	if err := table.Release(t.Context(), "c1"); errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), stranger) {
 		t.Errorf("its container's end\nwant it refused, and %s named\ngot  %v", stranger, err)
 	}
 	if err := table.ReleaseAll(t.Context(), always); err != nil {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // stranger is a mount that this agent has not made and cannot tell whose it is: of
@@ -92,7 +92,7 @@ func (t *Table) refuseStrangers(holder string) error {
 	}
 	for _, s := range left {
 		if s.mayHold(holder) {
-			return refusal.New(refusal.FailedPrecondition, "storage %s is mounted, and was written down by another agent, or not: whose it is cannot be known: ask for it again, or destroy the sandbox", s.mountPoint)
+			return errkind.New(errkind.FailedPrecondition, "storage %s is mounted, and was written down by another agent, or not: whose it is cannot be known: ask for it again, or destroy the sandbox", s.mountPoint)
 		}
 	}
 	return nil
@@ -103,7 +103,7 @@ func (t *Table) refuseStrangers(holder string) error {
 var foreign = &driver{
 	name: "foreign", volume: true,
 	mount: func(_ context.Context, _ *devices, r request, _ origin) (did, error) {
-		return did{}, refusal.New(refusal.FailedPrecondition, "storage %s is unmounted, and how it was mounted is not known", r.mountPoint)
+		return did{}, errkind.New(errkind.FailedPrecondition, "storage %s is unmounted, and how it was mounted is not known", r.mountPoint)
 	},
 	unmount: func(m *mounted) error { // the topmost one
 		if there, err := m.driver.there(m); !there || err != nil {
@@ -168,7 +168,7 @@ func (t *Table) refuseToHideStranger(m *mounted) error {
 	left, err := t.remaining()
 	for _, s := range left {
 		if strings.HasPrefix(s.mountPoint, m.mountPoint+"/") {
-			return refusal.New(refusal.FailedPrecondition, "storage %s: it would hide the mount at %s, whose it is cannot be known: unmount that, or destroy the sandbox", m.mountPoint, s.mountPoint)
+			return errkind.New(errkind.FailedPrecondition, "storage %s: it would hide the mount at %s, whose it is cannot be known: unmount that, or destroy the sandbox", m.mountPoint, s.mountPoint)
 		}
 	}
 	return err

@@ -14,10 +14,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -73,7 +73,7 @@ func TestMountThatIsNotUnderstoodKeepsItsContainer(t *testing.T) {
 			t.Errorf("%s: it was taken over", name)
 		}
 		for range 2 { // also after a restart
-			if err := table.Release(t.Context(), "c1"); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), place) {
+			if err := table.Release(t.Context(), "c1"); errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), place) {
 				t.Errorf("%s: want it refused and named\ngot  %v", name, err)
 			}
 			if c.free != "" {
@@ -163,16 +163,16 @@ func TestStrangerThatHangsAsItLeavesStaysOne(t *testing.T) {
 	defer release()
 	late, over := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer over()
-	if err := leaving.letGo(late); refusal.KindOf(err) != refusal.DeadlineExceeded || !strings.Contains(err.Error(), place) {
+	if err := leaving.letGo(late); errkind.Of(err) != errkind.DeadlineExceeded || !strings.Contains(err.Error(), place) {
 		t.Errorf("its last mount\nwant it given up, and named\ngot  %v", err)
 	}
 	leaving.decide(false)
-	if err := table.Release(t.Context(), "c1"); refusal.KindOf(err) != refusal.FailedPrecondition {
+	if err := table.Release(t.Context(), "c1"); errkind.Of(err) != errkind.FailedPrecondition {
 		t.Errorf("its container, meanwhile\nwant it refused\ngot  %v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if err := table.ReleaseAll(ctx, always); refusal.KindOf(err) != refusal.DeadlineExceeded || !strings.Contains(err.Error(), place) {
+	if err := table.ReleaseAll(ctx, always); errkind.Of(err) != errkind.DeadlineExceeded || !strings.Contains(err.Error(), place) {
 		t.Errorf("destroyed, meanwhile\nwant it given up, and the mount named\ngot  %v", err)
 	}
 	release()
@@ -207,7 +207,7 @@ func TestDestroyThatFailsLatePutsStrangersBack(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if err := table.ReleaseAll(t.Context(), func() bool { return false }); refusal.KindOf(err) != refusal.DeadlineExceeded {
+		if err := table.ReleaseAll(t.Context(), func() bool { return false }); errkind.Of(err) != errkind.DeadlineExceeded {
 			t.Fatalf("want it refused at the end\ngot  %v", err)
 		}
 		for _, file := range []string{place + "/file", nested + "/file"} {
@@ -292,10 +292,10 @@ func TestStrangerThatIsMountedElsewhereStaysOne(t *testing.T) {
 	defer closeIt()
 	table := besideStranger(t, place)
 	for range 2 {
-		if err := table.ReleaseAll(t.Context(), always); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), disk) {
+		if err := table.ReleaseAll(t.Context(), always); errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), disk) {
 			t.Errorf("destroyed\nwant it refused, and the disk named\ngot  %v", err)
 		}
-		if err := table.Release(t.Context(), "c1"); refusal.KindOf(err) != refusal.FailedPrecondition {
+		if err := table.Release(t.Context(), "c1"); errkind.Of(err) != errkind.FailedPrecondition {
 			t.Errorf("its container\nwant it refused\ngot  %v", err)
 		}
 	}

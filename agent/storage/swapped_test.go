@@ -5,9 +5,9 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -38,7 +38,7 @@ func TestDiskThatWasSwappedBeforeItsMountIsRefused(t *testing.T) {
 	mounttest.Reattach(t, disk, mounttest.Image(t, "xfs"))
 	c := &call{holder: "c1"}
 	err := table.needFound(t.Context(), c, r, from)
-	if refusal.KindOf(err) != refusal.FailedPrecondition || len(c.needs) != 0 {
+	if errkind.Of(err) != errkind.FailedPrecondition || len(c.needs) != 0 {
 		t.Errorf("want it refused\ngot  %v, the call has %d storages", err, len(c.needs))
 	}
 	if top, err := mount.Topmost(place); top != nil || err != nil {
@@ -62,7 +62,7 @@ func TestMountOfAnotherDiskIsTakenBack(t *testing.T) {
 	r, from := found(t, table, onDisk(disk, "xfs", place))
 	mounttest.Mount(t, other, place, "xfs", 0, "")
 	from.path = other // its node leads to the other one by now
-	if err := takeBackOther(r, from); refusal.KindOf(err) != refusal.FailedPrecondition {
+	if err := takeBackOther(r, from); errkind.Of(err) != errkind.FailedPrecondition {
 		t.Errorf("want it refused\ngot  %v", err)
 	}
 	if top, err := mount.Topmost(place); top != nil || err != nil {
@@ -83,7 +83,7 @@ func TestCallIsGivenUpWhileAnotherHangsAtItsDevice(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	err = table.Hold(over, "c2", []*agentpb.Storage{onDisk(disk, "xfs", place)}, always)
-	if refusal.KindOf(err) != refusal.DeadlineExceeded {
+	if errkind.Of(err) != errkind.DeadlineExceeded {
 		t.Errorf("want it given up\ngot  %v", err)
 	}
 }

@@ -21,10 +21,10 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/flight"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/state"
 	"github.com/directvol/directvol/agent/turns"
 )
@@ -121,14 +121,14 @@ func (t *Table) End(ended bool) error {
 	return err
 }
 
-var errEnded = refusal.New(refusal.FailedPrecondition, "the sandbox is destroyed: nothing can be mounted in it")
+var errEnded = errkind.New(errkind.FailedPrecondition, "the sandbox is destroyed: nothing can be mounted in it")
 
 // inTurn runs do in a mount point's turn. do makes system calls that take as long as
 // a disk wants.
 func (t *Table) inTurn(ctx context.Context, what, mountPoint string, do func() error) error {
 	done, err := t.turns.Take(ctx, mountPoint)
 	if err != nil {
-		return refusal.New(refusal.DeadlineExceeded, "%s %s: another call is at it and has not ended, its disk may not answer: %w", what, mountPoint, err)
+		return errkind.New(errkind.DeadlineExceeded, "%s %s: another call is at it and has not ended, its disk may not answer: %w", what, mountPoint, err)
 	}
 	defer done()
 	return do()
@@ -201,7 +201,7 @@ func (t *Table) safely(m *mounted, do func(*mounted) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			t.log.Errorf("storage %s: panic: %v\n%s", m.mountPoint, p, debug.Stack())
-			err = refusal.New(refusal.Internal, "storage %s: the agent has a bug, its log says more", m.mountPoint)
+			err = errkind.New(errkind.Internal, "storage %s: the agent has a bug, its log says more", m.mountPoint)
 		}
 	}()
 	return do(m)

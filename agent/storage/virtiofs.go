@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
-	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/errkind"
 )
 
 // virtioFS is a folder of the host, by the tag of its device
@@ -18,10 +18,10 @@ var virtioFS = &driver{
 	name: "virtio-fs", volume: true,
 	check: func(r request) error {
 		if r.fstype != "virtiofs" {
-			return refusal.New(refusal.InvalidArgument, "unknown fstype %.40q, driver virtio-fs has virtiofs", r.fstype)
+			return errkind.New(errkind.InvalidArgument, "unknown fstype %.40q, driver virtio-fs has virtiofs", r.fstype)
 		}
 		if len(r.source) == 0 || len(r.source) > tagBytes {
-			return refusal.New(refusal.InvalidArgument, "source %.40q is no virtio-fs tag: give 1 to %d bytes", r.source, tagBytes)
+			return errkind.New(errkind.InvalidArgument, "source %.40q is no virtio-fs tag: give 1 to %d bytes", r.source, tagBytes)
 		}
 		return nil
 	},

@@ -7,10 +7,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // Something is mounted over a folder above, or over the volume itself, for a moment. The
@@ -57,7 +57,7 @@ func TestVolumeThatWasCoveredIsWhoseItWas(t *testing.T) {
 			}
 			over, cancel := context.WithCancel(t.Context())
 			cancel()
-			if err := table.Quiet(over, dir, func() (bool, error) { return false, nil }); refusal.KindOf(err) != refusal.DeadlineExceeded {
+			if err := table.Quiet(over, dir, func() (bool, error) { return false, nil }); errkind.Of(err) != errkind.DeadlineExceeded {
 				t.Errorf("beside a call that goes on\nwant a DeadlineExceeded\ngot  %v", err)
 			}
 			close(release)
@@ -91,7 +91,7 @@ func TestHiddenVolumeThatIsUnmountedIsForgotten(t *testing.T) {
 		}
 		do()
 	}
-	if _, err := table.Lookup(dir); refusal.KindOf(err) != refusal.InvalidArgument || table.known(dir) != nil {
+	if _, err := table.Lookup(dir); errkind.Of(err) != errkind.InvalidArgument || table.known(dir) != nil {
 		t.Errorf("want no volume\ngot  %+v, error %v", table.known(dir), err)
 	}
 }
@@ -110,7 +110,7 @@ func TestStatisticsOfTheMountBeforeForgetNoOther(t *testing.T) {
 	m, _ := before.begin() // another caller's, who is not scheduled
 	late, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := before.stats(late); refusal.KindOf(err) != refusal.DeadlineExceeded { // joins it
+	if _, err := before.stats(late); errkind.Of(err) != errkind.DeadlineExceeded { // joins it
 		t.Fatalf("want a DeadlineExceeded\ngot  %v", err)
 	}
 	if err := table.Quiet(t.Context(), dir, func() (bool, error) { return true, unix.Unmount(dir, 0) }); err != nil {

@@ -5,8 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // Conditions returns the conditions of the volumes mounted at paths, in the order of paths: none of
@@ -19,7 +19,7 @@ func (t *Table) Conditions(ctx context.Context, paths []string) [][]health.Condi
 		all.Go(func() {
 			stats, err := t.Stats(ctx, path)
 			found[i] = stats.Conditions
-			if refusal.KindOf(err) == refusal.DeadlineExceeded { // it has not answered yet
+			if errkind.Of(err) == errkind.DeadlineExceeded { // it has not answered yet
 				found[i] = health.Unanswered(nil, "filesystem", path, 0, time.Time{})
 			}
 		})

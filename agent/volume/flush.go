@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/directvol/directvol/agent/blockdev"
-	"github.com/directvol/directvol/agent/refusal"
+	"github.com/directvol/directvol/agent/errkind"
 )
 
 // Flush has the disk of the volume at path take what was written so far, and answer, and
@@ -16,7 +16,7 @@ import (
 // call needs no other one. What fails otherwise is for fsync's callers to know.
 func (t *Table) Flush(ctx context.Context, path string) error {
 	v, err := t.Lookup(path)
-	if kind := refusal.KindOf(err); err != nil && (kind == refusal.NotFound || kind == refusal.InvalidArgument) {
+	if kind := errkind.Of(err); err != nil && (kind == errkind.NotFound || kind == errkind.InvalidArgument) {
 		return nil // it is not mounted any more
 	} else if err != nil {
 		return err

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount/mounttest"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // served is a volume on a disk that the test's own server answers for.
@@ -38,7 +38,7 @@ func TestDiskThatTakesNoFlushIsFoundBeforeTheUnmount(t *testing.T) {
 	before := runtime.NumGoroutine()
 	for range 5 {
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		if err := table.Flush(ctx, dir); refusal.KindOf(err) != refusal.DeadlineExceeded {
+		if err := table.Flush(ctx, dir); errkind.Of(err) != errkind.DeadlineExceeded {
 			t.Errorf("want a DeadlineExceeded\ngot  %v", err)
 		}
 		cancel()
@@ -91,7 +91,7 @@ func TestSlowDiskIsNotSaidToHang(t *testing.T) {
 			gate <- struct{}{}
 		}
 	}()
-	if err := table.Flush(ctx, dir); refusal.KindOf(err) != refusal.DeadlineExceeded || !strings.Contains(err.Error(), "is slow: it answers") {
+	if err := table.Flush(ctx, dir); errkind.Of(err) != errkind.DeadlineExceeded || !strings.Contains(err.Error(), "is slow: it answers") {
 		t.Errorf("want a DeadlineExceeded, and the disk slow\ngot  %v", err)
 	}
 	open()

@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount/mounttest"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // remount mounts a disk again until the mount has the number of the one before.
@@ -149,7 +149,7 @@ func TestVolumeMountedOverAnotherIsTheOneFound(t *testing.T) {
 		if err != nil || v.identity.Source != source {
 			t.Fatalf("want the mount of %q\ngot  %+v, error %v", source, v, err)
 		}
-		if err := v.Resize(t.Context(), 0, 0); refusal.KindOf(err) != refusal.FailedPrecondition {
+		if err := v.Resize(t.Context(), 0, 0); errkind.Of(err) != errkind.FailedPrecondition {
 			t.Errorf("want a FailedPrecondition\ngot  %v", err)
 		}
 		mounttest.Unmount(t, dir)
@@ -168,7 +168,7 @@ func TestPathInAFilesystemThatHangsIsAnsweredFor(t *testing.T) {
 	}
 	before := runtime.NumGoroutine()
 	for _, path := range []string{"/a", "/b"} {
-		if _, err := table.Lookup(dir + path); refusal.KindOf(err) != refusal.DeadlineExceeded {
+		if _, err := table.Lookup(dir + path); errkind.Of(err) != errkind.DeadlineExceeded {
 			t.Errorf("%s\nwant a DeadlineExceeded\ngot  %v", path, err)
 		}
 	}

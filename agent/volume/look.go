@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/turns"
 )
 
@@ -64,7 +64,7 @@ func walk(among *turns.Turns, path, through string, mounted bool) (mount.Mark, e
 		defer done()
 		if !mounted {
 			if link := linkIn(path); link != "" {
-				answers <- answer{err: refusal.New(refusal.InvalidArgument, "volume %.200q: %.200q is a symbolic link: name the path that the volume is mounted at", path, link)}
+				answers <- answer{err: errkind.New(errkind.InvalidArgument, "volume %.200q: %.200q is a symbolic link: name the path that the volume is mounted at", path, link)}
 				return
 			}
 		}
@@ -85,7 +85,7 @@ func refuseLate(path, through string) error {
 	if all, err := mount.All(); err == nil && through == path {
 		through = cmp.Or(mount.Behind(all, path), path)
 	}
-	return refusal.New(refusal.DeadlineExceeded, "volume %.200q: the filesystem at %s, which the path leads through, does not answer whether it exists", path, through)
+	return errkind.New(errkind.DeadlineExceeded, "volume %.200q: the filesystem at %s, which the path leads through, does not answer whether it exists", path, through)
 }
 
 // linkIn returns the first part of a clean path that is a symbolic link, or "": what is

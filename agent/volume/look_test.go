@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount/mounttest"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // answersDespiteServer wants calls answered that ask for a volume behind a server that hangs,
@@ -30,7 +30,7 @@ func answersDespiteServer(t *testing.T, table *Table, dir string, release func()
 		}()
 	}
 	for range calls {
-		if err := <-answers; refusal.KindOf(err) != refusal.DeadlineExceeded {
+		if err := <-answers; errkind.Of(err) != errkind.DeadlineExceeded {
 			t.Errorf("want a DeadlineExceeded\ngot  %v", err)
 		}
 	}
@@ -84,10 +84,10 @@ func TestPathThroughALinkIsNotFollowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	table := newTable()
-	for path, want := range map[string]refusal.Kind{
-		filepath.Join(link, "x"): refusal.InvalidArgument, link: refusal.InvalidArgument, filepath.Join(base, "none"): refusal.NotFound,
+	for path, want := range map[string]errkind.Kind{
+		filepath.Join(link, "x"): errkind.InvalidArgument, link: errkind.InvalidArgument, filepath.Join(base, "none"): errkind.NotFound,
 	} {
-		if _, err := table.Lookup(path); refusal.KindOf(err) != want {
+		if _, err := table.Lookup(path); errkind.Of(err) != want {
 			t.Errorf("%s\nwant kind %v\ngot  %v", path, want, err)
 		}
 	}
@@ -145,7 +145,7 @@ func TestVolumeIsFoundWhileAPathInsideItHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if _, err := table.Lookup(filepath.Join(dir, "x")); refusal.KindOf(err) != refusal.DeadlineExceeded {
+		if _, err := table.Lookup(filepath.Join(dir, "x")); errkind.Of(err) != errkind.DeadlineExceeded {
 			t.Errorf("a path inside\nwant a DeadlineExceeded\ngot  %v", err)
 		}
 		if v, err := table.Lookup(dir); err != nil || v != known {

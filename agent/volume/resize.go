@@ -15,9 +15,9 @@ import (
 
 	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/deadline"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/filesystem"
 	"github.com/directvol/directvol/agent/health"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // Resize grows the filesystem to size, which is the disk's bytes as the host
@@ -35,7 +35,7 @@ func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) er
 func (t *Table) Resize(ctx context.Context, path string, size uint64, wait time.Duration) error {
 	if v := t.at(path); v != nil && v.stands() {
 		// It looks itself at what it has opened, and finds what was mounted in this moment.
-		if err := v.Resize(ctx, size, wait); refusal.KindOf(err) != refusal.NotFound {
+		if err := v.Resize(ctx, size, wait); errkind.Of(err) != errkind.NotFound {
 			return err
 		}
 	}
@@ -155,9 +155,9 @@ func (v *Volume) inTime(ctx context.Context, do func(context.Context) error) err
 			looked, was = true, health.Ended(v.Device.Number)
 		case <-late:
 			if !looked {
-				return refusal.New(refusal.DeadlineExceeded, "volume %s: not done in time; try again, it goes on from there: %w", v.Mountpoint, context.Cause(early))
+				return errkind.New(errkind.DeadlineExceeded, "volume %s: not done in time; try again, it goes on from there: %w", v.Mountpoint, context.Cause(early))
 			}
-			return refusal.New(refusal.DeadlineExceeded, "volume %s: not done in time, %s; try again, it goes on from there: %w", v.Mountpoint, v.since(was), context.Cause(early))
+			return errkind.New(errkind.DeadlineExceeded, "volume %s: not done in time, %s; try again, it goes on from there: %w", v.Mountpoint, v.since(was), context.Cause(early))
 		}
 	}
 }
@@ -204,7 +204,7 @@ func (v *Volume) canReach(g *growth, size uint64) error {
 	if has, err := blockdev.SizeOf(g.Disk); err != nil { // behind the look at the filesystem's end
 		return v.growError(err)
 	} else if !g.before.EndsWithin(has) {
-		return refusal.New(refusal.FailedPrecondition, "volume %s cannot grow: %s on %s ends at %d bytes, and its disk has only %d: unmount it, give the disk its size and its content back, check it and mount it",
+		return errkind.New(errkind.FailedPrecondition, "volume %s cannot grow: %s on %s ends at %d bytes, and its disk has only %d: unmount it, give the disk its size and its content back, check it and mount it",
 			v.Mountpoint, v.FSType, v.Device.Path, g.before.Bytes(), has)
 	}
 	goal, err := g.goal(size)
@@ -212,7 +212,7 @@ func (v *Volume) canReach(g *growth, size uint64) error {
 		return v.growError(err)
 	}
 	if size != 0 && size < g.before.Bytes() && g.before.Bytes()-size > g.before.BlockSize && goal < g.before.Blocks {
-		return refusal.New(refusal.OutOfRange, "%s on %s ends at %d bytes and never shrinks: asked for %d", v.FSType, v.Device.Path, g.before.Bytes(), size)
+		return errkind.New(errkind.OutOfRange, "%s on %s ends at %d bytes and never shrinks: asked for %d", v.FSType, v.Device.Path, g.before.Bytes(), size)
 	}
 	return g.fstype.CanGrow(g.Mounted, goal)
 }
@@ -241,7 +241,7 @@ func (g *growth) goal(size uint64) (uint64, error) {
 // open opens the volume to grow it, or says why nothing grows it.
 func (v *Volume) open() (*growth, error) {
 	refuse := func(format string, args ...any) (*growth, error) {
-		return nil, refusal.New(refusal.FailedPrecondition, "volume %s cannot grow: "+format, append([]any{v.Mountpoint}, args...)...)
+		return nil, errkind.New(errkind.FailedPrecondition, "volume %s cannot grow: "+format, append([]any{v.Mountpoint}, args...)...)
 	}
 	if v.Device.Path == "" {
 		return refuse("%s has no block device below it", v.FSType)
@@ -283,7 +283,7 @@ func (v *Volume) refuseInaccessible() error {
 	conditions, _ := v.watch.Latest()
 	for _, c := range conditions {
 		if c.Status == health.Inaccessible || c.Reason == health.ReasonPastDeviceTooSmall {
-			return refusal.New(refusal.FailedPrecondition, "volume %s cannot grow: %s", v.Mountpoint, c.Message)
+			return errkind.New(errkind.FailedPrecondition, "volume %s cannot grow: %s", v.Mountpoint, c.Message)
 		}
 	}
 	return nil
@@ -314,14 +314,14 @@ func (v *Volume) check(dir *os.File) error {
 	if mine, err := v.identity.Has(dir); err != nil {
 		return err
 	} else if !mine {
-		return refusal.New(refusal.NotFound, "volume %s was unmounted meanwhile", v.Mountpoint)
+		return errkind.New(errkind.NotFound, "volume %s was unmounted meanwhile", v.Mountpoint)
 	}
 	var all unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &all); err != nil {
 		return err
 	}
 	if all.Flags&unix.ST_RDONLY != 0 {
-		return refusal.New(refusal.FailedPrecondition, "volume %s cannot grow: it is mounted read-only", v.Mountpoint)
+		return errkind.New(errkind.FailedPrecondition, "volume %s cannot grow: it is mounted read-only", v.Mountpoint)
 	}
 	return nil
 }
@@ -334,22 +334,22 @@ func (v *Volume) repair() string {
 
 // growError gives what the kernel refuses while growing its kind.
 func (v *Volume) growError(err error) error {
-	refuse := func(kind refusal.Kind, why string) error {
-		return refusal.New(kind, "volume %s cannot grow: %s: %w", v.Mountpoint, why, err)
+	refuse := func(kind errkind.Kind, why string) error {
+		return errkind.New(kind, "volume %s cannot grow: %s: %w", v.Mountpoint, why, err)
 	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return refuse(refusal.DeadlineExceeded, "its time was over; try again, it goes on from here")
+		return refuse(errkind.DeadlineExceeded, "its time was over; try again, it goes on from here")
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EAGAIN): // ext4's answer, xfs's
-		return refuse(refusal.DeadlineExceeded, "the kernel is resizing it already; try again")
+		return refuse(errkind.DeadlineExceeded, "the kernel is resizing it already; try again")
 	case errors.Is(err, unix.EIO), errors.Is(err, unix.EROFS), errors.Is(err, unix.ESHUTDOWN):
-		return refuse(refusal.FailedPrecondition, v.FSType+" on "+v.Device.Path+" has stopped after an error: mend the disk, unmount and mount it again")
+		return refuse(errkind.FailedPrecondition, v.FSType+" on "+v.Device.Path+" has stopped after an error: mend the disk, unmount and mount it again")
 	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, fs.ErrNotExist):
-		return refuse(refusal.FailedPrecondition, v.Device.Path+" is gone from under "+v.FSType+": unmount, attach the disk again and mount it")
+		return refuse(errkind.FailedPrecondition, v.Device.Path+" is gone from under "+v.FSType+": unmount, attach the disk again and mount it")
 	case errors.Is(err, unix.EUCLEAN):
-		return refuse(refusal.FailedPrecondition, "the metadata of "+v.FSType+" on "+v.Device.Path+" is damaged: unmount it and check the detached disk")
+		return refuse(errkind.FailedPrecondition, "the metadata of "+v.FSType+" on "+v.Device.Path+" is damaged: unmount it and check the detached disk")
 	case errors.Is(err, unix.EPERM):
-		return refuse(refusal.FailedPrecondition, "the kernel allows it neither with recorded errors (run "+v.repair()+" on the detached disk) nor without CAP_SYS_RESOURCE")
+		return refuse(errkind.FailedPrecondition, "the kernel allows it neither with recorded errors (run "+v.repair()+" on the detached disk) nor without CAP_SYS_RESOURCE")
 	}
 	return err
 }
@@ -367,7 +367,7 @@ func (v *Volume) awaitSize(ctx context.Context, g *growth, size uint64, wait tim
 	defer cancel()
 	has, err := v.Device.AwaitSize(waiting, size)
 	if err != nil && waiting.Err() != nil {
-		return refusal.New(refusal.DeadlineExceeded, "%s has %d bytes in this guest, not yet the %d asked for: resize the disk and try again: %w", v.Device.Path, has, size, err)
+		return errkind.New(errkind.DeadlineExceeded, "%s has %d bytes in this guest, not yet the %d asked for: resize the disk and try again: %w", v.Device.Path, has, size, err)
 	}
 	return err
 }
@@ -383,7 +383,7 @@ func (v *Volume) grow(ctx context.Context, g *growth, goal uint64) error {
 		return v.growError(err)
 	}
 	if after.Blocks+after.Slack < goal {
-		return refusal.New(refusal.Internal, "%s on %s ends at block %d and not at %d, though the kernel answered that it grew", v.FSType, v.Device.Path, after.Blocks, goal)
+		return errkind.New(errkind.Internal, "%s on %s ends at block %d and not at %d, though the kernel answered that it grew", v.FSType, v.Device.Path, after.Blocks, goal)
 	}
 	return nil
 }

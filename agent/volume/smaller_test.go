@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // What lies beyond the end of a disk that has become smaller cannot be read, and may be
@@ -41,7 +41,7 @@ func TestDiskSmallerThanItsFilesystemIsNotGrown(t *testing.T) {
 					"Resize(0)":          v.Resize(t.Context(), 0, 0),
 					"Resize(its own)":    v.Resize(t.Context(), whole, 0),
 				} {
-					if refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), fmt.Sprint(size)) || !strings.Contains(err.Error(), fmt.Sprint(whole)) {
+					if errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), fmt.Sprint(size)) || !strings.Contains(err.Error(), fmt.Sprint(whole)) {
 						t.Errorf("%s on a disk of %d bytes\nwant a FailedPrecondition that names both sizes\ngot  %v", call, size, err)
 					}
 				}
@@ -66,7 +66,7 @@ func TestDiskThatWasSmallerIsNotGrown(t *testing.T) {
 	if _, err := table.Stats(t.Context(), dir); err != nil { // behind the first look
 		t.Fatal(err)
 	}
-	if err := table.Resize(t.Context(), dir, 0, 0); refusal.KindOf(err) != refusal.FailedPrecondition || !strings.Contains(err.Error(), "may be lost") {
+	if err := table.Resize(t.Context(), dir, 0, 0); errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), "may be lost") {
 		t.Errorf("want a FailedPrecondition that says why\ngot  %v", err)
 	}
 }

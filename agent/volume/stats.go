@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // Usage is how much of something a volume has: bytes, or inodes.
@@ -84,7 +84,7 @@ func (v *Volume) stats(ctx context.Context) (Stats, error) {
 	if v.watch != nil {
 		var err error
 		if stats.Conditions, err = v.watch.Conditions(ctx); err != nil {
-			return Stats{}, refusal.New(refusal.DeadlineExceeded, "volume %s: %w: ask again", v.Mountpoint, err)
+			return Stats{}, errkind.New(errkind.DeadlineExceeded, "volume %s: %w: ask again", v.Mountpoint, err)
 		}
 	}
 	return stats, nil
@@ -208,7 +208,7 @@ func (v *Volume) replaced(stats *Stats) bool {
 }
 
 // errOtherMount means that the path leads to another filesystem by now.
-var errOtherMount = refusal.New(refusal.NotFound, "it was unmounted")
+var errOtherMount = errkind.New(errkind.NotFound, "it was unmounted")
 
 func statfs(path string) (*Stats, error) {
 	var st unix.Statfs_t
@@ -230,7 +230,7 @@ func (v *Volume) remembered(waited time.Duration) (Stats, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.last == nil || waited < measureLimit {
-		return Stats{}, refusal.New(refusal.DeadlineExceeded, "volume %s: the filesystem has not answered for %v: ask again", v.Mountpoint, waited.Round(time.Millisecond))
+		return Stats{}, errkind.New(errkind.DeadlineExceeded, "volume %s: the filesystem has not answered for %v: ask again", v.Mountpoint, waited.Round(time.Millisecond))
 	}
 	stats := *v.last
 	if v.watch != nil {

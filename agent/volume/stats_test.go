@@ -7,9 +7,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount/mounttest"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // How long a caller waits is no sign of anything: who waits for less than a filesystem has
@@ -24,7 +24,7 @@ func TestCallersOwnDeadlineIsNoCondition(t *testing.T) {
 			return v.stats(ctx)
 		}
 		for range 3 {
-			if stats, err := ask(measureLimit / 4); refusal.KindOf(err) != refusal.DeadlineExceeded || len(stats.Conditions) > 0 {
+			if stats, err := ask(measureLimit / 4); errkind.Of(err) != errkind.DeadlineExceeded || len(stats.Conditions) > 0 {
 				t.Errorf("by who waits for less\nwant a DeadlineExceeded\ngot  %v, error %v", stats.Conditions, err)
 			}
 		}
@@ -54,7 +54,7 @@ func TestStatisticsThatAreLateComeFromMemory(t *testing.T) {
 				t.Errorf("waited\nwant %v\ngot  %v", measureLimit, waited)
 			}
 			switch {
-			case last == nil && refusal.KindOf(err) != refusal.DeadlineExceeded:
+			case last == nil && errkind.Of(err) != errkind.DeadlineExceeded:
 				t.Errorf("never measured\nwant a DeadlineExceeded\ngot  %+v, error %v", stats, err)
 			case last != nil && (err != nil || stats.Bytes != last.Bytes || len(stats.Conditions) != 1 || stats.Conditions[0].Status != health.Degraded || stats.Conditions[0].Reason != health.ReasonIOSlow):
 				t.Errorf("measured before\nwant that, and %s\ngot  %+v, error %v", health.ReasonIOSlow, stats, err)

@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // syncLimit bounds how long Sync waits for a disk from which nothing comes: its caller waits
@@ -112,7 +112,7 @@ func (s *syncing) wait(ctx context.Context) error {
 	case <-ended:
 		return nil
 	case <-ctx.Done():
-		return refusal.New(refusal.DeadlineExceeded, "sync: a disk in the guest that is mounted nowhere in sight does not answer: %w", context.Cause(ctx))
+		return errkind.New(errkind.DeadlineExceeded, "sync: a disk in the guest that is mounted nowhere in sight does not answer: %w", context.Cause(ctx))
 	}
 }
 

@@ -13,9 +13,9 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 	"github.com/directvol/directvol/agent/turns"
 )
 
@@ -64,7 +64,7 @@ func (t *Table) Lookup(path string) (*Volume, error) {
 // time, mountinfo says what is mounted there.
 func (t *Table) Own(path string, of mount.Identity, past health.Past) error {
 	v, err := t.lookup(path, of, past, t.look)
-	if refusal.KindOf(err) == refusal.DeadlineExceeded {
+	if errkind.Of(err) == errkind.DeadlineExceeded {
 		v, err = t.lookup(path, of, past, func(string, *Volume) (mount.Mark, error) { return mount.Mark{}, mount.ErrUnknown })
 	}
 	if err == nil && v.watch != nil {
@@ -88,10 +88,10 @@ func (t *Table) Disown(path string) {
 
 func (t *Table) lookup(path string, of mount.Identity, past health.Past, look func(path string, known *Volume) (mount.Mark, error)) (*Volume, error) {
 	if !filepath.IsAbs(path) {
-		return nil, refusal.New(refusal.InvalidArgument, "volume path %.200q is not absolute", path)
+		return nil, errkind.New(errkind.InvalidArgument, "volume path %.200q is not absolute", path)
 	}
 	if strings.ContainsRune(path, 0) {
-		return nil, refusal.New(refusal.InvalidArgument, "volume path %.200q holds a zero byte", path)
+		return nil, errkind.New(errkind.InvalidArgument, "volume path %.200q holds a zero byte", path)
 	}
 	path = filepath.Clean(path)
 	for {
@@ -105,7 +105,7 @@ func (t *Table) lookup(path string, of mount.Identity, past health.Past, look fu
 			found, err = discover(path, mark)
 		}
 		if err != nil {
-			if known != nil && refusal.KindOf(err) != refusal.DeadlineExceeded {
+			if known != nil && errkind.Of(err) != errkind.DeadlineExceeded {
 				t.lost(known) // someone else has unmounted it, or covered it
 			}
 			return nil, refuseLook(path, err)
@@ -207,9 +207,9 @@ func (t *Table) forgetHidden(which func(*Volume) bool) {
 func refuseLook(path string, err error) error {
 	switch {
 	case errors.Is(err, mount.ErrNotExist):
-		return refusal.New(refusal.NotFound, "volume %.200q does not exist in this guest", path)
+		return errkind.New(errkind.NotFound, "volume %.200q does not exist in this guest", path)
 	case errors.Is(err, mount.ErrNoMount):
-		return refusal.New(refusal.InvalidArgument, "%.200q is no mount point: name the path that the volume is mounted at", path)
+		return errkind.New(errkind.InvalidArgument, "%.200q is no mount point: name the path that the volume is mounted at", path)
 	}
 	return err
 }

@@ -12,9 +12,9 @@ import (
 
 	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/deadline"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 // Volume is one mount, for as long as it is mounted.
@@ -55,7 +55,7 @@ func discover(path string, mark mount.Mark) (*Volume, error) {
 		}
 		return v, err
 	}
-	return nil, refusal.New(refusal.NotFound, "volume %.200q: nothing is mounted there any more", path)
+	return nil, errkind.New(errkind.NotFound, "volume %.200q: nothing is mounted there any more", path)
 }
 
 func deviceOf(d mount.Device, source string) (blockdev.Device, error) {
@@ -83,7 +83,7 @@ func (v *Volume) alone(ctx context.Context) (done func(), err error) {
 	defer cancel()
 	if err := v.watch.Pause(early); err != nil {
 		v.unlock()
-		return nil, refusal.New(refusal.DeadlineExceeded, "volume %s: a look at it has not ended, the disk below %s does not answer: %w", v.Mountpoint, v.Device.Path, err)
+		return nil, errkind.New(errkind.DeadlineExceeded, "volume %s: a look at it has not ended, the disk below %s does not answer: %w", v.Mountpoint, v.Device.Path, err)
 	}
 	return func() { v.watch.Resume(); v.unlock() }, nil
 }
@@ -120,7 +120,7 @@ func (v *Volume) lock(ctx context.Context) error {
 	case v.growing <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		return refusal.New(refusal.DeadlineExceeded, "volume %s: another call grows it, flushes or unmounts it, and has not ended, %s: %w", v.Mountpoint, v.since(was), context.Cause(ctx))
+		return errkind.New(errkind.DeadlineExceeded, "volume %s: another call grows it, flushes or unmounts it, and has not ended, %s: %w", v.Mountpoint, v.since(was), context.Cause(ctx))
 	}
 }
 

@@ -15,8 +15,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
-	"github.com/directvol/directvol/agent/refusal"
 )
 
 func newTable() *Table {
@@ -27,13 +27,13 @@ func newTable() *Table {
 
 func TestPathThatIsNoVolumeIsRefusedByName(t *testing.T) {
 	dir := t.TempDir()
-	for path, want := range map[string]refusal.Kind{
-		"": refusal.InvalidArgument, "proc": refusal.InvalidArgument, dir: refusal.InvalidArgument,
-		dir + "/nothing": refusal.NotFound, "/proc/version/below": refusal.NotFound, "/" + strings.Repeat("x", 5000): refusal.NotFound,
-		"/proc\x00": refusal.InvalidArgument,
+	for path, want := range map[string]errkind.Kind{
+		"": errkind.InvalidArgument, "proc": errkind.InvalidArgument, dir: errkind.InvalidArgument,
+		dir + "/nothing": errkind.NotFound, "/proc/version/below": errkind.NotFound, "/" + strings.Repeat("x", 5000): errkind.NotFound,
+		"/proc\x00": errkind.InvalidArgument,
 	} {
 		_, err := newTable().Lookup(path)
-		if err == nil || refusal.KindOf(err) != want || !strings.Contains(err.Error(), strings.Trim(fmt.Sprintf("%.100q", path), `"`)) {
+		if err == nil || errkind.Of(err) != want || !strings.Contains(err.Error(), strings.Trim(fmt.Sprintf("%.100q", path), `"`)) {
 			t.Errorf("%.50q\nwant kind %v and the path\ngot  %v", path, want, err)
 		}
 	}
@@ -53,7 +53,7 @@ func TestMountWithoutADeviceIsAVolumeThatCannotGrow(t *testing.T) {
 	if err != nil || len(stats.Conditions) > 0 {
 		t.Errorf("want stats and no condition\ngot  %v, %v", stats, err)
 	}
-	if err := v.Resize(t.Context(), 0, 0); refusal.KindOf(err) != refusal.FailedPrecondition {
+	if err := v.Resize(t.Context(), 0, 0); errkind.Of(err) != errkind.FailedPrecondition {
 		t.Errorf("want a FailedPrecondition\ngot  %v", err)
 	}
 	if _, ok := table.StatsAtOnce("/proc"); ok {
@@ -63,14 +63,14 @@ func TestMountWithoutADeviceIsAVolumeThatCannotGrow(t *testing.T) {
 
 func TestWhatTheKernelRefusesHasAKindToActOn(t *testing.T) {
 	v := &Volume{Mountpoint: "/volume", FSType: "ext4"}
-	for errno, want := range map[error]refusal.Kind{
-		unix.EIO: refusal.FailedPrecondition, unix.EROFS: refusal.FailedPrecondition, unix.ESHUTDOWN: refusal.FailedPrecondition,
-		unix.ENXIO: refusal.FailedPrecondition, unix.ENODEV: refusal.FailedPrecondition, fs.ErrNotExist: refusal.FailedPrecondition, unix.EUCLEAN: refusal.FailedPrecondition,
-		unix.EPERM: refusal.FailedPrecondition, unix.EBUSY: refusal.DeadlineExceeded, unix.EINVAL: refusal.Internal,
-		context.DeadlineExceeded: refusal.DeadlineExceeded, context.Canceled: refusal.DeadlineExceeded,
+	for errno, want := range map[error]errkind.Kind{
+		unix.EIO: errkind.FailedPrecondition, unix.EROFS: errkind.FailedPrecondition, unix.ESHUTDOWN: errkind.FailedPrecondition,
+		unix.ENXIO: errkind.FailedPrecondition, unix.ENODEV: errkind.FailedPrecondition, fs.ErrNotExist: errkind.FailedPrecondition, unix.EUCLEAN: errkind.FailedPrecondition,
+		unix.EPERM: errkind.FailedPrecondition, unix.EBUSY: errkind.DeadlineExceeded, unix.EINVAL: errkind.Internal,
+		context.DeadlineExceeded: errkind.DeadlineExceeded, context.Canceled: errkind.DeadlineExceeded,
 	} {
 		err := v.growError(fmt.Errorf("grow: %w", errno))
-		if refusal.KindOf(err) != want || !errors.Is(err, errno) {
+		if errkind.Of(err) != want || !errors.Is(err, errno) {
 			t.Errorf("%v\nwant kind %v, and the cause kept\ngot  %v", errno, want, err)
 		}
 	}
@@ -85,7 +85,7 @@ func TestCallOnADiskThatHangsIsAnsweredInTime(t *testing.T) {
 		for range 5 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			err := v.inTime(ctx, func(context.Context) error { began++; <-answers; return nil })
-			if refusal.KindOf(err) != refusal.DeadlineExceeded || ctx.Err() != nil {
+			if errkind.Of(err) != errkind.DeadlineExceeded || ctx.Err() != nil {
 				t.Errorf("want a DeadlineExceeded before the deadline\ngot  %v, %v", err, ctx.Err())
 			}
 			cancel()
@@ -108,7 +108,7 @@ func TestResizeThatWaitsForAnotherGivesUpWithItsCaller(t *testing.T) {
 	}
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := v.Resize(over, 0, 0); refusal.KindOf(err) != refusal.DeadlineExceeded {
+	if err := v.Resize(over, 0, 0); errkind.Of(err) != errkind.DeadlineExceeded {
 		t.Errorf("want a DeadlineExceeded\ngot  %v", err)
 	}
 	v.unlock()

@@ -1,7 +1,7 @@
-// Package refusal is how the agent's packages say why a call is refused: an
+// Package errkind is how the agent's packages say why a call is refused: an
 // error with one of a few kinds. agent/rpc turns kinds into status codes;
 // nothing below it knows about codes.
-package refusal
+package errkind
 
 import (
 	"errors"
@@ -38,8 +38,8 @@ func New(kind Kind, format string, args ...any) error {
 	return &refused{kind, fmt.Errorf(format, args...)}
 }
 
-// KindOf returns the kind of the outermost refusal in err's chain, or Internal.
-func KindOf(err error) Kind {
+// Of returns the kind of the outermost refusal in err's chain, or Internal.
+func Of(err error) Kind {
 	if r, ok := errors.AsType[*refused](err); ok {
 		return r.kind
 	}

@@ -1,4 +1,4 @@
-package refusal
+package errkind
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 func TestKindSurvivesWrappingAndKeepsItsCause(t *testing.T) {
 	inner := New(NotFound, "volume /a: %w", fs.ErrNotExist)
 	err := fmt.Errorf("stats: %w", inner)
-	if got := KindOf(err); got != NotFound {
+	if got := Of(err); got != NotFound {
 		t.Errorf("kind\nwant %v\ngot  %v", NotFound, got)
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -19,7 +19,7 @@ func TestKindSurvivesWrappingAndKeepsItsCause(t *testing.T) {
 }
 
 func TestErrorWithoutAKindIsInternal(t *testing.T) {
-	if got := KindOf(errors.New("x")); got != Internal {
+	if got := Of(errors.New("x")); got != Internal {
 		t.Errorf("kind\nwant %v\ngot  %v", Internal, got)
 	}
 }
