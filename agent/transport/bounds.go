@@ -5,8 +5,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/protocols/bridge"
 	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/gogocodec"
 )
 
 const (
@@ -33,7 +33,7 @@ const (
 	// copies is how often its frame is in memory: as it was read, as ttrpc's request,
 	// and as the message, which takes more where it is made to.
 	callBytes = 16 << 10
-	copies    = 2 + bridge.MaxGrowth
+	copies    = 2 + gogocodec.MaxGrowth
 
 	// ownBytes is how much of calls each connection can have whatever others do: a
 	// few small ones.

@@ -6,7 +6,7 @@
 //
 // All connections with calls take at most an eighth of the guest's memory, or 33 MiB
 // where that is more: half of it by being open, 256 at most, half by their calls. A call
-// is charged before its frame is read, as 16 KiB and six times its frame, which no message exceeds (protocols/bridge), until its
+// is charged before its frame is read, as 16 KiB and six times its frame, which no message exceeds (protocols/gogocodec), until its
 // answer is written or its connection has ended. Each connection has 48 KiB of its own
 // for small calls, and may borrow up to half of what is lent to all.
 //

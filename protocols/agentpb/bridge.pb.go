@@ -3,336 +3,338 @@
 package agentpb
 
 import (
-	"github.com/directvol/directvol/protocols/bridge"
+	"github.com/directvol/directvol/protocols/gogocodec"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *CreateContainerRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *CreateContainerRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *StartContainerRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *StartContainerRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *RemoveContainerRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *RemoveContainerRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *ExecProcessRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *ExecProcessRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *SignalProcessRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *SignalProcessRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *WaitProcessRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *WaitProcessRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *WaitProcessResponse) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *WaitProcessResponse) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *UpdateContainerRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *UpdateContainerRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *StatsContainerRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *StatsContainerRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *PauseContainerRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *PauseContainerRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *ResumeContainerRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *ResumeContainerRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *CpuUsage) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *CpuUsage) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *ThrottlingData) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *ThrottlingData) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *CpuStats) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *CpuStats) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *PidsStats) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *PidsStats) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *MemoryData) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *MemoryData) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *MemoryStats) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *MemoryStats) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *BlkioStatsEntry) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *BlkioStatsEntry) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *BlkioStats) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *BlkioStats) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *HugetlbStats) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *HugetlbStats) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *CgroupStats) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *CgroupStats) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *NetworkStats) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *NetworkStats) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *StatsContainerResponse) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *StatsContainerResponse) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *WriteStreamRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *WriteStreamRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *WriteStreamResponse) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *WriteStreamResponse) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *ReadStreamRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *ReadStreamRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *ReadStreamResponse) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *ReadStreamResponse) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *CloseStdinRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *CloseStdinRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *TtyWinResizeRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *TtyWinResizeRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *KernelModule) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *KernelModule) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *CreateSandboxRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *CreateSandboxRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *DestroySandboxRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *DestroySandboxRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
 func (m *RemoveStaleVirtiofsShareMountsRequest) ProtoReflect() protoreflect.Message {
-	return bridge.Reflect(m)
+	return gogocodec.Reflect(m)
 }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Interfaces) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Interfaces) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Routes) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Routes) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *UpdateInterfaceRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *UpdateInterfaceRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *UpdateRoutesRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *UpdateRoutesRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *UpdateEphemeralMountsRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *UpdateEphemeralMountsRequest) ProtoReflect() protoreflect.Message {
+	return gogocodec.Reflect(m)
+}
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *ListInterfacesRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *ListInterfacesRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *ListRoutesRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *ListRoutesRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *ARPNeighbors) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *ARPNeighbors) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *AddARPNeighborsRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *AddARPNeighborsRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *GetIPTablesRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *GetIPTablesRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *GetIPTablesResponse) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *GetIPTablesResponse) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *SetIPTablesRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *SetIPTablesRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *SetIPTablesResponse) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *SetIPTablesResponse) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *OnlineCPUMemRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *OnlineCPUMemRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *ReseedRandomDevRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *ReseedRandomDevRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *AgentDetails) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *AgentDetails) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *GuestDetailsRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *GuestDetailsRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *GuestDetailsResponse) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *GuestDetailsResponse) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *MemHotplugByProbeRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *MemHotplugByProbeRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *SetGuestDateTimeRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *SetGuestDateTimeRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *FSGroup) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *FSGroup) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *SharedMount) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *SharedMount) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Storage) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Storage) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Device) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Device) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *StringUser) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *StringUser) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *CopyFileRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *CopyFileRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *GetOOMEventRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *GetOOMEventRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *OOMEvent) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *OOMEvent) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *AddSwapRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *AddSwapRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *AddSwapPathRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *AddSwapPathRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *GetMetricsRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *GetMetricsRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Metrics) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Metrics) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *VolumeStatsRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *VolumeStatsRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *ResizeVolumeRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *ResizeVolumeRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *SetPolicyRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *SetPolicyRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *GetDiagnosticDataRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *GetDiagnosticDataRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *GetDiagnosticDataResponse) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *GetDiagnosticDataResponse) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *MemAgentMemcgConfig) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *MemAgentMemcgConfig) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *MemAgentCompactConfig) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *MemAgentCompactConfig) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *VolumeStatsResponse) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *VolumeStatsResponse) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *VolumeUsage) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *VolumeUsage) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *VolumeCondition) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *VolumeCondition) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *CheckRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *CheckRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *HealthCheckResponse) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *HealthCheckResponse) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *VersionCheckResponse) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *VersionCheckResponse) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Spec) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Spec) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Process) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Process) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Box) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Box) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *User) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *User) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxCapabilities) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxCapabilities) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *POSIXRlimit) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *POSIXRlimit) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Mount) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Mount) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Root) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Root) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Hooks) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Hooks) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Hook) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Hook) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Linux) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Linux) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Windows) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Windows) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Solaris) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Solaris) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxIDMapping) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxIDMapping) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxNamespace) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxNamespace) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxDevice) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxDevice) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxResources) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxResources) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxMemory) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxMemory) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxCPU) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxCPU) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxWeightDevice) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxWeightDevice) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxThrottleDevice) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxThrottleDevice) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxBlockIO) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxBlockIO) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxPids) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxPids) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxDeviceCgroup) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxDeviceCgroup) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxNetwork) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxNetwork) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxHugepageLimit) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxHugepageLimit) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxInterfacePriority) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxInterfacePriority) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxSeccomp) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxSeccomp) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxSeccompArg) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxSeccompArg) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxSyscall) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxSyscall) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *LinuxIntelRdt) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *LinuxIntelRdt) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }

@@ -3,19 +3,19 @@
 package typespb
 
 import (
-	"github.com/directvol/directvol/protocols/bridge"
+	"github.com/directvol/directvol/protocols/gogocodec"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *IPAddress) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *IPAddress) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Interface) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Interface) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Route) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Route) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *ARPNeighbor) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *ARPNeighbor) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }

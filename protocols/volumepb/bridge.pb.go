@@ -3,22 +3,22 @@
 package volumepb
 
 import (
-	"github.com/directvol/directvol/protocols/bridge"
+	"github.com/directvol/directvol/protocols/gogocodec"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *CheckResizeVolumeRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *CheckResizeVolumeRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *GetVolumeHealthRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *GetVolumeHealthRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *GetVolumeHealthResponse) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *GetVolumeHealthResponse) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *Condition) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *Condition) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
-func (m *CheckReleasedRequest) ProtoReflect() protoreflect.Message { return bridge.Reflect(m) }
+func (m *CheckReleasedRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }

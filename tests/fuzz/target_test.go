@@ -76,7 +76,7 @@ func TestCampaignKnowsTheTargetsOfEveryRoom(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []target{{"agent/blockdev", "FuzzUevent"}, {"host/vhostvsock", "FuzzDriver"}, {"protocols/bridge", "FuzzUnmarshal"}, {"rootfs/kernel", "FuzzModinfo"}} {
+	for _, want := range []target{{"agent/blockdev", "FuzzUevent"}, {"host/vhostvsock", "FuzzDriver"}, {"protocols/gogocodec", "FuzzUnmarshal"}, {"rootfs/kernel", "FuzzModinfo"}} {
 		if !slices.Contains(all, want) {
 			t.Errorf("want %v\ngot  %v", want, all)
 		}

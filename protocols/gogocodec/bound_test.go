@@ -1,4 +1,4 @@
-package bridge_test
+package gogocodec_test
 
 import (
 	"bytes"
@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/bridge"
+	"github.com/directvol/directvol/protocols/gogocodec"
 )
 
 // An element that is empty is two bytes on the wire, and a structure in memory.
@@ -62,7 +62,7 @@ func FuzzGrowth(f *testing.F) {
 		if err := proto.Unmarshal(wire, &m); err != nil {
 			return
 		}
-		if size, limit := sizeOf(reflect.ValueOf(&m).Elem()), bridge.MaxGrowth*len(wire)+20<<10; size > limit {
+		if size, limit := sizeOf(reflect.ValueOf(&m).Elem()), gogocodec.MaxGrowth*len(wire)+20<<10; size > limit {
 			t.Errorf("%d bytes take %d, want at most %d", len(wire), size, limit)
 		}
 	})

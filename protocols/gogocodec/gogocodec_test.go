@@ -1,4 +1,4 @@
-package bridge_test
+package gogocodec_test
 
 import (
 	"context"
