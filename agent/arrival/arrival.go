@@ -31,7 +31,7 @@ import (
 
 	"github.com/directvol/directvol/agent/deadline"
 	"github.com/directvol/directvol/agent/turns"
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // Key is the metadata that a call's ticket travels as, inside the agent.
@@ -41,7 +41,7 @@ const Key = "directvol-ticket"
 type Order struct {
 	// Of reports whether a call changes who holds what, and so has an order. It is set before
 	// the first call; nil says no.
-	Of func(*frame.Request) bool
+	Of func(*ttrpcframe.Request) bool
 
 	line turns.Turns // of those that have not joined yet
 
@@ -51,7 +51,7 @@ type Order struct {
 }
 
 // Has reports whether a call has an order.
-func (o *Order) Has(r *frame.Request) bool { return o.Of != nil && o.Of(r) }
+func (o *Order) Has(r *ttrpcframe.Request) bool { return o.Of != nil && o.Of(r) }
 
 // Take returns the next ticket, which is above 0. The caller gives it back when the call
 // is answered, or will not be.

@@ -16,7 +16,7 @@ import (
 	"github.com/directvol/directvol/agent/server"
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // oneHolder is a table that knows one holder.
@@ -78,7 +78,7 @@ func (w *wire) request(r *ttrpc.Request) []byte {
 		w.Fatal(err)
 	}
 	w.last += 2
-	return append(frame.Header{Length: uint32(len(b)), StreamID: w.last - 1, Type: frame.TypeRequest}.Append(nil), b...)
+	return append(ttrpcframe.Header{Length: uint32(len(b)), StreamID: w.last - 1, Type: ttrpcframe.TypeRequest}.Append(nil), b...)
 }
 
 // exchange sends frames in one piece, and awaits as many answers. It returns the last one.
@@ -91,11 +91,11 @@ func (w *wire) exchange(frames ...[]byte) (answer *ttrpc.Response) {
 		w.Fatal(err)
 	}
 	for range frames {
-		head := make([]byte, frame.HeaderBytes)
+		head := make([]byte, ttrpcframe.HeaderBytes)
 		if _, err := io.ReadFull(w, head); err != nil {
 			w.Fatal(err)
 		}
-		body := make([]byte, frame.ParseHeader(head).Length)
+		body := make([]byte, ttrpcframe.ParseHeader(head).Length)
 		if _, err := io.ReadFull(w, body); err != nil {
 			w.Fatal(err)
 		}

@@ -6,13 +6,13 @@ import (
 
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // quickCheck, and each quick function below, answers a call in the goroutine that has read it,
 // where nothing has to be waited for: it is a transport.Quick. All that it does not answer,
 // errors among it, the method does.
-func quickCheck(r *frame.Request) ([]byte, bool) { return serving, len(r.Payload) == 0 }
+func quickCheck(r *ttrpcframe.Request) ([]byte, bool) { return serving, len(r.Payload) == 0 }
 
 // serving is Check's answer.
 var serving = mustMarshal(&agentpb.HealthCheckResponse{Status: agentpb.HealthCheckResponse_SERVING})
@@ -25,7 +25,7 @@ func mustMarshal(m *agentpb.HealthCheckResponse) []byte {
 	return b
 }
 
-func (a *Agent) quickStats(r *frame.Request) ([]byte, bool) {
+func (a *Agent) quickStats(r *ttrpcframe.Request) ([]byte, bool) {
 	var request agentpb.VolumeStatsRequest
 	if request.Unmarshal(r.Payload) != nil {
 		return nil, false
@@ -49,7 +49,7 @@ const quickGrowth = 50 * time.Millisecond
 const leastGrowthTimeout = 2 * time.Second
 
 // quickResize grows a volume whose disk has grown already. Where it has ended late, the method answers too.
-func (a *Agent) quickResize(r *frame.Request) ([]byte, bool) {
+func (a *Agent) quickResize(r *ttrpcframe.Request) ([]byte, bool) {
 	var request agentpb.ResizeVolumeRequest
 	if r.TimeoutNano != 0 && r.TimeoutNano < int64(leastGrowthTimeout) || request.Unmarshal(r.Payload) != nil {
 		return nil, false

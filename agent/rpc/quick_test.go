@@ -7,7 +7,7 @@ import (
 
 	"github.com/directvol/directvol/agent/mount/mounttest"
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // BenchmarkQuick answers statistics of a tmpfs, one system call each.
@@ -21,7 +21,7 @@ func BenchmarkQuick(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	r := &frame.Request{Payload: payload}
+	r := &ttrpcframe.Request{Payload: payload}
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, ok := a.quickStats(r); !ok {
@@ -47,7 +47,7 @@ func TestQuickGrowsWhatCanGrowAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		response, ok := a.quickResize(&frame.Request{Payload: payload, TimeoutNano: int64(timeout)})
+		response, ok := a.quickResize(&ttrpcframe.Request{Payload: payload, TimeoutNano: int64(timeout)})
 		if len(response) > 0 {
 			t.Errorf("want an empty answer\ngot  % x", response)
 		}

@@ -23,8 +23,8 @@ import (
 	"github.com/directvol/directvol/agent/transport"
 	"github.com/directvol/directvol/agent/volume"
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/frame"
 	"github.com/directvol/directvol/protocols/service"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 	"github.com/directvol/directvol/protocols/volumepb"
 )
 
@@ -136,7 +136,7 @@ func TestRemoveContainerWaitsNoLongerThanItsTimeout(t *testing.T) {
 
 func TestQuickAnswersWhatItKnowsAndNoMore(t *testing.T) {
 	a := newAgent()
-	response, ok := quickCheck(&frame.Request{})
+	response, ok := quickCheck(&ttrpcframe.Request{})
 	var health agentpb.HealthCheckResponse
 	if err := health.Unmarshal(response); !ok || err != nil || health.Status != agentpb.HealthCheckResponse_SERVING {
 		t.Errorf("Check\nwant SERVING\ngot  %v (%v, error %v)", health.Status, ok, err)
@@ -156,7 +156,7 @@ func TestQuickAnswersWhatItKnowsAndNoMore(t *testing.T) {
 		"a growth that does not decode":  {a.quickResize, []byte{0xff}},
 		"a growth of nothing to nothing": {a.quickResize, nil},
 	} {
-		if response, ok := test.quick(&frame.Request{Payload: test.payload}); ok {
+		if response, ok := test.quick(&ttrpcframe.Request{Payload: test.payload}); ok {
 			t.Errorf("%s: want it left to the service\ngot  % x", name, response)
 		}
 	}

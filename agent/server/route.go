@@ -11,7 +11,7 @@ import (
 
 	"github.com/directvol/directvol/agent/metrics"
 	"github.com/directvol/directvol/agent/transport"
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // Call is how a method is answered.
@@ -60,7 +60,7 @@ func (s *Server) routes(calls Calls) table {
 }
 
 // of returns who answers a request, or nil.
-func (t table) of(r *frame.Request) *routed { return t[string(r.Service)][string(r.Method)] }
+func (t table) of(r *ttrpcframe.Request) *routed { return t[string(r.Service)][string(r.Method)] }
 
 // answers are the methods as ttrpc's server takes them.
 func (m methods) answers() map[string]ttrpc.Method {
@@ -75,20 +75,20 @@ func (m methods) answers() map[string]ttrpc.Method {
 func (s *Server) behind(routes []transport.Route) (all []transport.Route) {
 	for _, route := range routes {
 		has := route.Has
-		route.Has = func(r *frame.Request) bool { return s.table.of(r) == nil && has(r) }
+		route.Has = func(r *ttrpcframe.Request) bool { return s.table.of(r) == nil && has(r) }
 		all = append(all, route)
 	}
 	return all
 }
 
-func (s *Server) isOrdered(r *frame.Request) bool {
+func (s *Server) isOrdered(r *ttrpcframe.Request) bool {
 	to := s.table.of(r)
 	return to != nil && to.Ordered
 }
 
 // quick answers a call where its frame was read: it is a transport.Quick. It declines errors and
 // panics too.
-func (s *Server) quick(r *frame.Request) (response []byte, ok bool) {
+func (s *Server) quick(r *ttrpcframe.Request) (response []byte, ok bool) {
 	to := s.table.of(r)
 	if to == nil || to.Quick == nil {
 		return nil, false
@@ -115,7 +115,7 @@ func (s *Server) quick(r *frame.Request) (response []byte, ok bool) {
 }
 
 // timed is Quick with a look at the clock.
-func (to *routed) timed(r *frame.Request) (response []byte, ok bool) {
+func (to *routed) timed(r *ttrpcframe.Request) (response []byte, ok bool) {
 	began := time.Now()
 	if response, ok = to.Quick(r); ok {
 		to.counts.Observe(codes.OK, time.Since(began))

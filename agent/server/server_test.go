@@ -22,8 +22,8 @@ import (
 	"github.com/directvol/directvol/agent/transport"
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/frame"
 	"github.com/directvol/directvol/protocols/service"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // name is the service of all calls here.
@@ -42,13 +42,13 @@ func routing(call Call) (*Server, *routed) {
 	return s, s.table[name]["Test"]
 }
 
-func asked() *frame.Request {
-	return &frame.Request{Service: []byte(name), Method: []byte("Test")}
+func asked() *ttrpcframe.Request {
+	return &ttrpcframe.Request{Service: []byte(name), Method: []byte("Test")}
 }
 
 // fine is an Answer, and quickly a Quick.
 func fine(context.Context, func(any) error) (any, error) { return nil, nil }
-func quickly(*frame.Request) ([]byte, bool)              { return []byte("quick"), true }
+func quickly(*ttrpcframe.Request) ([]byte, bool)         { return []byte("quick"), true }
 
 func nothing(any) error { return nil }
 
@@ -127,7 +127,7 @@ func TestOnlyHealthIsAnsweredBeforeTheGuestIsReadyAndAtTheEnd(t *testing.T) {
 
 func TestCallsAreRoutedByServiceAndMethod(t *testing.T) {
 	s, _ := routing(Call{Answer: fine, Quick: quickly, Ordered: true})
-	for _, r := range []*frame.Request{
+	for _, r := range []*ttrpcframe.Request{
 		{Service: []byte(name), Method: []byte("test")},
 		{Service: []byte("Test"), Method: []byte(name)},
 		{Service: []byte(name)},
@@ -150,14 +150,14 @@ func TestCallsAreRoutedByServiceAndMethod(t *testing.T) {
 func TestRoutesAreBehindTheTable(t *testing.T) {
 	s, _ := routing(Call{Answer: fine})
 	all := s.behind([]transport.Route{
-		{Has: func(*frame.Request) bool { return true }},
-		{Has: func(r *frame.Request) bool { return string(r.Method) == "Other" }},
+		{Has: func(*ttrpcframe.Request) bool { return true }},
+		{Has: func(r *ttrpcframe.Request) bool { return string(r.Method) == "Other" }},
 	})
 	for _, test := range []struct {
 		method string
 		want   [2]bool
 	}{{"Test", [2]bool{}}, {"Other", [2]bool{true, true}}, {"Another", [2]bool{true, false}}} {
-		r := &frame.Request{Service: []byte(name), Method: []byte(test.method)}
+		r := &ttrpcframe.Request{Service: []byte(name), Method: []byte(test.method)}
 		if got := [2]bool{all[0].Has(r), all[1].Has(r)}; got != test.want {
 			t.Errorf("%s\nwant %v\ngot  %v", test.method, test.want, got)
 		}
@@ -172,8 +172,8 @@ func TestCallIsCountedWhereItIsAnswered(t *testing.T) {
 	}{
 		{Call{Answer: fine, Quick: quickly}, 2, 1},
 		{Call{Answer: fine, Quick: quickly, Timed: true}, 2, 2},
-		{Call{Answer: fine, Quick: func(*frame.Request) ([]byte, bool) { return nil, false }, Timed: true}, 1, 1},
-		{Call{Answer: fine, Quick: func(*frame.Request) ([]byte, bool) { panic("a bug") }}, 1, 1},
+		{Call{Answer: fine, Quick: func(*ttrpcframe.Request) ([]byte, bool) { return nil, false }, Timed: true}, 1, 1},
+		{Call{Answer: fine, Quick: func(*ttrpcframe.Request) ([]byte, bool) { panic("a bug") }}, 1, 1},
 	} {
 		s, call := routing(test.call)
 		s.quick(asked())
@@ -196,7 +196,7 @@ func TestCallIsCountedWhereItIsAnswered(t *testing.T) {
 func TestPanicEndsItsCallAlone(t *testing.T) {
 	panics := func(context.Context, func(any) error) (any, error) { panic("a bug") }
 	for _, always := range []bool{false, true} {
-		s, call := routing(Call{Answer: panics, Quick: func(*frame.Request) ([]byte, bool) { panic("a bug") }, Always: always})
+		s, call := routing(Call{Answer: panics, Quick: func(*ttrpcframe.Request) ([]byte, bool) { panic("a bug") }, Always: always})
 		if _, ok := s.quick(asked()); ok {
 			t.Error("a panic where the frame was read is an answer")
 		}
@@ -214,7 +214,7 @@ func serving(t *testing.T) (s *Server, client *ttrpc.Client, began, release chan
 	t.Helper()
 	began, release = make(chan struct{}), make(chan struct{})
 	s, client = listening(t, Calls{name: {
-		"Check": {Quick: func(*frame.Request) ([]byte, bool) { return nil, true }, Answer: fine, Always: true},
+		"Check": {Quick: func(*ttrpcframe.Request) ([]byte, bool) { return nil, true }, Answer: fine, Always: true},
 		"Version": {Answer: service.Method(func(context.Context, *agentpb.CheckRequest) (*agentpb.VersionCheckResponse, error) {
 			close(began)
 			<-release

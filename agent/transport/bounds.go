@@ -5,8 +5,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/protocols/frame"
 	"github.com/directvol/directvol/protocols/gogocodec"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 const (
@@ -41,7 +41,7 @@ const (
 
 	// largest is what the largest call takes, and least what is lent however little
 	// memory there is: one of these, and others beside it.
-	largest = callBytes + copies*frame.MaxLength
+	largest = callBytes + copies*ttrpcframe.MaxLength
 	least   = largest + 4<<20
 )
 
@@ -74,7 +74,7 @@ func guestMemory() (int64, error) {
 // costOf is what a call takes whose frame has so many bytes behind its header. One
 // that is too long ttrpc's server passes over, and keeps nothing of it.
 func costOf(length uint32) int64 {
-	if length > frame.MaxLength {
+	if length > ttrpcframe.MaxLength {
 		return callBytes
 	}
 	return callBytes + copies*int64(length)

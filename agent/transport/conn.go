@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // Quick answers a call at once, or says that it will not: then the call goes up
@@ -19,7 +19,7 @@ import (
 // and with the time that is left, and what Quick answers then goes nowhere. So a call that
 // changes something must be one that may be made twice. The request lies in a buffer that is the connection's, and is Quick's
 // until it returns. The response is the payload of a successful answer.
-type Quick func(request *frame.Request) (response []byte, ok bool)
+type Quick func(request *ttrpcframe.Request) (response []byte, ok bool)
 
 const (
 	// quickBytes is the longest frame that is looked at.

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // hungPair is a connection whose quick calls hang until release, and then decline.
@@ -21,7 +21,7 @@ func hungPair(t *testing.T) (c *lane, peer int, release chan struct{}, closed ch
 		t.Fatal(err)
 	}
 	release, closed = make(chan struct{}), make(chan struct{})
-	decline := func(*frame.Request) ([]byte, bool) {
+	decline := func(*ttrpcframe.Request) ([]byte, bool) {
 		<-release
 		return nil, false
 	}
@@ -34,7 +34,9 @@ func hungPair(t *testing.T) (c *lane, peer int, release chan struct{}, closed ch
 	return c, pair[1], release, closed
 }
 
-func asked(id uint32) []byte { return frame.Header{StreamID: id, Type: frame.TypeRequest}.Append(nil) }
+func asked(id uint32) []byte {
+	return ttrpcframe.Header{StreamID: id, Type: ttrpcframe.TypeRequest}.Append(nil)
+}
 
 // A filesystem may answer after its caller has gone, and with an error.
 func TestHungQuickCallIsTheServersThoughItsPeerLeft(t *testing.T) {
@@ -58,7 +60,7 @@ func TestCallsThatHangGoUpInTheirOrderAndOnce(t *testing.T) {
 	for id := uint32(1); id < 10; id += 2 { // each hangs, and is taken over from
 		want = append(want, asked(id)...)
 	}
-	large := append(frame.Header{Length: quickBytes, StreamID: 11, Type: frame.TypeRequest}.Append(nil), make([]byte, quickBytes)...)
+	large := append(ttrpcframe.Header{Length: quickBytes, StreamID: 11, Type: ttrpcframe.TypeRequest}.Append(nil), make([]byte, quickBytes)...)
 	want = append(want, large...) // this one no quick call takes
 	go unix.Write(peer, want)
 	up := make([]byte, len(want))
@@ -86,7 +88,7 @@ func TestConnectionThatEndsWhileACallHangsGivesAllBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	var up []byte
-	for piece := make([]byte, 4096); len(up) <= frame.HeaderBytes+len(create); {
+	for piece := make([]byte, 4096); len(up) <= ttrpcframe.HeaderBytes+len(create); {
 		n, err := c.Read(piece)
 		if err != nil {
 			t.Fatal(err)
@@ -115,16 +117,16 @@ func TestCallThatHungGoesUpWithTheTimeThatIsLeft(t *testing.T) {
 	c, peer, release, closed := hungPair(t)
 	const timeout = int64(time.Hour)
 	began := time.Now()
-	if _, err := unix.Write(peer, frame.WithTimeout(asked(1), timeout)); err != nil {
+	if _, err := unix.Write(peer, ttrpcframe.WithTimeout(asked(1), timeout)); err != nil {
 		t.Fatal(err)
 	}
-	up := make([]byte, len(frame.WithTimeout(asked(1), timeout))+frame.HeaderBytes)
+	up := make([]byte, len(ttrpcframe.WithTimeout(asked(1), timeout))+ttrpcframe.HeaderBytes)
 	n, err := c.Read(up)
 	if err != nil {
 		t.Fatal(err)
 	}
 	took := time.Since(began)
-	request, err := frame.ParseRequest(up[frame.HeaderBytes:n])
+	request, err := ttrpcframe.ParseRequest(up[ttrpcframe.HeaderBytes:n])
 	if left := request.TimeoutNano; err != nil || left >= timeout-int64(watchInterval)/2 || left < timeout-int64(took) {
 		t.Errorf("%v after it came\nwant as much less than an hour, at most\ngot  %v, error %v", took, time.Duration(left), err)
 	}

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // FuzzFrames sends a connection any bytes, in two pieces: each request that is
@@ -23,7 +23,7 @@ func FuzzFrames(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		return append(frame.Header{Length: uint32(len(b)), StreamID: stream, Type: frame.TypeRequest}.Append(nil), b...)
+		return append(ttrpcframe.Header{Length: uint32(len(b)), StreamID: stream, Type: ttrpcframe.TypeRequest}.Append(nil), b...)
 	}
 	quick := request(1, &ttrpc.Request{Service: "s", Method: "Check", Payload: []byte("p")})
 	slow := request(3, &ttrpc.Request{Service: "s", Method: "Version"})
@@ -33,10 +33,10 @@ func FuzzFrames(f *testing.F) {
 	f.Add(request(1, &ttrpc.Request{Method: "Check", TimeoutNano: -1, Metadata: []*ttrpc.KeyValue{{Key: "k"}}}), 0)
 	f.Add(request(2, &ttrpc.Request{Method: "Check"}), 0)
 	f.Add(request(1, &ttrpc.Request{Method: "Check", Payload: make([]byte, quickBytes)}), 1000)
-	f.Add(frame.Header{Length: 1<<32 - 1, StreamID: 1, Type: frame.TypeRequest}.Append(nil), 0)
+	f.Add(ttrpcframe.Header{Length: 1<<32 - 1, StreamID: 1, Type: ttrpcframe.TypeRequest}.Append(nil), 0)
 	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0}, 1)
-	f.Add(frame.Header{StreamID: 1, Type: frame.TypeData}.Append(slices.Clip(slow)), 30)
-	f.Add(frame.Header{StreamID: 3, Type: frame.TypeResponse}.Append(slices.Clip(slow)), 30)
+	f.Add(ttrpcframe.Header{StreamID: 1, Type: ttrpcframe.TypeData}.Append(slices.Clip(slow)), 30)
+	f.Add(ttrpcframe.Header{StreamID: 3, Type: ttrpcframe.TypeResponse}.Append(slices.Clip(slow)), 30)
 	f.Fuzz(func(t *testing.T, sent []byte, cut int) {
 		if len(sent) > 8<<10 {
 			return // longer is slower, and says no more
@@ -53,31 +53,31 @@ func FuzzFrames(f *testing.F) {
 }
 
 // parrot answers Check with the call's own payload.
-func parrot(r *frame.Request) ([]byte, bool) {
+func parrot(r *ttrpcframe.Request) ([]byte, bool) {
 	return r.Payload, string(r.Method) == "Check"
 }
 
 // sort says by itself what goes up, and what is answered.
 func sort(sent []byte) (up, answers []byte) {
 	last := uint32(0)
-	for len(sent) >= frame.HeaderBytes {
-		h := frame.ParseHeader(sent)
-		n := int(min(uint64(frame.HeaderBytes)+uint64(h.Length), uint64(len(sent))))
-		whole := n == frame.HeaderBytes+int(h.Length)
-		request, err := frame.ParseRequest(sent[frame.HeaderBytes:n])
+	for len(sent) >= ttrpcframe.HeaderBytes {
+		h := ttrpcframe.ParseHeader(sent)
+		n := int(min(uint64(ttrpcframe.HeaderBytes)+uint64(h.Length), uint64(len(sent))))
+		whole := n == ttrpcframe.HeaderBytes+int(h.Length)
+		request, err := ttrpcframe.ParseRequest(sent[ttrpcframe.HeaderBytes:n])
 		patient := request.TimeoutNano == 0 || request.TimeoutNano >= int64(leastTimeout)
 		response, ok := parrot(&request)
 		if text, is := noCall(h, last); is {
 			if whole && text != "" {
-				answers = frame.AppendError(answers, h.StreamID, codes.InvalidArgument, text)
+				answers = ttrpcframe.AppendError(answers, h.StreamID, codes.InvalidArgument, text)
 			}
 			sent = sent[n:]
 			continue
 		}
 		last = h.StreamID
 		if whole && n <= quickBytes && err == nil && !request.HasMetadata && patient && ok {
-			answers = frame.AppendResponse(answers, h.StreamID, response)
-		} else if whole || h.Length > frame.MaxLength { // the server passes that over
+			answers = ttrpcframe.AppendResponse(answers, h.StreamID, response)
+		} else if whole || h.Length > ttrpcframe.MaxLength { // the server passes that over
 			up = append(up, sent[:n]...)
 		}
 		sent = sent[n:]
@@ -86,15 +86,15 @@ func sort(sent []byte) (up, answers []byte) {
 }
 
 // noCall says what is answered to a frame that is no call.
-func noCall(h frame.Header, last uint32) (text string, is bool) {
+func noCall(h ttrpcframe.Header, last uint32) (text string, is bool) {
 	switch {
 	case h.StreamID%2 != 1:
 		return "StreamID must be odd for client initiated streams", true
-	case h.Type == frame.TypeRequest && h.StreamID > last:
+	case h.Type == ttrpcframe.TypeRequest && h.StreamID > last:
 		return "", false
-	case h.Type == frame.TypeRequest:
+	case h.Type == ttrpcframe.TypeRequest:
 		return "StreamID cannot be re-used and must increment", true
-	case h.Type == frame.TypeData:
+	case h.Type == ttrpcframe.TypeData:
 		return "StreamID is no longer active", true
 	}
 	return "", true

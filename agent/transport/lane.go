@@ -5,7 +5,7 @@ import (
 	"net"
 	"sync"
 
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // lane is what one server sees of a connection: the frames of the calls that are routed to it, byte
@@ -43,13 +43,13 @@ func (l *lane) Read(p []byte) (int, error) {
 func (l *lane) Write(p []byte) (int, error) {
 	c := l.conn
 	l.begun = append(l.begun, p...)
-	for len(l.begun) >= frame.HeaderBytes {
-		header := frame.ParseHeader(l.begun)
-		length := frame.HeaderBytes + uint64(header.Length)
+	for len(l.begun) >= ttrpcframe.HeaderBytes {
+		header := ttrpcframe.ParseHeader(l.begun)
+		length := ttrpcframe.HeaderBytes + uint64(header.Length)
 		if uint64(len(l.begun)) < length {
 			break
 		}
-		if header.Type == frame.TypeResponse {
+		if header.Type == ttrpcframe.TypeResponse {
 			c.tickets.answered(header.StreamID)
 		}
 		l.writing.start()
@@ -58,7 +58,7 @@ func (l *lane) Write(p []byte) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		if header.Type == frame.TypeResponse {
+		if header.Type == ttrpcframe.TypeResponse {
 			c.room.ledger.give(&c.account, header.StreamID)
 			c.room.owed.answered(c)
 		}
@@ -94,7 +94,7 @@ func (l *lane) deliver(chunk []byte) bool {
 type Route struct {
 	// Has reports whether a call is the route's, by its service and method alone. Where a frame is
 	// longer than 320 KiB, they are looked for in its first 4 KiB.
-	Has func(*frame.Request) bool
+	Has func(*ttrpcframe.Request) bool
 
 	// Serve answers what one connection carries of these calls, as on a connection that has no
 	// others, and closes it. It has a goroutine of its own, from the first call on.
@@ -130,7 +130,7 @@ func (c *conn) laneOf(pieces [][]byte) *lane {
 	for _, p := range pieces {
 		names = append(names, p[:min(len(p), bufferBytes-len(names))]...)
 	}
-	request, _ := frame.ParseRequest(names[frame.HeaderBytes:]) // of a part of a frame, what is in it
+	request, _ := ttrpcframe.ParseRequest(names[ttrpcframe.HeaderBytes:]) // of a part of a frame, what is in it
 	for i, route := range c.room.routes {
 		if route.Has(&request) {
 			return c.open(i, route)

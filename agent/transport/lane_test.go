@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/frame"
 	"github.com/directvol/directvol/protocols/service"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // other is another program's server on a unix socket, and a route to it that copies bytes.
@@ -45,7 +45,7 @@ func other(t *testing.T) (route Route, opened *atomic.Int32) {
 	t.Cleanup(func() { server.Close() })
 	opened = new(atomic.Int32)
 	return Route{
-		Has: func(r *frame.Request) bool { return string(r.Service) == agentpb.AgentServiceName },
+		Has: func(r *ttrpcframe.Request) bool { return string(r.Service) == agentpb.AgentServiceName },
 		Serve: func(lane net.Conn) {
 			opened.Add(1)
 			defer lane.Close()
@@ -115,11 +115,11 @@ func TestFrameIsRoutedWhereverItIsCut(t *testing.T) {
 	defer c.Close()
 	opened := make(chan net.Conn, 1)
 	c.room.routes = []Route{{
-		Has:   func(r *frame.Request) bool { return string(r.Method) == "CopyFile" },
+		Has:   func(r *ttrpcframe.Request) bool { return string(r.Method) == "CopyFile" },
 		Serve: func(lane net.Conn) { opened <- lane },
 	}}
 	whole := requestFrame(t, "CopyFile", 10)
-	for cut := frame.HeaderBytes; cut <= len(whole); cut++ {
+	for cut := ttrpcframe.HeaderBytes; cut <= len(whole); cut++ {
 		if c.laneOf([][]byte{whole[:cut], whole[cut:]}) == c {
 			t.Errorf("cut behind %d bytes: want the route's lane", cut)
 		}
@@ -135,7 +135,7 @@ func TestLaneThatIsClosedEndsItsConnection(t *testing.T) {
 	for _, test := range []struct{ name, method string }{{"the route's", "CopyFile"}, {"the peer's own end", ""}} {
 		lanes := make(chan net.Conn, 1)
 		path := serve(t, serving, Route{
-			Has:   func(r *frame.Request) bool { return string(r.Service) == agentpb.AgentServiceName },
+			Has:   func(r *ttrpcframe.Request) bool { return string(r.Service) == agentpb.AgentServiceName },
 			Serve: func(lane net.Conn) { lanes <- lane },
 		})
 		client := dial(t, path)

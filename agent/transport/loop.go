@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // loop reads a connection. It is its goroutine's alone; while a quick call runs,
@@ -47,17 +47,17 @@ func (l *loop) run() (replaced bool) {
 // takeHung is take of the call that hangs. Its answer was owed already.
 func (l *loop) takeHung() bool {
 	defer l.conn.room.owed.answered(l.conn)
-	return l.conn.take(frame.ParseHeader(l.hung))
+	return l.conn.take(ttrpcframe.ParseHeader(l.hung))
 }
 
 // frame deals with one frame. taken means that the loop was replaced meanwhile.
 func (l *loop) frame() (taken bool, err error) {
-	if err := l.fill(frame.HeaderBytes); err != nil {
+	if err := l.fill(ttrpcframe.HeaderBytes); err != nil {
 		return false, err
 	}
 	l.conn.use()
-	header := frame.ParseHeader(l.buffer[l.start:])
-	length := frame.HeaderBytes + uint64(header.Length)
+	header := ttrpcframe.ParseHeader(l.buffer[l.start:])
+	length := ttrpcframe.HeaderBytes + uint64(header.Length)
 	if refused, err := l.refuse(header); refused {
 		return false, err
 	}
@@ -69,7 +69,7 @@ func (l *loop) frame() (taken bool, err error) {
 		return false, err
 	}
 	whole := l.buffer[l.start : l.start+int(length)]
-	request, err := frame.ParseRequest(whole[frame.HeaderBytes:])
+	request, err := ttrpcframe.ParseRequest(whole[ttrpcframe.HeaderBytes:])
 	if err != nil || request.HasMetadata || request.TimeoutNano != 0 && request.TimeoutNano < int64(leastTimeout) {
 		return false, l.passRequest(header)
 	}
@@ -77,7 +77,7 @@ func (l *loop) frame() (taken bool, err error) {
 }
 
 // inPlace tries to answer a request here.
-func (l *loop) inPlace(whole []byte, header frame.Header, request *frame.Request) (taken bool, err error) {
+func (l *loop) inPlace(whole []byte, header ttrpcframe.Header, request *ttrpcframe.Request) (taken bool, err error) {
 	c := l.conn
 	c.watch()
 	l.start += len(whole)
@@ -90,7 +90,7 @@ func (l *loop) inPlace(whole []byte, header frame.Header, request *frame.Request
 	}
 	defer c.room.owed.answered(c)
 	if ok {
-		l.answer = frame.AppendResponse(l.answer[:0], header.StreamID, response)
+		l.answer = ttrpcframe.AppendResponse(l.answer[:0], header.StreamID, response)
 		err := c.send(l.answer)
 		// Else the runtime takes this goroutine, which waits in system calls
 		// alone, for one that has run for too long, and wakes up fifty thousand
@@ -105,7 +105,7 @@ func (l *loop) inPlace(whole []byte, header frame.Header, request *frame.Request
 }
 
 // take waits until there is memory for a call, whose answer is owed from then on.
-func (c *conn) take(header frame.Header) bool {
+func (c *conn) take(header ttrpcframe.Header) bool {
 	taken := c.room.ledger.take(&c.account, header.StreamID, costOf(header.Length), c.over)
 	if taken {
 		c.room.owed.took(c)
@@ -116,16 +116,16 @@ func (c *conn) take(header frame.Header) bool {
 // passRequest hands a server a call, when there is memory for it, piece by piece as it
 // comes. It begins when all is here that may be on its way from a peer that has gone:
 // the server is not to make room for what does not come.
-func (l *loop) passRequest(header frame.Header) error {
+func (l *loop) passRequest(header ttrpcframe.Header) error {
 	if !l.conn.take(header) {
 		return net.ErrClosed
 	}
 	l.conn.reading.start()
 	defer l.conn.reading.stop()
-	length := frame.HeaderBytes + int64(header.Length)
+	length := ttrpcframe.HeaderBytes + int64(header.Length)
 	held := min(length, heldBytes)
-	if header.Length > frame.MaxLength {
-		held = frame.HeaderBytes // nothing was lent for more
+	if header.Length > ttrpcframe.MaxLength {
+		held = ttrpcframe.HeaderBytes // nothing was lent for more
 	}
 	var pieces [][]byte
 	var to *lane // nil as long as nothing of it has gone up
@@ -182,22 +182,22 @@ func (l *loop) piece(most int64) ([]byte, error) {
 
 // refuse answers what is no call, and passes it over: the server would keep it. It has
 // no streams, and data for a call makes ttrpc v1.2.10 panic. The texts are ttrpc's.
-func (l *loop) refuse(header frame.Header) (refused bool, err error) {
+func (l *loop) refuse(header ttrpcframe.Header) (refused bool, err error) {
 	var text string
 	switch {
 	case header.StreamID%2 == 0:
 		text = "StreamID must be odd for client initiated streams"
-	case header.Type == frame.TypeData:
+	case header.Type == ttrpcframe.TypeData:
 		text = "StreamID is no longer active"
-	case header.Type != frame.TypeRequest:
+	case header.Type != ttrpcframe.TypeRequest:
 	case header.StreamID <= l.conn.last:
 		text = "StreamID cannot be re-used and must increment"
 	default:
 		return false, nil
 	}
-	err = l.skip(frame.HeaderBytes + uint64(header.Length))
+	err = l.skip(ttrpcframe.HeaderBytes + uint64(header.Length))
 	if err == nil && text != "" {
-		l.answer = frame.AppendError(l.answer[:0], header.StreamID, codes.InvalidArgument, text)
+		l.answer = ttrpcframe.AppendError(l.answer[:0], header.StreamID, codes.InvalidArgument, text)
 		err = l.conn.send(l.answer)
 	}
 	return true, err

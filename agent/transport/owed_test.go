@@ -17,8 +17,8 @@ import (
 
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/frame"
 	"github.com/directvol/directvol/protocols/service"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // ttrpc closes a connection on which it has answered nothing yet, though the
@@ -58,7 +58,7 @@ func TestServerThatShutsDownWhenAllIsAnsweredCutsNoAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 		cancel()
-		if answer, err := io.ReadAll(conn); err != nil || len(answer) < frame.HeaderBytes || frame.ParseHeader(answer).Type != frame.TypeResponse {
+		if answer, err := io.ReadAll(conn); err != nil || len(answer) < ttrpcframe.HeaderBytes || ttrpcframe.ParseHeader(answer).Type != ttrpcframe.TypeResponse {
 			t.Fatalf("want the answer\ngot  %q, error %v", answer, err)
 		}
 	}
@@ -77,7 +77,7 @@ func ask(t *testing.T, path string) net.Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	header := frame.Header{Length: uint32(len(request)), StreamID: 1, Type: frame.TypeRequest}
+	header := ttrpcframe.Header{Length: uint32(len(request)), StreamID: 1, Type: ttrpcframe.TypeRequest}
 	if _, err := conn.Write(append(header.Append(nil), request...)); err != nil {
 		t.Fatal(err)
 	}
@@ -129,11 +129,11 @@ func TestAnswerIsOwedOfACallThatIsAnsweredWhereItIsRead(t *testing.T) {
 	if !c.room.owed.owes(c.conn) {
 		t.Error("nothing is owed while it is answered where it was read")
 	}
-	if _, err := io.ReadFull(c, make([]byte, frame.HeaderBytes)); err != nil {
+	if _, err := io.ReadFull(c, make([]byte, ttrpcframe.HeaderBytes)); err != nil {
 		t.Fatal(err)
 	}
 	owes("when it has gone up", 1)
-	if _, err := c.Write(frame.AppendResponse(nil, 1, nil)); err != nil {
+	if _, err := c.Write(ttrpcframe.AppendResponse(nil, 1, nil)); err != nil {
 		t.Fatal(err)
 	}
 	owes("when the server has answered", 0)

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // small has places for two connections.
@@ -23,7 +23,7 @@ func joined(t *testing.T, r *room) (*lane, net.Conn, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	decline := func(*frame.Request) ([]byte, bool) { return nil, false }
+	decline := func(*ttrpcframe.Request) ([]byte, bool) { return nil, false }
 	c, err := newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, decline, r, func() {})
 	if err != nil {
 		unix.Close(pair[0])
@@ -70,7 +70,7 @@ func sendCall(t *testing.T, c *lane, peer net.Conn, stream uint32) {
 	if _, err := peer.Write(asked(stream)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := io.ReadFull(c, make([]byte, frame.HeaderBytes)); err != nil {
+	if _, err := io.ReadFull(c, make([]byte, ttrpcframe.HeaderBytes)); err != nil {
 		t.Fatal(err)
 	}
 	for c.reading.runs() {
@@ -87,7 +87,7 @@ func awaitReading(c *lane) {
 
 func answer(t *testing.T, c *lane, stream uint32) {
 	t.Helper()
-	if _, err := c.Write(frame.AppendResponse(nil, stream, nil)); err != nil {
+	if _, err := c.Write(ttrpcframe.AppendResponse(nil, stream, nil)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -120,7 +120,7 @@ func TestStuckConnectionGivesWay(t *testing.T) {
 	r := small()
 	stuck, stuckPeer := mustJoin(t, r)
 	_, _ = mustJoin(t, r)
-	header := frame.Header{Length: 1 << 20, StreamID: 1, Type: frame.TypeRequest}
+	header := ttrpcframe.Header{Length: 1 << 20, StreamID: 1, Type: ttrpcframe.TypeRequest}
 	if _, err := stuckPeer.Write(header.Append(nil)); err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func TestStuckConnectionGivesWay(t *testing.T) {
 func TestStuckConnectionLosesMemoryThatOthersWaitFor(t *testing.T) {
 	r := small()
 	stuck, stuckPeer := mustJoin(t, r)
-	header := frame.Header{Length: frame.MaxLength, StreamID: 1, Type: frame.TypeRequest}.Append(nil)
+	header := ttrpcframe.Header{Length: ttrpcframe.MaxLength, StreamID: 1, Type: ttrpcframe.TypeRequest}.Append(nil)
 	if _, err := stuckPeer.Write(header); err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ func TestStuckConnectionLosesMemoryThatOthersWaitFor(t *testing.T) {
 func TestWhoHungUpMeanwhileGetsNoMemory(t *testing.T) {
 	r := small()
 	first, firstPeer := mustJoin(t, r)
-	header := frame.Header{Length: frame.MaxLength, StreamID: 1, Type: frame.TypeRequest}.Append(nil)
+	header := ttrpcframe.Header{Length: ttrpcframe.MaxLength, StreamID: 1, Type: ttrpcframe.TypeRequest}.Append(nil)
 	next, nextPeer := mustJoin(t, r)
 	for _, peer := range []net.Conn{firstPeer, nextPeer} {
 		if _, err := peer.Write(header); err != nil {
@@ -197,7 +197,7 @@ func TestPeerThatDoesNotReadGivesWay(t *testing.T) {
 	sendCall(t, c, peer, 1)
 	wrote := make(chan error, 1)
 	go func() {
-		_, err := c.Write(frame.AppendResponse(nil, 1, make([]byte, frame.MaxLength/2))) // more than a socket takes
+		_, err := c.Write(ttrpcframe.AppendResponse(nil, 1, make([]byte, ttrpcframe.MaxLength/2))) // more than a socket takes
 		wrote <- err
 	}()
 	for !c.writing.runs() {

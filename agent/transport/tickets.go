@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/arrival"
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // ticketBytes is more than a ticket takes in a frame.
@@ -57,11 +57,11 @@ func (t *tickets) left() {
 // returns io.EOF for one whose peer has hung up, and may have made its next call on
 // another connection already.
 func (c *conn) ticketed(whole []byte) ([]byte, error) {
-	header := frame.ParseHeader(whole)
-	if c.tickets.order == nil || header.Length+ticketBytes > frame.MaxLength {
+	header := ttrpcframe.ParseHeader(whole)
+	if c.tickets.order == nil || header.Length+ticketBytes > ttrpcframe.MaxLength {
 		return whole, nil
 	}
-	request, err := frame.ParseRequest(whole[frame.HeaderBytes:])
+	request, err := ttrpcframe.ParseRequest(whole[ttrpcframe.HeaderBytes:])
 	if err != nil || !c.tickets.order.Has(&request) {
 		return whole, nil
 	}
@@ -71,7 +71,7 @@ func (c *conn) ticketed(whole []byte) ([]byte, error) {
 		c.tickets.answered(header.StreamID)
 		return nil, io.EOF
 	}
-	return frame.WithMetadata(whole, arrival.Key, strconv.FormatUint(ticket, 10)), nil
+	return ttrpcframe.WithMetadata(whole, arrival.Key, strconv.FormatUint(ticket, 10)), nil
 }
 
 // hungUp reports whether the peer sends nothing more.

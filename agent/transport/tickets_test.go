@@ -11,7 +11,7 @@ import (
 
 	"github.com/directvol/directvol/agent/arrival"
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // socketPair returns one end for a connection, and its peer's.
@@ -29,7 +29,7 @@ func ordered(t *testing.T, end int, order *arrival.Order) *lane {
 	t.Helper()
 	r := newRoom(boundsOf(1 << 30))
 	r.order = order
-	decline := func(*frame.Request) ([]byte, bool) { return nil, false }
+	decline := func(*ttrpcframe.Request) ([]byte, bool) { return nil, false }
 	c, err := newConn(end, addr{"unix", "here"}, addr{"unix", "there"}, decline, r, func() {})
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +39,7 @@ func ordered(t *testing.T, end int, order *arrival.Order) *lane {
 
 // someOrder knows two calls.
 func someOrder() *arrival.Order {
-	return &arrival.Order{Of: func(r *frame.Request) bool {
+	return &arrival.Order{Of: func(r *ttrpcframe.Request) bool {
 		return string(r.Method) == "CreateContainer" || string(r.Method) == "RemoveContainer"
 	}}
 }
@@ -50,7 +50,7 @@ func requestFrame(t *testing.T, method string, bytes int) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return append(frame.Header{Length: uint32(len(b)), StreamID: 1, Type: frame.TypeRequest}.Append(nil), b...)
+	return append(ttrpcframe.Header{Length: uint32(len(b)), StreamID: 1, Type: ttrpcframe.TypeRequest}.Append(nil), b...)
 }
 
 // A caller that has hung up may have made its next call on another connection.
@@ -84,11 +84,11 @@ func TestTicketsGoUpAndEndWithTheirAnswers(t *testing.T) {
 			c := ordered(t, end, order)
 			sent := requestFrame(t, "CreateContainer", size)
 			go func() { _, _ = unix.Write(peer, sent) }()
-			head := make([]byte, frame.HeaderBytes)
+			head := make([]byte, ttrpcframe.HeaderBytes)
 			if _, err := io.ReadFull(c, head); err != nil {
 				t.Fatal(err)
 			}
-			body := make([]byte, frame.ParseHeader(head).Length)
+			body := make([]byte, ttrpcframe.ParseHeader(head).Length)
 			if _, err := io.ReadFull(c, body); err != nil {
 				t.Fatal(err)
 			}
@@ -97,7 +97,7 @@ func TestTicketsGoUpAndEndWithTheirAnswers(t *testing.T) {
 				t.Errorf("%d bytes\nwant one ticket\ngot  %v, error %v", size, r.Metadata, err)
 			}
 			if answers {
-				if _, err := c.Write(frame.AppendResponse(nil, 1, nil)); err != nil {
+				if _, err := c.Write(ttrpcframe.AppendResponse(nil, 1, nil)); err != nil {
 					t.Fatal(err)
 				}
 			} else {

@@ -22,8 +22,8 @@ import (
 
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/frame"
 	"github.com/directvol/directvol/protocols/service"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // limit ends a test that hangs; it is no measure of anything.
@@ -63,7 +63,7 @@ func serve(t *testing.T, quick Quick, routes ...Route) string {
 }
 
 // serving answers Check with SERVING, in place.
-func serving(r *frame.Request) ([]byte, bool) {
+func serving(r *ttrpcframe.Request) ([]byte, bool) {
 	if string(r.Method) != "Check" {
 		return nil, false
 	}
@@ -124,7 +124,7 @@ func TestQuickCallsAndOthersShareConnections(t *testing.T) {
 }
 
 func TestCallThatQuickDeclinesGoesUpWhole(t *testing.T) {
-	path := serve(t, func(*frame.Request) ([]byte, bool) { return nil, false })
+	path := serve(t, func(*ttrpcframe.Request) ([]byte, bool) { return nil, false })
 	client := dial(t, path)
 	if err := check(t.Context(), client); status.Code(err) != codes.Aborted {
 		t.Errorf("want the server's own answer\ngot  %v", err)
@@ -147,7 +147,7 @@ func TestMetadataAndShortTimeoutsAreTheServers(t *testing.T) {
 // it, once.
 func TestHungQuickCallDoesNotHangItsConnection(t *testing.T) {
 	entered, release := make(chan struct{}), make(chan struct{})
-	path := serve(t, func(r *frame.Request) ([]byte, bool) {
+	path := serve(t, func(r *ttrpcframe.Request) ([]byte, bool) {
 		if len(r.Payload) > 0 {
 			before := bytes.Clone(r.Payload)
 			close(entered)
@@ -189,9 +189,9 @@ func TestGarbageEndsItsConnectionAlone(t *testing.T) {
 	client := dial(t, path)
 	for name, raw := range map[string][]byte{
 		"half a header":   {0, 0},
-		"half a frame":    frame.Header{Length: 100, StreamID: 1, Type: frame.TypeRequest}.Append(nil),
-		"an oversize one": append(frame.Header{Length: 1 << 31, StreamID: 1, Type: frame.TypeRequest}.Append(nil), make([]byte, 1<<16)...),
-		"no request":      append(frame.Header{Length: 3, StreamID: 1, Type: frame.TypeRequest}.Append(nil), 0xff, 0xff, 0xff),
+		"half a frame":    ttrpcframe.Header{Length: 100, StreamID: 1, Type: ttrpcframe.TypeRequest}.Append(nil),
+		"an oversize one": append(ttrpcframe.Header{Length: 1 << 31, StreamID: 1, Type: ttrpcframe.TypeRequest}.Append(nil), make([]byte, 1<<16)...),
+		"no request":      append(ttrpcframe.Header{Length: 3, StreamID: 1, Type: ttrpcframe.TypeRequest}.Append(nil), 0xff, 0xff, 0xff),
 		"zeros":           make([]byte, 1<<16),
 	} {
 		conn, err := net.Dial("unix", path)

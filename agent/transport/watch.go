@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"time"
 
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 const (
@@ -75,9 +75,9 @@ func (c *conn) takeOver(odd uint64, took time.Duration) {
 // shortened returns a copy of a call's frame whose time-out, where it has one, is shorter by
 // took. It stays above 0, which is none.
 func shortened(whole []byte, took time.Duration) []byte {
-	request, err := frame.ParseRequest(whole[frame.HeaderBytes:])
+	request, err := ttrpcframe.ParseRequest(whole[ttrpcframe.HeaderBytes:])
 	if err != nil || request.TimeoutNano <= 0 {
 		return bytes.Clone(whole)
 	}
-	return frame.WithTimeout(whole, max(1, request.TimeoutNano-int64(took)))
+	return ttrpcframe.WithTimeout(whole, max(1, request.TimeoutNano-int64(took)))
 }

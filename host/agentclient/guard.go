@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 const (
@@ -102,7 +102,7 @@ func (g *guardedConn) Read(p []byte) (int, error) {
 }
 
 // owe takes down that a request goes out. An answer to it is admitted from now on, once.
-func (g *guardedConn) owe(h frame.Header) error {
+func (g *guardedConn) owe(h ttrpcframe.Header) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if len(g.owed) == maxOwed {
@@ -113,7 +113,7 @@ func (g *guardedConn) owe(h frame.Header) error {
 }
 
 // admit says whether a frame of the guest's may come in.
-func (g *guardedConn) admit(h frame.Header) error {
+func (g *guardedConn) admit(h ttrpcframe.Header) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	_, owed := g.owed[h.StreamID]
@@ -121,7 +121,7 @@ func (g *guardedConn) admit(h frame.Header) error {
 	switch {
 	case !owed:
 		return fmt.Errorf("a frame on stream %d, where no call waits", h.StreamID)
-	case h.Type != frame.TypeResponse:
+	case h.Type != ttrpcframe.TypeResponse:
 		return fmt.Errorf("a frame of type %d, where a response is due", h.Type)
 	case h.Length > maxAnswer:
 		return fmt.Errorf("a frame of %d bytes, at most %d make sense", h.Length, maxAnswer)
@@ -145,13 +145,13 @@ func (g *guardedConn) violation() error {
 
 // cursor follows the frames in a stream of bytes that comes in pieces.
 type cursor struct {
-	header [frame.HeaderBytes]byte
+	header [ttrpcframe.HeaderBytes]byte
 	have   int    // bytes of header
 	left   uint32 // bytes of the frame behind its header
 }
 
 // follow goes on by p. It calls begin for each header that is complete then, and returns how many frames are. begin's error ends it.
-func (c *cursor) follow(p []byte, begin func(frame.Header) error) (whole int, err error) {
+func (c *cursor) follow(p []byte, begin func(ttrpcframe.Header) error) (whole int, err error) {
 	for len(p) > 0 {
 		if c.have < len(c.header) {
 			n := copy(c.header[c.have:], p)
@@ -159,7 +159,7 @@ func (c *cursor) follow(p []byte, begin func(frame.Header) error) (whole int, er
 			if c.have < len(c.header) {
 				return whole, nil
 			}
-			header := frame.ParseHeader(c.header[:])
+			header := ttrpcframe.ParseHeader(c.header[:])
 			if err := begin(header); err != nil {
 				return whole, err
 			}

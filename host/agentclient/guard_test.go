@@ -12,7 +12,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
 // ttrpc's server tells the standard logger of every connection that a test breaks.
@@ -57,11 +57,11 @@ func TestCallsLeftUnansweredAreBounded(t *testing.T) {
 	go io.Copy(io.Discard, theirs)
 	g := newGuardedConn(ours, time.Hour)
 	for i := range uint32(maxOwed) {
-		if _, err := g.Write(frame.Header{StreamID: 2*i + 1, Type: frame.TypeRequest}.Append(nil)); err != nil {
+		if _, err := g.Write(ttrpcframe.Header{StreamID: 2*i + 1, Type: ttrpcframe.TypeRequest}.Append(nil)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := g.Write(frame.Header{StreamID: 2*maxOwed + 1, Type: frame.TypeRequest}.Append(nil)); err == nil {
+	if _, err := g.Write(ttrpcframe.Header{StreamID: 2*maxOwed + 1, Type: ttrpcframe.TypeRequest}.Append(nil)); err == nil {
 		t.Errorf("request %d\nwant an error\ngot  none", maxOwed+1)
 	}
 	if got := g.requests(); got != maxOwed {
@@ -85,7 +85,7 @@ func TestWritesAreHurriedWhileACallIsOverdue(t *testing.T) {
 	conn := &recorded{}
 	g := newGuardedConn(conn, time.Hour)
 	request := func(id uint32) {
-		if _, err := g.Write(frame.Header{StreamID: id, Type: frame.TypeRequest}.Append(nil)); err != nil {
+		if _, err := g.Write(ttrpcframe.Header{StreamID: id, Type: ttrpcframe.TypeRequest}.Append(nil)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -112,13 +112,13 @@ func TestWritesAreHurriedWhileACallIsOverdue(t *testing.T) {
 // FuzzGuard gives a reader what a guest may send, in pieces of any size, while answers are due on streams 1 and 3.
 func FuzzGuard(f *testing.F) {
 	answer := func(stream uint32, length int) []byte {
-		return append(frame.Header{Length: uint32(length), StreamID: stream, Type: frame.TypeResponse}.Append(nil), make([]byte, length)...)
+		return append(ttrpcframe.Header{Length: uint32(length), StreamID: stream, Type: ttrpcframe.TypeResponse}.Append(nil), make([]byte, length)...)
 	}
 	f.Add(append(answer(3, 20), answer(1, 0)...), uint8(7))
 	f.Add(append(answer(1, 0), answer(1, 0)...), uint8(1))
 	f.Add(answer(5, 4), uint8(255))
 	f.Add(answer(1, 3)[:12], uint8(3))
-	f.Add(frame.Header{StreamID: 1, Type: frame.TypeData}.Append(nil), uint8(9))
+	f.Add(ttrpcframe.Header{StreamID: 1, Type: ttrpcframe.TypeData}.Append(nil), uint8(9))
 	f.Add([]byte("\xff\xff\xff\xff\x00\x00\x00\x01\x02\x00"), uint8(4))
 	f.Fuzz(func(t *testing.T, sent []byte, piece uint8) {
 		if len(sent) > 4<<10 {
@@ -126,8 +126,8 @@ func FuzzGuard(f *testing.F) {
 		}
 		in := &scripted{Reader: bytes.NewReader(sent), piece: int(piece)}
 		g := newGuardedConn(in, 0)
-		g.owe(frame.Header{StreamID: 1})
-		g.owe(frame.Header{StreamID: 3})
+		g.owe(ttrpcframe.Header{StreamID: 1})
+		g.owe(ttrpcframe.Header{StreamID: 3})
 		got, err := io.ReadAll(g)
 		if (err != nil) != (g.violation() != nil) || (err != nil) != in.closed {
 			t.Errorf("read ended with %v, the violation is %v, closed: %v", err, g.violation(), in.closed)
@@ -144,13 +144,13 @@ func FuzzGuard(f *testing.F) {
 // admissible says by itself whether a guest may send these bytes.
 func admissible(sent []byte) bool {
 	due := map[uint32]bool{1: true, 3: true}
-	for len(sent) >= frame.HeaderBytes {
-		h := frame.ParseHeader(sent)
-		if !due[h.StreamID] || h.Type != frame.TypeResponse || h.Length > maxAnswer {
+	for len(sent) >= ttrpcframe.HeaderBytes {
+		h := ttrpcframe.ParseHeader(sent)
+		if !due[h.StreamID] || h.Type != ttrpcframe.TypeResponse || h.Length > maxAnswer {
 			return false
 		}
 		due[h.StreamID] = false
-		sent = sent[min(frame.HeaderBytes+int(h.Length), len(sent)):]
+		sent = sent[min(ttrpcframe.HeaderBytes+int(h.Length), len(sent)):]
 	}
 	return true
 }

@@ -17,7 +17,7 @@ import (
 
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 	"github.com/directvol/directvol/protocols/volumepb"
 )
 
@@ -64,7 +64,7 @@ type cut struct {
 var cuts = map[string]cut{
 	"before the request":        {request: 0},
 	"inside the request's head": {request: 5},
-	"inside the request":        {request: frame.HeaderBytes + 7},
+	"inside the request":        {request: ttrpcframe.HeaderBytes + 7},
 	"before the answer":         {request: -1},
 	"inside the answer's head":  {request: -1, answer: 3},
 	"before the answer's end":   {request: -1, answer: -1},
@@ -151,12 +151,12 @@ func (b *breaker) passUpTo(c cut, client, server net.Conn) {
 
 // readFrame returns a whole frame, header and all, nil at the end of the connection.
 func readFrame(conn net.Conn) []byte {
-	b := make([]byte, frame.HeaderBytes)
+	b := make([]byte, ttrpcframe.HeaderBytes)
 	if _, err := io.ReadFull(conn, b); err != nil {
 		return nil
 	}
-	b = append(b, make([]byte, frame.ParseHeader(b).Length)...)
-	if _, err := io.ReadFull(conn, b[frame.HeaderBytes:]); err != nil {
+	b = append(b, make([]byte, ttrpcframe.ParseHeader(b).Length)...)
+	if _, err := io.ReadFull(conn, b[ttrpcframe.HeaderBytes:]); err != nil {
 		return nil
 	}
 	return b

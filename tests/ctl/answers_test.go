@@ -18,7 +18,7 @@ import (
 
 	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/protocols/address"
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
@@ -88,13 +88,13 @@ func (e exchange) make(ctx context.Context, p place, answers int) (string, error
 }
 
 // answer receives one.
-func answer(r io.Reader) (frame.Header, codes.Code, error) {
-	var first [frame.HeaderBytes]byte
+func answer(r io.Reader) (ttrpcframe.Header, codes.Code, error) {
+	var first [ttrpcframe.HeaderBytes]byte
 	if _, err := io.ReadFull(r, first[:]); err != nil {
-		return frame.Header{}, 0, err
+		return ttrpcframe.Header{}, 0, err
 	}
-	header := frame.ParseHeader(first[:])
-	if header.Type != frame.TypeResponse || header.Length > frame.MaxLength {
+	header := ttrpcframe.ParseHeader(first[:])
+	if header.Type != ttrpcframe.TypeResponse || header.Length > ttrpcframe.MaxLength {
 		return header, 0, fmt.Errorf("no answer: %+v", header)
 	}
 	payload := make([]byte, header.Length)

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 	"github.com/directvol/directvol/protocols/volumepb"
 )
 
@@ -28,12 +28,12 @@ type call func(stream uint32, timeout time.Duration) []byte
 func of(service, method string, payload []byte) call {
 	return func(stream uint32, timeout time.Duration) []byte {
 		request := encoded(proto.Marshal(&ttrpc.Request{Service: service, Method: method, Payload: payload, TimeoutNano: int64(timeout)}))
-		return append(head(len(request), stream, frame.TypeRequest), request...)
+		return append(head(len(request), stream, ttrpcframe.TypeRequest), request...)
 	}
 }
 
-func head(length int, stream uint32, kind frame.Type) []byte {
-	return frame.Header{Length: uint32(length), StreamID: stream, Type: kind}.Append(nil)
+func head(length int, stream uint32, kind ttrpcframe.Type) []byte {
+	return ttrpcframe.Header{Length: uint32(length), StreamID: stream, Type: kind}.Append(nil)
 }
 
 func encoded(b []byte, err error) []byte {
@@ -277,9 +277,9 @@ var ofFrames = []exchange{
 	{what: "a stream twice", send: sends(check(1, 0), check(1, 0)), ours: "1 INVALID_ARGUMENT, 1 OK", kata: "1 OK, 1 OK", why: "ttrpc's protocol wants ids that increase; which answer is whose could not be told"},
 	{what: "streams that go down", send: sends(check(5, 0), check(3, 0)), ours: "3 INVALID_ARGUMENT, 5 OK", kata: "3 OK, 5 OK", why: "ttrpc's protocol wants ids that increase"},
 	{what: "two calls in one write", send: sends(details(1, 0), check(3, 0)), ours: "1 OK, 3 OK", kata: "1 OK, 3 OK"},
-	{what: "frames of types 0, 2 and 9", send: sends(head(0, 1, 0), head(0, 3, frame.TypeResponse), head(1, 5, 9), []byte{0}, check(7, 0)), ours: "7 OK", kata: "7 OK"},
-	{what: "data for no call", send: sends(head(0, 1, frame.TypeData), check(3, 0)), ours: "1 INVALID_ARGUMENT, 3 OK", kata: "1 INVALID_ARGUMENT, 3 OK"},
-	{what: "a frame of length 0", send: sends(head(0, 1, frame.TypeRequest)), ours: "UNIMPLEMENTED", kata: "INVALID_ARGUMENT", why: "it asks for no service: as ttrpc's server in Go has it"},
-	{what: "a frame that is no request", send: sends(head(1, 1, frame.TypeRequest), undecodable), ours: "INVALID_ARGUMENT", kata: "INVALID_ARGUMENT"},
-	{what: "a frame of 4 MiB and a byte", send: sends(head(frame.MaxLength+1, 1, frame.TypeRequest), make([]byte, frame.MaxLength+1)), ours: "RESOURCE_EXHAUSTED", kata: "INVALID_ARGUMENT", why: "as ttrpc's server in Go has it"},
+	{what: "frames of types 0, 2 and 9", send: sends(head(0, 1, 0), head(0, 3, ttrpcframe.TypeResponse), head(1, 5, 9), []byte{0}, check(7, 0)), ours: "7 OK", kata: "7 OK"},
+	{what: "data for no call", send: sends(head(0, 1, ttrpcframe.TypeData), check(3, 0)), ours: "1 INVALID_ARGUMENT, 3 OK", kata: "1 INVALID_ARGUMENT, 3 OK"},
+	{what: "a frame of length 0", send: sends(head(0, 1, ttrpcframe.TypeRequest)), ours: "UNIMPLEMENTED", kata: "INVALID_ARGUMENT", why: "it asks for no service: as ttrpc's server in Go has it"},
+	{what: "a frame that is no request", send: sends(head(1, 1, ttrpcframe.TypeRequest), undecodable), ours: "INVALID_ARGUMENT", kata: "INVALID_ARGUMENT"},
+	{what: "a frame of 4 MiB and a byte", send: sends(head(ttrpcframe.MaxLength+1, 1, ttrpcframe.TypeRequest), make([]byte, ttrpcframe.MaxLength+1)), ours: "RESOURCE_EXHAUSTED", kata: "INVALID_ARGUMENT", why: "as ttrpc's server in Go has it"},
 }

@@ -18,7 +18,7 @@ import (
 
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
@@ -163,7 +163,7 @@ func answersBeforeItEnds(t *testing.T, s daemon) {
 	vmtest.Must(t, err)
 	request, err := proto.Marshal(&ttrpc.Request{Service: agentpb.AgentServiceName, Method: "ResizeVolume", Payload: payload})
 	vmtest.Must(t, err)
-	_, err = conn.Write(append(frame.Header{Length: uint32(len(request)), StreamID: 1, Type: frame.TypeRequest}.Append(nil), request...))
+	_, err = conn.Write(append(ttrpcframe.Header{Length: uint32(len(request)), StreamID: 1, Type: ttrpcframe.TypeRequest}.Append(nil), request...))
 	vmtest.Must(t, err)
 	waiting := vmtest.Limited(t)
 	for resizing := false; !resizing; { // which shows by its keeping another one waiting
@@ -181,10 +181,10 @@ func answersBeforeItEnds(t *testing.T, s daemon) {
 	answer, err := io.ReadAll(conn)
 	vmtest.Must(t, err)
 	var response ttrpc.Response
-	if len(answer) < frame.HeaderBytes {
+	if len(answer) < ttrpcframe.HeaderBytes {
 		t.Fatal("the agent ended without an answer")
 	}
-	vmtest.Must(t, proto.Unmarshal(answer[frame.HeaderBytes:], &response))
+	vmtest.Must(t, proto.Unmarshal(answer[ttrpcframe.HeaderBytes:], &response))
 	vmtest.Must(t, status.ErrorProto(response.Status))
 	awaitEnds(t, s.Guest, ids)
 	vmtest.Must(t, s.Agent().Check(vmtest.Limited(t))) // the next one

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -131,7 +131,7 @@ func pour(t *testing.T, conns []net.Conn, write func(i int, conn net.Conn) error
 }
 
 func unfinishedFrames(t *testing.T, g *vm.Guest) {
-	frame := framed(1, frame.TypeRequest, make([]byte, frameMax))
+	frame := framed(1, ttrpcframe.TypeRequest, make([]byte, frameMax))
 	pour(t, openConnections(t, g, 185), func(_ int, conn net.Conn) error {
 		_, err := conn.Write(frame[:len(frame)-1])
 		return err

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 	"github.com/directvol/directvol/protocols/volumepb"
 	"github.com/directvol/directvol/tests/vm"
 )
@@ -48,12 +48,12 @@ func dialPort(t *testing.T, g *vm.Guest, port uint32) net.Conn {
 }
 
 // framed makes a frame whose header is true.
-func framed(stream uint32, kind frame.Type, payload []byte) []byte {
+func framed(stream uint32, kind ttrpcframe.Type, payload []byte) []byte {
 	return append(header(uint32(len(payload)), stream, kind), payload...)
 }
 
-func header(length, stream uint32, kind frame.Type) []byte {
-	return frame.Header{Length: length, StreamID: stream, Type: kind}.Append(nil)
+func header(length, stream uint32, kind ttrpcframe.Type) []byte {
+	return ttrpcframe.Header{Length: length, StreamID: stream, Type: kind}.Append(nil)
 }
 
 // call makes the frame of a call.
@@ -61,7 +61,7 @@ func call(t *testing.T, stream uint32, service, method string, payload []byte) [
 	t.Helper()
 	request, err := proto.Marshal(&ttrpc.Request{Service: service, Method: method, Payload: payload})
 	must(t, err)
-	return framed(stream, frame.TypeRequest, request)
+	return framed(stream, ttrpcframe.TypeRequest, request)
 }
 
 func (w wire) send(bytes []byte) {
@@ -73,11 +73,11 @@ func (w wire) send(bytes []byte) {
 // answer receives the answer to a call: its stream, and its error.
 func (w wire) answer() (stream uint32, _ error) {
 	w.t.Helper()
-	var first [frame.HeaderBytes]byte
+	var first [ttrpcframe.HeaderBytes]byte
 	_, err := io.ReadFull(w, first[:])
 	must(w.t, err)
-	head := frame.ParseHeader(first[:])
-	if head.Type != frame.TypeResponse || head.Length > frameMax {
+	head := ttrpcframe.ParseHeader(first[:])
+	if head.Type != ttrpcframe.TypeResponse || head.Length > frameMax {
 		w.t.Fatalf("no answer: %+v", head)
 	}
 	payload := make([]byte, head.Length)
@@ -153,16 +153,16 @@ func TestBrokenFramesDisturbNobody(t *testing.T) {
 	_, _ = rand.NewChaCha8([32]byte{}).Read(noise)
 	for name, sent := range map[string][]byte{
 		"nothing":                 nil,
-		"half a header":           whole[:frame.HeaderBytes/2],
-		"a header and no more":    whole[:frame.HeaderBytes],
+		"half a header":           whole[:ttrpcframe.HeaderBytes/2],
+		"a header and no more":    whole[:ttrpcframe.HeaderBytes],
 		"all but the last byte":   whole[:len(whole)-1],
-		"more than there may be":  append(header(1<<30, 1, frame.TypeRequest), whole...),
-		"as much as can be said":  append(header(1<<32-1, 1, frame.TypeRequest), whole...),
+		"more than there may be":  append(header(1<<30, 1, ttrpcframe.TypeRequest), whole...),
+		"as much as can be said":  append(header(1<<32-1, 1, ttrpcframe.TypeRequest), whole...),
 		"another protocol":        []byte("GET / HTTP/1.1\r\nHost: agent\r\n\r\n"),
 		"noise":                   noise,
 		"a frame of no kind":      framed(1, 9, whole),
-		"an answer":               framed(1, frame.TypeResponse, whole),
-		"zeros, which are frames": make([]byte, 100*frame.HeaderBytes),
+		"an answer":               framed(1, ttrpcframe.TypeResponse, whole),
+		"zeros, which are frames": make([]byte, 100*ttrpcframe.HeaderBytes),
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := dialWire(t, g)
@@ -188,11 +188,11 @@ func TestBrokenCallsAreAnswered(t *testing.T) {
 		sent []byte
 		code codes.Code
 	}{
-		"an oversize frame":        {framed(1, frame.TypeRequest, make([]byte, frameMax+1)), codes.ResourceExhausted},
+		"an oversize frame":        {framed(1, ttrpcframe.TypeRequest, make([]byte, frameMax+1)), codes.ResourceExhausted},
 		"an even stream":           {check(2), codes.InvalidArgument},
-		"data without a call":      {framed(1, frame.TypeData, nonsense), codes.InvalidArgument},
-		"a request that is none":   {framed(1, frame.TypeRequest, nonsense), codes.InvalidArgument},
-		"an empty request":         {framed(1, frame.TypeRequest, nil), codes.Unimplemented},
+		"data without a call":      {framed(1, ttrpcframe.TypeData, nonsense), codes.InvalidArgument},
+		"a request that is none":   {framed(1, ttrpcframe.TypeRequest, nonsense), codes.InvalidArgument},
+		"an empty request":         {framed(1, ttrpcframe.TypeRequest, nil), codes.Unimplemented},
 		"a payload that is none":   {call(t, 1, agentpb.AgentServiceName, "CreateContainer", nonsense), codes.InvalidArgument},
 		"a payload cut in a field": {call(t, 1, agentpb.AgentServiceName, "ResizeVolume", []byte{0x0a, 0x7f, '/'}), codes.InvalidArgument},
 		"no service":               {call(t, 1, "grpc.Nothing", "Check", nil), codes.Unimplemented},
@@ -221,7 +221,7 @@ func TestDataForACallUnderWayIsRefused(t *testing.T) {
 	w := dialWire(t, g)
 	w.send(call(t, 1, agentpb.AgentServiceName, "CreateContainer", request))
 	for range 2 {
-		w.send(framed(1, frame.TypeData, []byte{0x0a, 0}))
+		w.send(framed(1, ttrpcframe.TypeData, []byte{0x0a, 0}))
 		_, err = w.answer()
 		refused(t, err, codes.InvalidArgument, "no longer active")
 	}

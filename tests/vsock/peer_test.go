@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/protocols/frame"
+	"github.com/directvol/directvol/protocols/ttrpcframe"
 	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -20,7 +20,7 @@ func checkCall(t *testing.T) []byte {
 	t.Helper()
 	payload, err := proto.Marshal(&ttrpc.Request{Service: agentpb.HealthServiceName, Method: "Check"})
 	vmtest.Must(t, err)
-	return append(frame.Header{Length: uint32(len(payload)), StreamID: 1, Type: frame.TypeRequest}.Append(nil), payload...)
+	return append(ttrpcframe.Header{Length: uint32(len(payload)), StreamID: 1, Type: ttrpcframe.TypeRequest}.Append(nil), payload...)
 }
 
 func TestPeerInsideTheGuestIsRefusedAndTheHostIsNot(t *testing.T) {

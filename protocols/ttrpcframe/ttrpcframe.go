@@ -1,8 +1,8 @@
-// Package frame reads and writes what ttrpc puts on a connection
+// Package ttrpcframe reads and writes what ttrpc puts on a connection
 // (github.com/containerd/ttrpc, PROTOCOL.md and proto/ttrpc.proto): a header of
 // ten bytes, and a request or a response. It is for those who must look at a
 // call without ttrpc's server: to answer it at once, or to send it elsewhere.
-package frame
+package ttrpcframe
 
 import (
 	"encoding/binary"
