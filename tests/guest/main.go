@@ -20,7 +20,7 @@ import (
 	"github.com/directvol/directvol/agent/guestinit"
 	"github.com/directvol/directvol/protocols/modulelist"
 	"github.com/directvol/directvol/tests/guest/act"
-	"github.com/directvol/directvol/tests/guest/ops"
+	"github.com/directvol/directvol/tests/guest/operation"
 )
 
 func main() {
@@ -119,6 +119,6 @@ func serve() error {
 	}
 	failed := make(chan error)
 	go func() { failed <- fmt.Errorf("echo: %w", serveEcho(echoes)) }()
-	go func() { failed <- fmt.Errorf("operations: %w", ops.Serve(operations)) }()
+	go func() { failed <- fmt.Errorf("operations: %w", operation.Serve(operations)) }()
 	return <-failed
 }

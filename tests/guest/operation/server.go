@@ -1,6 +1,6 @@
-// Package ops is the guest's side of tests/guest/act: it serves the operations over any listener, which in a test guest is vsock and in a unit test a unix socket.
+// Package operation is the guest's side of tests/guest/act: it serves the operations over any listener, which in a test guest is vsock and in a unit test a unix socket.
 // It runs what it is told by whoever connects, so it belongs in no image but a test's.
-package ops
+package operation
 
 import (
 	"context"
