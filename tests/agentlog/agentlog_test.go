@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -78,7 +78,7 @@ func TestLogAndDebugConsoleAreWhereTheKernelIsTold(t *testing.T) {
 	t.Run("a shell ends with its connection, and is waited for", func(t *testing.T) { hangUp(t, g) })
 	t.Run("peers inside the guest get neither", func(t *testing.T) {
 		for _, port := range []uint32{logPort, consolePort} {
-			got, err := g.Act.DialVsock(vmtest.Limited(t), act.DialVsock{CID: unix.VMADDR_CID_LOCAL, Port: port, Send: []byte("\n"), Await: 1})
+			got, err := g.Remote.DialVsock(vmtest.Limited(t), remote.DialVsock{CID: unix.VMADDR_CID_LOCAL, Port: port, Send: []byte("\n"), Await: 1})
 			vmtest.Must(t, err)
 			if len(got.Data) != 0 {
 				t.Errorf("port %d\nwant nothing\ngot  %q", port, got.Data)
@@ -92,7 +92,7 @@ func TestLogAndDebugConsoleAreWhereTheKernelIsTold(t *testing.T) {
 // that nobody had waited for would still be there.
 func hangUp(t *testing.T, g *vm.Guest) {
 	conn, shell := openShell(t, g)
-	say(t, conn, "echo pid:$$; sh -c 'echo child:$$; exec /test-guest "+act.BareEcho+"'")
+	say(t, conn, "echo pid:$$; sh -c 'echo child:$$; exec /test-guest "+remote.BareEcho+"'")
 	pid := hear(t, shell, "pid:")
 	child := hear(t, shell, "child:")
 	vmtest.Must(t, conn.Close())

@@ -127,7 +127,7 @@ func (c *churn) isSo(ctx context.Context, v *volume, state sandbox.State) error 
 	if err != nil {
 		return err
 	}
-	name, err := c.guest.Act.ReadFile(ctx, point+"/"+nameFile)
+	name, err := c.guest.Remote.ReadFile(ctx, point+"/"+nameFile)
 	if err == nil && string(name) != v.ID {
 		err = fmt.Errorf("%s holds volume %q", point, name)
 	}

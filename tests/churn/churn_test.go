@@ -61,7 +61,7 @@ func (c *churn) setUp(t *testing.T) {
 		v.Volume, err = c.guest.Volume(ctx, fmt.Sprintf("pvc-%d of/%s", i, strings.Repeat("a long name ", 8)), "ext4", int64(v.bytes))
 		vmtest.Must(t, err)
 		vmtest.Must(t, v.Mount(ctx))
-		vmtest.Must(t, c.guest.Act.WriteFile(ctx, v.GuestPath+"/"+nameFile, []byte(v.ID)))
+		vmtest.Must(t, c.guest.Remote.WriteFile(ctx, v.GuestPath+"/"+nameFile, []byte(v.ID)))
 		stats, err := v.Stats(ctx)
 		vmtest.Must(t, err)
 		v.total = stats.Usage[0].Total
@@ -88,7 +88,7 @@ func (c *churn) nothingIsLeft(t *testing.T, before string) {
 	if after := vmtest.Mounts(t, c.guest); after != before {
 		t.Errorf("mounts\nwant %s\ngot  %s", before, after)
 	}
-	partitions, err := c.guest.Act.ReadFile(ctx, "/proc/partitions")
+	partitions, err := c.guest.Remote.ReadFile(ctx, "/proc/partitions")
 	if vmtest.Must(t, err); strings.Contains(string(partitions), " vd") {
 		t.Errorf("the guest still has disks:\n%s", partitions)
 	}

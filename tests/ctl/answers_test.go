@@ -19,7 +19,7 @@ import (
 	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/ttrpcframe"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -144,11 +144,11 @@ func placeOf(t *testing.T, ctx context.Context, g *vm.Guest, id, to, volume stri
 		}
 	}
 	program := p.dir + "/root" + testGuest
-	vmtest.Must(t, g.Act.Mkdir(ctx, p.dir+"/root/dev", 0o755))
-	vmtest.Must(t, g.Act.Mkdir(ctx, p.dir+"/root/proc", 0o755))
-	vmtest.Must(t, g.Act.WriteFile(ctx, program, nil))
-	vmtest.Must(t, g.Act.WriteFile(ctx, p.dir+"/file", nil))
-	vmtest.Must(t, g.Act.Mount(ctx, act.Mount{Source: testGuest, Target: program, Flags: unix.MS_BIND}))
+	vmtest.Must(t, g.Remote.Mkdir(ctx, p.dir+"/root/dev", 0o755))
+	vmtest.Must(t, g.Remote.Mkdir(ctx, p.dir+"/root/proc", 0o755))
+	vmtest.Must(t, g.Remote.WriteFile(ctx, program, nil))
+	vmtest.Must(t, g.Remote.WriteFile(ctx, p.dir+"/file", nil))
+	vmtest.Must(t, g.Remote.Mount(ctx, remote.Mount{Source: testGuest, Target: program, Flags: unix.MS_BIND}))
 	return p
 }
 

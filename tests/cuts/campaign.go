@@ -116,7 +116,7 @@ func (c *campaign) boot(ctx context.Context) (err error) {
 	if c.guest, err = vm.Boot(ctx, vm.Options{Newer: c.newer, Append: tellWarnings}); err != nil {
 		return err
 	}
-	release, err := c.guest.Act.ReadFile(ctx, "/proc/sys/kernel/osrelease")
+	release, err := c.guest.Remote.ReadFile(ctx, "/proc/sys/kernel/osrelease")
 	c.kernel = strings.TrimSpace(string(release))
 	return err
 }

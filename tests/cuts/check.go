@@ -46,7 +46,7 @@ func (r *remains) check(ctx context.Context, g *vm.Guest, w way, id string) (fou
 		}
 	}
 	if r.ledger.Blocks() > 0 {
-		all, err := g.Act.Verify(ctx, d.mounted+"/"+written, r.ledger, nil)
+		all, err := g.Remote.Verify(ctx, d.mounted+"/"+written, r.ledger, nil)
 		add(blocks, errors.Join(err, all.Err()))
 	}
 	goal := vm.WholeSize(r.size)

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/directvol/directvol/tests/cuts/logwrites"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -71,11 +71,11 @@ func killWhileGrowing(ctx context.Context, g *vm.Guest, volumes []*volume, rando
 type remains struct {
 	*volume
 	kind    string
-	path    string      // the image
-	how     string      // for a person: how it came about
-	ledger  *act.Ledger // blocks that must be there
-	growths int         // begun before the cut
-	window  bool        // the cut fell into the window
+	path    string         // the image
+	how     string         // for a person: how it came about
+	ledger  *remote.Ledger // blocks that must be there
+	growths int            // begun before the cut
+	window  bool           // the cut fell into the window
 }
 
 // untouched is a copy of the image, which no mount has changed since the cut.

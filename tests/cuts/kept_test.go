@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -42,7 +42,7 @@ func TestKeptImageMountsAndGrowsOn(t *testing.T) {
 		}
 	})
 	fstype, _, _ := strings.Cut(filepath.Base(kept), "-")
-	r := &remains{volume: &volume{disk: disk{fstype: fstype}, size: uint64(info.Size())}, path: image, ledger: act.NewLedger(blockBytes)}
+	r := &remains{volume: &volume{disk: disk{fstype: fstype}, size: uint64(info.Size())}, path: image, ledger: remote.NewLedger(blockBytes)}
 	var found []finding
 	err = limited(t.Context(), func(ctx context.Context) error {
 		found, err = r.check(ctx, g, ways[s.way], "kept")

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/directvol/directvol/host/sandbox"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -31,7 +31,7 @@ func growsShort(t *testing.T, grow func(context.Context, *testing.T, *disk)) {
 	ledger := usedAndCut(ctx, t, v, grow)
 	g := newerGuest(ctx, t)
 	mounted := mountVolume(ctx, t, g, v)
-	found, err := g.Act.Verify(ctx, mounted+"/"+written, ledger, nil)
+	found, err := g.Remote.Verify(ctx, mounted+"/"+written, ledger, nil)
 	if err != nil || found.Err() != nil || found.Blocks == 0 {
 		t.Errorf("want every block\ngot  %v, error %v", found, err)
 	}
@@ -64,11 +64,11 @@ func growAtOnce(ctx context.Context, t *testing.T, d *disk) {
 
 // usedAndCut grows a volume under a writer and pulls the plug. It returns what was
 // acknowledged.
-func usedAndCut(ctx context.Context, t *testing.T, v sandbox.Volume, grow func(context.Context, *testing.T, *disk)) *act.Ledger {
+func usedAndCut(ctx context.Context, t *testing.T, v sandbox.Volume, grow func(context.Context, *testing.T, *disk)) *remote.Ledger {
 	t.Helper()
 	g := newerGuest(ctx, t)
 	mounted := mountVolume(ctx, t, g, v)
-	writer, err := g.Act.StartWriter(ctx, act.WriteBlocks{Path: mounted + "/" + written, BlockBytes: blockBytes, Apart: true})
+	writer, err := g.Remote.StartWriter(ctx, remote.WriteBlocks{Path: mounted + "/" + written, BlockBytes: blockBytes, Apart: true})
 	if err != nil {
 		t.Fatal(err)
 	}

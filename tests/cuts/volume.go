@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"sync"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -44,7 +44,7 @@ type volume struct {
 	seed    uint64
 	before  string // a copy of the image as it was when the record began
 	record  string // the record of its writes
-	writer  *act.Writer
+	writer  *remote.Writer
 
 	unsynced uint64 // bytes that a second writer writes without syncing them
 
@@ -98,13 +98,13 @@ func (v *volume) begin(ctx context.Context, g *vm.Guest, w way) error {
 	// What is written and not synced lies in the page cache, and is written out
 	// when it is worst: it gets its place on the disk in the middle of a growth.
 	if v.unsynced > 0 {
-		_, err := g.Act.StartWriter(context.WithoutCancel(ctx), act.WriteBlocks{Path: v.mounted + "/unsynced", BlockBytes: blockBytes, LimitBytes: v.unsynced, Unsynced: true, Apart: true})
+		_, err := g.Remote.StartWriter(context.WithoutCancel(ctx), remote.WriteBlocks{Path: v.mounted + "/unsynced", BlockBytes: blockBytes, LimitBytes: v.unsynced, Unsynced: true, Apart: true})
 		if err != nil {
 			return err
 		}
 	}
 	var err error
-	v.writer, err = g.Act.StartWriter(context.WithoutCancel(ctx), act.WriteBlocks{Path: v.mounted + "/" + written, BlockBytes: blockBytes, Seed: v.seed, Apart: true})
+	v.writer, err = g.Remote.StartWriter(context.WithoutCancel(ctx), remote.WriteBlocks{Path: v.mounted + "/" + written, BlockBytes: blockBytes, Seed: v.seed, Apart: true})
 	return err
 }
 

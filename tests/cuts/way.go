@@ -5,7 +5,7 @@ import (
 
 	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/host/sandbox"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -62,19 +62,19 @@ func (d *disk) mount(ctx context.Context) (err error) {
 		return err
 	}
 	d.mounted = "/run/cuts/" + d.id
-	if err := d.guest.Act.Mkdir(ctx, d.mounted, 0o755); err != nil {
+	if err := d.guest.Remote.Mkdir(ctx, d.mounted, 0o755); err != nil {
 		return err
 	}
-	m := act.Mount{Source: d.device, Target: d.mounted, FSType: d.fstype}
+	m := remote.Mount{Source: d.device, Target: d.mounted, FSType: d.fstype}
 	if d.remount {
-		if err := d.guest.Act.Mount(ctx, m); err != nil {
+		if err := d.guest.Remote.Mount(ctx, m); err != nil {
 			return err
 		}
-		if err := d.guest.Act.Unmount(ctx, d.mounted, 0); err != nil {
+		if err := d.guest.Remote.Unmount(ctx, d.mounted, 0); err != nil {
 			return err
 		}
 	}
-	return d.guest.Act.Mount(ctx, m)
+	return d.guest.Remote.Mount(ctx, m)
 }
 
 // grow grows the disk and the mounted filesystem on it.
@@ -86,23 +86,23 @@ func (d *disk) grow(ctx context.Context, bytes uint64) error {
 		return err
 	}
 	err := vm.Again(ctx, func() (bool, error) {
-		size, err := d.guest.Act.DeviceSize(ctx, d.device)
+		size, err := d.guest.Remote.DeviceSize(ctx, d.device)
 		return size >= bytes, err
 	})
 	if err != nil {
 		return err
 	}
-	if _, err := d.guest.Act.Grow(ctx, act.Grow{Path: d.mounted, FSType: d.fstype, Bytes: bytes}); err != nil || !d.freeze {
+	if _, err := d.guest.Remote.Grow(ctx, remote.Grow{Path: d.mounted, FSType: d.fstype, Bytes: bytes}); err != nil || !d.freeze {
 		return err
 	}
-	return d.guest.Act.Freeze(ctx, d.mounted)
+	return d.guest.Remote.Freeze(ctx, d.mounted)
 }
 
 func (d *disk) unmount(ctx context.Context) error {
 	if d.agent {
 		return d.guest.Unmount(ctx, d.id)
 	}
-	return d.guest.Act.Unmount(ctx, d.mounted, 0)
+	return d.guest.Remote.Unmount(ctx, d.mounted, 0)
 }
 
 // detach takes the disk away, which must not be mounted.

@@ -9,24 +9,24 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 // bareEcho serves an echo in a process that does nothing else, for ever. Go's runtime is not told that its threads wait: where it is, it keeps a thread awake that looks for work to
 // hand them, on the processor that the answer needs. So each connection has a P of its own, and there is no garbage collector to stop for.
 func bareEcho() error {
-	listener, err := listenEcho(&unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: act.BareEchoPort})
+	listener, err := listenEcho(&unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: remote.BareEchoPort})
 	if err != nil {
-		return fmt.Errorf("listen on vsock port %d: %w", act.BareEchoPort, err)
+		return fmt.Errorf("listen on vsock port %d: %w", remote.BareEchoPort, err)
 	}
 	return serveBareEcho(listener)
 }
 
 // serveBareEcho takes the whole process: whatever else runs in it stops sooner or later.
 func serveBareEcho(listener int) error {
-	runtime.GOMAXPROCS(act.BareEchoes + 1)
+	runtime.GOMAXPROCS(remote.BareEchoes + 1)
 	debug.SetGCPercent(-1)
-	buffers := make(chan []byte, act.BareEchoes) // nothing is freed: they are used again
+	buffers := make(chan []byte, remote.BareEchoes) // nothing is freed: they are used again
 	for range cap(buffers) {
 		buffers <- make([]byte, 4<<10)
 	}

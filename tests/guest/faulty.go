@@ -13,7 +13,7 @@ import (
 	"github.com/directvol/directvol/agent/storage"
 	"github.com/directvol/directvol/agent/volume"
 	"github.com/directvol/directvol/protocols/address"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 // serveFaultyAgent is an agent without a table of volumes to measure: GetVolumeStats meets a nil pointer.
@@ -23,7 +23,7 @@ func serveFaultyAgent() error {
 	counts := new(metrics.Calls)
 	agent := &rpc.Agent{Log: log, Version: "faulty", Sandbox: sandbox.New(log, storages), Storages: storages, Destroyed: func() {}, Counts: counts}
 	server := &server.Server{Log: log, Counts: counts}
-	if err := server.Listen(address.Address{Scheme: address.VSock, Port: act.FaultyAgentPort}, agent.Calls()); err != nil {
+	if err := server.Listen(address.Address{Scheme: address.VSock, Port: remote.FaultyAgentPort}, agent.Calls()); err != nil {
 		return err
 	}
 	return server.Serve()

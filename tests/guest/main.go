@@ -1,4 +1,4 @@
-// Command guest is the program that acts inside test guests: it serves tests/guest/act's operations and an echo over vsock. No other image holds it.
+// Command guest is the program that acts inside test guests: it serves tests/guest/remote's operations and an echo over vsock. No other image holds it.
 //
 // A test image has it as /test-guest, and its kernel is told rdinit=/test-guest. As PID 1 it starts itself once more, as a child that serves, and becomes /init, which is
 // the agent and has PID 1's duties: neither knows of the other, and the agent that is tested is the one that is shipped. Told agent_as_service it stays PID 1 instead, and runs the agent as a service; told root_on_disk it makes place for another
@@ -19,8 +19,8 @@ import (
 
 	"github.com/directvol/directvol/agent/guestinit"
 	"github.com/directvol/directvol/protocols/modulelist"
-	"github.com/directvol/directvol/tests/guest/act"
 	"github.com/directvol/directvol/tests/guest/operation"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 func main() {
@@ -28,19 +28,19 @@ func main() {
 	switch {
 	case os.Getpid() == 1 && os.Args[0] == "/init":
 		err = echoOnly()
-	case os.Getpid() == 1 && slices.Contains(os.Args, act.AsService):
+	case os.Getpid() == 1 && slices.Contains(os.Args, remote.AsService):
 		err = runAgent()
-	case os.Getpid() == 1 && slices.Contains(os.Args, act.OnDisk):
+	case os.Getpid() == 1 && slices.Contains(os.Args, remote.OnDisk):
 		err = switchRoot()
 	case os.Getpid() == 1: // before the arguments: what else the kernel passes on as arguments is not ours
 		err = becomeInit()
 	case len(os.Args) == 2 && os.Args[1] == "serve":
 		err = serve()
-	case len(os.Args) == 2 && os.Args[1] == act.BareEcho:
+	case len(os.Args) == 2 && os.Args[1] == remote.BareEcho:
 		err = bareEcho()
-	case len(os.Args) == 2 && os.Args[1] == act.FaultyAgent:
+	case len(os.Args) == 2 && os.Args[1] == remote.FaultyAgent:
 		err = serveFaultyAgent()
-	case len(os.Args) == 3 && os.Args[1] == act.OtherNamespace:
+	case len(os.Args) == 3 && os.Args[1] == remote.OtherNamespace:
 		err = keepMounts(os.Args[2])
 	default:
 		err = fmt.Errorf("usage: %s serve, bare-echo, faulty-agent or other-namespace FILE, or be the first process of a test guest", os.Args[0])
@@ -59,8 +59,8 @@ func becomeInit() error {
 	} else if err := child.Release(); err != nil {
 		fmt.Fprintln(os.Stderr, "test-guest: let go of the server:", err)
 	}
-	if err := unix.Exec(act.Agent, append([]string{act.Agent}, os.Args[1:]...), os.Environ()); err != nil {
-		return &os.PathError{Op: "exec", Path: act.Agent, Err: err}
+	if err := unix.Exec(remote.Agent, append([]string{remote.Agent}, os.Args[1:]...), os.Environ()); err != nil {
+		return &os.PathError{Op: "exec", Path: remote.Agent, Err: err}
 	}
 	return nil
 }
@@ -75,14 +75,14 @@ func echoOnly() error {
 	if err := guestinit.LoadModules(modulelist.Path); err != nil {
 		return err
 	}
-	if disk := os.Getenv(act.FirstDisk); disk != "" {
+	if disk := os.Getenv(remote.FirstDisk); disk != "" {
 		if err := mountFirst(disk); err != nil {
 			return err
 		}
 	}
-	echoes, err := listenEcho(&unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: act.EchoPort})
+	echoes, err := listenEcho(&unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: remote.EchoPort})
 	if err != nil {
-		return fmt.Errorf("listen on vsock port %d: %w", act.EchoPort, err)
+		return fmt.Errorf("listen on vsock port %d: %w", remote.EchoPort, err)
 	}
 	return serveEcho(echoes)
 }
@@ -109,13 +109,13 @@ func serve() error {
 	if err := awaitVsock(); err != nil {
 		return err
 	}
-	echoes, err := listenEcho(&unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: act.EchoPort})
+	echoes, err := listenEcho(&unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: remote.EchoPort})
 	if err != nil {
-		return fmt.Errorf("listen on vsock port %d: %w", act.EchoPort, err)
+		return fmt.Errorf("listen on vsock port %d: %w", remote.EchoPort, err)
 	}
-	operations, err := vsock.ListenContextID(unix.VMADDR_CID_ANY, act.Port, nil)
+	operations, err := vsock.ListenContextID(unix.VMADDR_CID_ANY, remote.Port, nil)
 	if err != nil {
-		return fmt.Errorf("listen on vsock port %d: %w", act.Port, err)
+		return fmt.Errorf("listen on vsock port %d: %w", remote.Port, err)
 	}
 	failed := make(chan error)
 	go func() { failed <- fmt.Errorf("echo: %w", serveEcho(echoes)) }()

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 func TestEchoReturnsEveryByteInOrder(t *testing.T) {
@@ -72,7 +72,7 @@ func TestBareEchoReturnsEveryByteOfMoreConnectionsThanItServesAtOnce(t *testing.
 	if line, err := bufio.NewReader(output).ReadString('\n'); line != "listening\n" {
 		t.Fatal(line, err)
 	}
-	for range 2 * act.BareEchoes {
+	for range 2 * remote.BareEchoes {
 		returnsEveryByte(t, socket)
 	}
 }

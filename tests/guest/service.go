@@ -7,7 +7,7 @@ import (
 
 	"github.com/directvol/directvol/agent/guestinit"
 	"github.com/directvol/directvol/protocols/modulelist"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 // runAgent is the init of a guest whose agent is a service: it does PID 1's duties, and starts the agent at once whenever it has ended. It returns only where that is
@@ -21,7 +21,7 @@ func runAgent() error {
 		return err
 	}
 	for {
-		_, ended, err := guestinit.Start(act.Agent, []string{act.Agent}, inheriting())
+		_, ended, err := guestinit.Start(remote.Agent, []string{remote.Agent}, inheriting())
 		if err != nil {
 			return err
 		}

@@ -12,13 +12,13 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 )
 
 // hostSide is the process that has a guest: it carries out the calls that it reads.
 type hostSide struct {
-	lines *act.Lines
+	lines *remote.Lines
 	send  sync.Mutex
 
 	mu    sync.Mutex
@@ -28,7 +28,7 @@ type hostSide struct {
 // serveHost carries out what is asked on rw until that ends. The guest ends with this
 // process.
 func serveHost(rw io.ReadWriter) error {
-	h := &hostSide{lines: act.NewLines(rw)}
+	h := &hostSide{lines: remote.NewLines(rw)}
 	for {
 		var r request
 		if err := h.lines.Receive(&r); errors.Is(err, io.EOF) {
@@ -105,7 +105,7 @@ func (h *hostSide) start(ctx context.Context, b boot) (string, error) {
 	}
 	o := vm.Options{Dir: b.Dir, Console: console, Log: os.Stderr}
 	if b.Service {
-		o.Append = act.AsService + " agent.directvol.resize_wait=" + vm.Limit(callLimit).String()
+		o.Append = remote.AsService + " agent.directvol.resize_wait=" + vm.Limit(callLimit).String()
 	}
 	g, err := vm.Boot(ctx, o)
 	if err != nil {
@@ -118,7 +118,7 @@ func (h *hostSide) start(ctx context.Context, b boot) (string, error) {
 		<-g.VM().Done()
 		console.Close()
 	}()
-	return g.VM().GuestAddress(act.Port), nil
+	return g.VM().GuestAddress(remote.Port), nil
 }
 
 // parts names what a VM's QEMU has for its disks: block nodes, and devices by their

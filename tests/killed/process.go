@@ -9,7 +9,7 @@ import (
 	"os/exec"
 	"sync"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 // asHost has this program be the host's side of a guest.
@@ -25,7 +25,7 @@ type stdio struct {
 type hostProcess struct {
 	command *exec.Cmd
 	input   io.Closer
-	lines   *act.Lines
+	lines   *remote.Lines
 	send    sync.Mutex
 	ended   chan struct{}
 
@@ -51,7 +51,7 @@ func startHost(log io.Writer) (*hostProcess, error) {
 	if err != nil {
 		return nil, err
 	}
-	h.input, h.lines = in, act.NewLines(stdio{out, in})
+	h.input, h.lines = in, remote.NewLines(stdio{out, in})
 	if err := h.command.Start(); err != nil {
 		return nil, err
 	}

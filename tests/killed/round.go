@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/host/rescue"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -155,12 +155,12 @@ func (r *round) work(ctx context.Context, g *guest) error {
 func (r *round) kill(ctx context.Context, g *guest) error {
 	r.kills++
 	if r.target == agent {
-		before, err := g.act.Signal(ctx, act.Agent, unix.SIGKILL)
+		before, err := g.act.Signal(ctx, remote.Agent, unix.SIGKILL)
 		if err != nil {
 			return err
 		}
 		return vm.Again(ctx, func() (bool, error) {
-			now, err := g.act.Signal(ctx, act.Agent, 0)
+			now, err := g.act.Signal(ctx, remote.Agent, 0)
 			// Between two there is none, which is an error of Signal's.
 			return err == nil && !slices.Contains(now, before[0]), ctx.Err()
 		})

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/host/sandbox"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -45,7 +45,7 @@ type volume struct {
 // written is what a writer wrote.
 type written struct {
 	name   string
-	writer *act.Writer
+	writer *remote.Writer
 }
 
 func newVolume(ctx context.Context, dir, id, fstype string, random *rand.Rand) (*volume, error) {
@@ -61,7 +61,7 @@ func newVolume(ctx context.Context, dir, id, fstype string, random *rand.Rand) (
 func (v *volume) write(ctx context.Context, g *guest, seed, limit uint64) (*written, error) {
 	w := &written{name: fmt.Sprintf("written-%d", len(v.written))}
 	var err error
-	w.writer, err = g.act.StartWriter(ctx, act.WriteBlocks{Path: v.path + "/" + w.name, BlockBytes: blockBytes, Seed: seed, LimitBytes: limit, Apart: seed%2 == 0})
+	w.writer, err = g.act.StartWriter(ctx, remote.WriteBlocks{Path: v.path + "/" + w.name, BlockBytes: blockBytes, Seed: seed, LimitBytes: limit, Apart: seed%2 == 0})
 	if err != nil {
 		return nil, fmt.Errorf("write to %s: %w", v.ID, err)
 	}

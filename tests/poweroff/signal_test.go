@@ -9,7 +9,7 @@ import (
 
 	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/host/sandbox"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -45,20 +45,20 @@ func endsWithAllUnsynced(t *testing.T, slow time.Duration) {
 			vmtest.Must(t, v.Mount(vmtest.Limited(t)))
 			for n := range files {
 				want := unsynced(before, n)
-				if got, err := g.Act.ReadFile(vmtest.Limited(t), fmt.Sprintf("%s/%s-%d", v.GuestPath, before, n)); err != nil || !bytes.Equal(got, want) {
+				if got, err := g.Remote.ReadFile(vmtest.Limited(t), fmt.Sprintf("%s/%s-%d", v.GuestPath, before, n)); err != nil || !bytes.Equal(got, want) {
 					t.Errorf("%s: file %d, written before %s\nwant it there\ngot  %d bytes, error %v", v.FSType, n, before, len(got), err)
 				}
 			}
 			switch signal {
 			case syscall.SIGTERM:
-				vmtest.Must(t, g.Act.WriteFile(vmtest.Limited(t), v.GuestPath+"/"+signal.String()+"-0", unsynced(signal.String(), 0)))
-				_, err := g.Act.StartWriter(vmtest.Within(t, vmtest.JobLimit), act.WriteBlocks{Path: v.GuestPath + "/writer", BlockBytes: 4096, Unsynced: true})
+				vmtest.Must(t, g.Remote.WriteFile(vmtest.Limited(t), v.GuestPath+"/"+signal.String()+"-0", unsynced(signal.String(), 0)))
+				_, err := g.Remote.StartWriter(vmtest.Within(t, vmtest.JobLimit), remote.WriteBlocks{Path: v.GuestPath + "/writer", BlockBytes: 4096, Unsynced: true})
 				vmtest.Must(t, err)
 			case syscall.SIGPWR:
 				vmtest.Must(t, v.SlowTo(vmtest.Limited(t), slowRate))
 				keepDirty(t, g)
 				for n := range int(slow.Seconds()) * slowRate / unsyncedBytes {
-					vmtest.Must(t, g.Act.WriteFile(vmtest.Limited(t), fmt.Sprintf("%s/%s-%d", v.GuestPath, signal, n), unsynced(signal.String(), n)))
+					vmtest.Must(t, g.Remote.WriteFile(vmtest.Limited(t), fmt.Sprintf("%s/%s-%d", v.GuestPath, signal, n), unsynced(signal.String(), n)))
 				}
 			}
 		}
@@ -67,7 +67,7 @@ func endsWithAllUnsynced(t *testing.T, slow time.Duration) {
 			return
 		}
 		began := time.Now()
-		_, _ = g.Act.Signal(vmtest.Limited(t), act.Agent, signal) // who answers may have ended
+		_, _ = g.Remote.Signal(vmtest.Limited(t), remote.Agent, signal) // who answers may have ended
 		how, err := g.VM().AwaitShutdown(vmtest.Within(t, vmtest.JobLimit))
 		if want := (qemu.Shutdown{Guest: true, Reason: "guest-shutdown"}); err != nil || how != want {
 			t.Fatalf("%v\nwant %+v\ngot  %+v, error %v", signal, want, how, err)
@@ -86,7 +86,7 @@ func endsWithAllUnsynced(t *testing.T, slow time.Duration) {
 func keepDirty(t *testing.T, g *vm.Guest) {
 	t.Helper()
 	for setting, value := range map[string]string{"dirty_writeback_centisecs": "0", "dirty_ratio": "90", "dirty_background_ratio": "80"} {
-		vmtest.Must(t, g.Act.WriteFile(vmtest.Limited(t), "/proc/sys/vm/"+setting, []byte(value)))
+		vmtest.Must(t, g.Remote.WriteFile(vmtest.Limited(t), "/proc/sys/vm/"+setting, []byte(value)))
 	}
 }
 

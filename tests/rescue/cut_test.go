@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/host/sandbox"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -31,8 +31,8 @@ var grownOnce = []uint64{420 * miB}
 // cut is a volume that was cut off.
 type cut struct {
 	sandbox.Volume
-	bytes   uint64                 // the size it has grown to
-	ledgers map[string]*act.Ledger // of each file, by its path in the volume, what fsync has acknowledged
+	bytes   uint64                    // the size it has grown to
+	ledgers map[string]*remote.Ledger // of each file, by its path in the volume, what fsync has acknowledged
 }
 
 // cutOff makes an xfs, grows it under a mount to some sizes, uses each time what was
@@ -59,7 +59,7 @@ func newCut(t *testing.T, ctx context.Context) cut {
 	t.Helper()
 	image, err := vm.Scratch(ctx, t.TempDir(), "xfs", diskBytes)
 	vmtest.Must(t, err)
-	return cut{Volume: sandbox.Volume{ID: "data", Path: image, FSType: "xfs"}, bytes: diskBytes, ledgers: map[string]*act.Ledger{}}
+	return cut{Volume: sandbox.Volume{ID: "data", Path: image, FSType: "xfs"}, bytes: diskBytes, ledgers: map[string]*remote.Ledger{}}
 }
 
 // grow grows disk and filesystem to c.bytes.
@@ -67,7 +67,7 @@ func (c cut) grow(t *testing.T, ctx context.Context, g *vm.Guest) {
 	t.Helper()
 	vmtest.Must(t, g.VM().ResizeDisk(ctx, c.DiskID(), c.bytes))
 	awaitSize(t, ctx, g, c.bytes)
-	_, err := g.Act.Grow(ctx, act.Grow{Path: mountPoint, FSType: "xfs", Bytes: c.bytes})
+	_, err := g.Remote.Grow(ctx, remote.Grow{Path: mountPoint, FSType: "xfs", Bytes: c.bytes})
 	vmtest.Must(t, err)
 }
 
@@ -77,8 +77,8 @@ func (c cut) fill(t *testing.T, ctx context.Context, g *vm.Guest, files int) {
 	t.Helper()
 	for range files {
 		in := fmt.Sprintf("/dir-%d", len(c.ledgers))
-		vmtest.Must(t, g.Act.Mkdir(ctx, mountPoint+in, 0o755))
-		writer, err := g.Act.StartWriter(ctx, act.WriteBlocks{Path: mountPoint + in + "/file", BlockBytes: fileBytes, Seed: uint64(len(c.ledgers)), LimitBytes: fileBytes})
+		vmtest.Must(t, g.Remote.Mkdir(ctx, mountPoint+in, 0o755))
+		writer, err := g.Remote.StartWriter(ctx, remote.WriteBlocks{Path: mountPoint + in + "/file", BlockBytes: fileBytes, Seed: uint64(len(c.ledgers)), LimitBytes: fileBytes})
 		vmtest.Must(t, err)
 		vmtest.Must(t, writer.Err())
 		c.ledgers[in+"/file"] = writer.Ledger()
@@ -93,10 +93,10 @@ const (
 // bareMount is mount(2) and nothing else: the agent may try more than once.
 func bareMount(t *testing.T, ctx context.Context, g *vm.Guest) error {
 	t.Helper()
-	if err := g.Act.Mkdir(ctx, mountPoint, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := g.Remote.Mkdir(ctx, mountPoint, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
 		t.Fatal(err)
 	}
-	return g.Act.Mount(ctx, act.Mount{Source: device, Target: mountPoint, FSType: "xfs"})
+	return g.Remote.Mount(ctx, remote.Mount{Source: device, Target: mountPoint, FSType: "xfs"})
 }
 
 // copied is the same volume on a disk of its own. An attempt to mount changes a disk,
@@ -117,7 +117,7 @@ func awaitSize(t *testing.T, ctx context.Context, g *vm.Guest, want uint64) {
 	again := time.NewTicker(20 * time.Millisecond)
 	defer again.Stop()
 	for {
-		bytes, err := g.Act.DeviceSize(ctx, device)
+		bytes, err := g.Remote.DeviceSize(ctx, device)
 		if err == nil && bytes == want {
 			return
 		}
@@ -134,7 +134,7 @@ func awaitSize(t *testing.T, ctx context.Context, g *vm.Guest, want uint64) {
 func (c cut) verify(t *testing.T, ctx context.Context, g *vm.Guest, mountPoint string) {
 	t.Helper()
 	for file, ledger := range c.ledgers {
-		found, err := g.Act.Verify(ctx, mountPoint+file, ledger, nil)
+		found, err := g.Remote.Verify(ctx, mountPoint+file, ledger, nil)
 		if err == nil {
 			err = found.Err()
 		}

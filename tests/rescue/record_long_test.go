@@ -38,7 +38,7 @@ func cutBehindDirectory(t *testing.T) cut {
 	c.bytes = grownOnce[0]
 	c.grow(t, ctx, g)
 	c.fill(t, ctx, g, files)
-	vmtest.Must(t, g.Act.Unmount(ctx, mountPoint, 0))
+	vmtest.Must(t, g.Remote.Unmount(ctx, mountPoint, 0))
 	before.bytes, before.ledgers = c.bytes, c.ledgers
 	before.replay(t, ctx, record)
 	return before

@@ -58,7 +58,7 @@ func isWhole(t *testing.T, c cut, before func(*testing.T, context.Context, *vm.G
 	mounted, err := g.Mount(ctx, c.ID)
 	vmtest.Must(t, err)
 	c.verify(t, ctx, g, mounted)
-	fs, err := g.Act.StatFS(ctx, mounted)
+	fs, err := g.Remote.StatFS(ctx, mounted)
 	vmtest.Must(t, err)
 	const logBytes = 64 * miB // which are no part of it
 	if size := fs.Blocks * uint64(fs.BlockSize); size < c.bytes-logBytes {

@@ -3,7 +3,7 @@ package service
 import (
 	"testing"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -17,7 +17,7 @@ const (
 // A service does not power off: the guest is killed.
 var shared = vmtest.Shared{
 	Options: func(*testing.T) vm.Options {
-		return vm.Options{Append: act.AsService + " agent.directvol.resize_wait=" + vm.Limit(vmtest.CallLimit).String()}
+		return vm.Options{Append: remote.AsService + " agent.directvol.resize_wait=" + vm.Limit(vmtest.CallLimit).String()}
 	},
 	End: func(g *vm.Guest) error {
 		g.Kill()

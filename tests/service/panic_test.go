@@ -11,7 +11,7 @@ import (
 	"github.com/directvol/directvol/host/agentclient"
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
@@ -27,12 +27,12 @@ func TestPanicInOneCallHarmsNoOther(t *testing.T) {
 
 	ctx, end := context.WithCancel(vmtest.Within(t, vmtest.JobLimit))
 	defer end()
-	exit := make(chan act.Exit, 1)
+	exit := make(chan remote.Exit, 1)
 	go func() {
-		e, _ := g.Act.Exec(ctx, act.Command{Argv: []string{"/test-guest", act.FaultyAgent}})
+		e, _ := g.Remote.Exec(ctx, remote.Command{Argv: []string{"/test-guest", remote.FaultyAgent}})
 		exit <- e
 	}()
-	to, err := address.Parse(g.VM().GuestAddress(act.FaultyAgentPort))
+	to, err := address.Parse(g.VM().GuestAddress(remote.FaultyAgentPort))
 	vmtest.Must(t, err)
 	agent := agentclient.New(to, agentclient.Config{Vsock: g.VM()})
 	defer agent.Close()

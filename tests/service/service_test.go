@@ -19,7 +19,7 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/ttrpcframe"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -31,7 +31,7 @@ type daemon struct {
 }
 
 func TestServiceIsRestartedAndLosesNoVolume(t *testing.T) {
-	losesNoVolume(t, daemon{shared.Last(t), act.Agent})
+	losesNoVolume(t, daemon{shared.Last(t), remote.Agent})
 }
 
 // losesNoVolume ends the agent in every way, and each time there is another.
@@ -62,7 +62,7 @@ func losesNoVolume(t *testing.T, s daemon) {
 // restart ends the agent and returns when there is another one that answers.
 func restart(t *testing.T, s daemon, signal syscall.Signal) {
 	t.Helper()
-	ids, err := s.Act.Signal(vmtest.Limited(t), s.agent, signal)
+	ids, err := s.Remote.Signal(vmtest.Limited(t), s.agent, signal)
 	vmtest.Must(t, err)
 	awaitEnds(t, s.Guest, ids)
 	vmtest.Must(t, s.Agent().Check(vmtest.Limited(t)))
@@ -75,7 +75,7 @@ func awaitEnds(t *testing.T, g *vm.Guest, ids []int) {
 	defer again.Stop()
 	for _, id := range ids {
 		for {
-			_, err := g.Act.Stat(ctx, fmt.Sprintf("/proc/%d/exe", id))
+			_, err := g.Remote.Stat(ctx, fmt.Sprintf("/proc/%d/exe", id))
 			if errors.Is(err, fs.ErrNotExist) {
 				break
 			}
@@ -137,7 +137,7 @@ func restartsUnderAWriter(t *testing.T, s daemon, fstype string, signal syscall.
 	if vmtest.IsMounted(t, s.Guest, path) {
 		t.Error("its last holder has let go, and it is mounted")
 	}
-	if _, err := s.Act.Stat(vmtest.Limited(t), path); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := s.Remote.Stat(vmtest.Limited(t), path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the mount point that was made for it is left: %v", err)
 	}
 	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
@@ -175,7 +175,7 @@ func answersBeforeItEnds(t *testing.T, s daemon) {
 			t.Fatal(err)
 		}
 	}
-	ids, err := s.Act.Signal(vmtest.Limited(t), s.agent, syscall.SIGTERM)
+	ids, err := s.Remote.Signal(vmtest.Limited(t), s.agent, syscall.SIGTERM)
 	vmtest.Must(t, err)
 	vmtest.Must(t, s.VM().ResizeDisk(vmtest.Limited(t), v.DiskID(), size))
 	answer, err := io.ReadAll(conn)
@@ -215,7 +215,7 @@ func survivesAnyMoment(t *testing.T, s daemon) {
 			}
 		}()
 		for range 3 * round { // a little later each time, by what the guest does meanwhile
-			_, err := s.Act.Stat(vmtest.Limited(t), "/")
+			_, err := s.Remote.Stat(vmtest.Limited(t), "/")
 			vmtest.Must(t, err)
 		}
 		restart(t, s, syscall.SIGKILL)
@@ -261,7 +261,7 @@ func growsOn(t *testing.T, s daemon) {
 			_ = s.Agent().ResizeVolume(vmtest.Limited(t), v.GuestPath, size) // killed or not
 		}()
 		for range 1 + 6*round { // a little later each time, by what the guest does meanwhile
-			_, err := s.Act.Stat(vmtest.Limited(t), "/")
+			_, err := s.Remote.Stat(vmtest.Limited(t), "/")
 			vmtest.Must(t, err)
 		}
 		restart(t, s, syscall.SIGKILL)
@@ -293,12 +293,12 @@ func takesGrownVolumeOver(t *testing.T, s daemon) {
 	vmtest.Must(t, err)
 	vmtest.Must(t, v.Resize(vmtest.Limited(t), 256*miB))
 	vmtest.Must(t, writer.Err())
-	mounts, err := s.Act.ReadFile(vmtest.Limited(t), "/proc/self/mountinfo")
+	mounts, err := s.Remote.ReadFile(vmtest.Limited(t), "/proc/self/mountinfo")
 	vmtest.Must(t, err)
 	if !strings.Contains(string(mounts), "mb_optimize_scan=0") {
 		t.Errorf("want a mount with an option of the kernel's own, or this test shows nothing\ngot  %s", mounts)
 	}
-	vmtest.Must(t, s.Act.WriteFile(vmtest.Limited(t), agentState, []byte("{")))
+	vmtest.Must(t, s.Remote.WriteFile(vmtest.Limited(t), agentState, []byte("{")))
 	restart(t, s, syscall.SIGKILL)
 	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
 	if v.GuestPath != path {
@@ -325,12 +325,12 @@ func provesReleaseAnew(t *testing.T, s daemon, fstype string) {
 	end, err := s.KeepMounts(vmtest.Within(t, vmtest.JobLimit))
 	vmtest.Must(t, err)
 	// The moment behind umount(2), for as long as it takes to kill the agent in it.
-	_, err = s.Act.Signal(vmtest.Limited(t), s.agent, syscall.SIGSTOP)
+	_, err = s.Remote.Signal(vmtest.Limited(t), s.agent, syscall.SIGSTOP)
 	vmtest.Must(t, err)
-	vmtest.Must(t, s.Act.Unmount(vmtest.Limited(t), v.GuestPath, 0))
+	vmtest.Must(t, s.Remote.Unmount(vmtest.Limited(t), v.GuestPath, 0))
 	for _, state := range []string{"as it was written before the unmount", "as the next agent has written it", "lost"} {
 		if state == "lost" {
-			vmtest.Must(t, s.Act.WriteFile(vmtest.Limited(t), agentState, []byte("{")))
+			vmtest.Must(t, s.Remote.WriteFile(vmtest.Limited(t), agentState, []byte("{")))
 		}
 		restart(t, s, syscall.SIGKILL)
 		for what, err := range map[string]error{"CheckReleased": isReleased(), "Detach": v.Detach(vmtest.Limited(t))} {
@@ -354,9 +354,9 @@ func remembersFailedReads(t *testing.T, s daemon) {
 	v := newVolume(t, s.Guest, "unreadable", "xfs")
 	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
 	vmtest.Must(t, v.Touch(vmtest.Limited(t)))
-	vmtest.Must(t, s.Act.WriteFile(vmtest.Limited(t), "/proc/sys/vm/drop_caches", []byte("1")))
+	vmtest.Must(t, s.Remote.WriteFile(vmtest.Limited(t), "/proc/sys/vm/drop_caches", []byte("1")))
 	vmtest.Must(t, v.BreakReads(vmtest.Limited(t)))
-	if _, err := s.Act.ReadFile(vmtest.Limited(t), v.GuestPath+"/touched"); !errors.Is(err, syscall.EIO) {
+	if _, err := s.Remote.ReadFile(vmtest.Limited(t), v.GuestPath+"/touched"); !errors.Is(err, syscall.EIO) {
 		t.Fatalf("a read from a broken disk\nwant EIO\ngot  %v", err)
 	}
 	failedReads := func(c *agentpb.VolumeCondition) bool {
@@ -380,11 +380,11 @@ func remembersFailedReads(t *testing.T, s daemon) {
 	quiet := time.NewTimer(time.Until(healed.Add(logInterval)))
 	defer quiet.Stop()
 	<-quiet.C
-	_, err = s.Act.Signal(vmtest.Limited(t), s.agent, syscall.SIGSTOP)
+	_, err = s.Remote.Signal(vmtest.Limited(t), s.agent, syscall.SIGSTOP)
 	vmtest.Must(t, err)
-	vmtest.Must(t, s.Act.WriteFile(vmtest.Limited(t), "/proc/sys/vm/drop_caches", []byte("1")))
+	vmtest.Must(t, s.Remote.WriteFile(vmtest.Limited(t), "/proc/sys/vm/drop_caches", []byte("1")))
 	vmtest.Must(t, v.BreakReads(vmtest.Limited(t)))
-	if _, err := s.Act.ReadFile(vmtest.Limited(t), v.GuestPath+"/touched"); !errors.Is(err, syscall.EIO) {
+	if _, err := s.Remote.ReadFile(vmtest.Limited(t), v.GuestPath+"/touched"); !errors.Is(err, syscall.EIO) {
 		t.Fatalf("a read from a broken disk\nwant EIO\ngot  %v", err)
 	}
 	vmtest.Must(t, v.Heal(vmtest.Limited(t)))

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/directvol/directvol/host/qemu"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -43,7 +43,7 @@ func TestSystemdRestartsTheAgentAndNoVolumeIsLost(t *testing.T) {
 	}
 	disk := debianDisk(t)
 	g := vmtest.Boot(t, vm.Options{
-		Append:    act.OnDisk + " systemd.show_status=0 agent.log=info",
+		Append:    remote.OnDisk + " systemd.show_status=0 agent.log=info",
 		BootDisks: []qemu.Disk{{ID: "root", Path: disk}},
 	})
 	s := daemon{g, systemdAgent}
@@ -60,7 +60,7 @@ func awaitTestGuest(t *testing.T, g *vm.Guest) {
 	again := time.NewTicker(100 * time.Millisecond) // nothing tells the host
 	defer again.Stop()
 	for {
-		_, err := g.Act.Stat(ctx, "/")
+		_, err := g.Remote.Stat(ctx, "/")
 		if err == nil {
 			return
 		}
@@ -80,7 +80,7 @@ func runsAsItsUnitSays(t *testing.T, s daemon) {
 		}
 	}
 	vmtest.Must(t, s.Agent().Check(vmtest.Limited(t)))
-	if line, err := s.Act.ReadFile(vmtest.Limited(t), "/proc/"+mainPID(t, s)+"/cmdline"); err != nil || !strings.Contains(string(line), "-log\x00debug\x00") {
+	if line, err := s.Remote.ReadFile(vmtest.Limited(t), "/proc/"+mainPID(t, s)+"/cmdline"); err != nil || !strings.Contains(string(line), "-log\x00debug\x00") {
 		t.Errorf("the agent's command line\nwant -log debug\ngot  %q, error %v", line, err)
 	}
 }
@@ -92,7 +92,7 @@ func mainPID(t *testing.T, s daemon) string {
 
 func systemctl(t *testing.T, s daemon, args ...string) string {
 	t.Helper()
-	exit, err := s.Act.Exec(vmtest.Within(t, vmtest.JobLimit), act.Command{Argv: append([]string{"/usr/bin/systemctl"}, args...)})
+	exit, err := s.Remote.Exec(vmtest.Within(t, vmtest.JobLimit), remote.Command{Argv: append([]string{"/usr/bin/systemctl"}, args...)})
 	vmtest.Must(t, err)
 	if exit.Code != 0 {
 		t.Fatalf("systemctl %s: exit %d\n%s%s", strings.Join(args, " "), exit.Code, exit.Stdout, exit.Stderr)

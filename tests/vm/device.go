@@ -20,7 +20,7 @@ func (g *Guest) DeviceOf(ctx context.Context, serial string) (device string, err
 }
 
 func (g *Guest) deviceOf(ctx context.Context, serial string) (string, error) {
-	table, err := g.Act.ReadFile(ctx, "/proc/partitions")
+	table, err := g.Remote.ReadFile(ctx, "/proc/partitions")
 	if err != nil {
 		return "", err
 	}
@@ -30,7 +30,7 @@ func (g *Guest) deviceOf(ctx context.Context, serial string) (string, error) {
 			continue
 		}
 		// A disk that is on its way, or out, has none.
-		if text, err := g.Act.ReadFile(ctx, "/sys/block/"+fields[3]+"/serial"); err == nil && strings.TrimSpace(string(text)) == serial {
+		if text, err := g.Remote.ReadFile(ctx, "/sys/block/"+fields[3]+"/serial"); err == nil && strings.TrimSpace(string(text)) == serial {
 			return "/dev/" + fields[3], nil
 		}
 	}

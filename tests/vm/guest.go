@@ -16,7 +16,7 @@ import (
 	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/host/sandbox"
 	"github.com/directvol/directvol/protocols/address"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 // testInit is the kernel's option that starts tests/guest beside the agent.
@@ -55,7 +55,7 @@ type Options struct {
 type Guest struct {
 	*sandbox.Sandbox
 	// Act acts inside the guest, behind the agent's back.
-	Act *act.Client
+	Remote *remote.Client
 	// Dir is a folder on the host for this guest's disks. It goes with it, unless the
 	// caller has chosen it.
 	Dir string
@@ -97,7 +97,7 @@ func Boot(ctx context.Context, o Options) (*Guest, error) {
 			return nil, err
 		}
 	}
-	g.Act = act.NewClient(g.Dial)
+	g.Remote = remote.NewClient(g.Dial)
 	ctx, cancel := context.WithTimeout(ctx, Limit(bootLimit))
 	defer cancel()
 	g.Sandbox, err = sandbox.Start(ctx, g.config(build, o))

@@ -15,7 +15,7 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/service"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 // KataPort is the vsock port of a kata-agent that StartKata started: the agent
@@ -42,7 +42,7 @@ func (g *Guest) StartKata(ctx context.Context, program string) (string, error) {
 	// All lies where the program says that its loader is: the kernel looks there.
 	dir := path.Dir(needs.loader)
 	inGuest := path.Join(dir, kataName)
-	_, err = g.Act.Stat(ctx, inGuest)
+	_, err = g.Remote.Stat(ctx, inGuest)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = g.bring(ctx, kataID, dir, append(needs.files, file{kataName, program}))
 	}
@@ -87,16 +87,16 @@ func (g *Guest) bring(ctx context.Context, id, dir string, files []file) error {
 	if err != nil {
 		return err
 	}
-	if err := g.Act.Mkdir(ctx, dir, 0o755); err != nil {
+	if err := g.Remote.Mkdir(ctx, dir, 0o755); err != nil {
 		return err
 	}
 	// No volume of the agent under test: a program that runs could not be unmounted.
-	return g.Act.Mount(ctx, act.Mount{Source: device, Target: dir, FSType: "ext4", Flags: unix.MS_RDONLY})
+	return g.Remote.Mount(ctx, remote.Mount{Source: device, Target: dir, FSType: "ext4", Flags: unix.MS_RDONLY})
 }
 
 // runKata returns when the program has ended, which is always an error.
 func (g *Guest) runKata(ctx context.Context, program string, env ...string) error {
-	exit, err := g.Act.Exec(ctx, act.Command{Argv: []string{program}, Env: env})
+	exit, err := g.Remote.Exec(ctx, remote.Command{Argv: []string{program}, Env: env})
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 var kept atomic.Int64
@@ -18,7 +18,7 @@ func (g *Guest) KeepMounts(ctx context.Context) (end func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() {
-		exit, err := g.Act.Exec(ctx, act.Command{Argv: []string{"/test-guest", act.OtherNamespace, ready}})
+		exit, err := g.Remote.Exec(ctx, remote.Command{Argv: []string{"/test-guest", remote.OtherNamespace, ready}})
 		if err == nil {
 			err = fmt.Errorf("it has ended: %+v", exit)
 		}
@@ -31,7 +31,7 @@ func (g *Guest) KeepMounts(ctx context.Context) (end func(), err error) {
 			return false, err
 		default:
 		}
-		_, err := g.Act.Stat(ctx, ready)
+		_, err := g.Remote.Stat(ctx, ready)
 		return err == nil, nil // it is not there yet
 	})
 	end = func() { cancel(); <-ended }

@@ -20,7 +20,7 @@ func (g *Guest) Program(ctx context.Context, program string) ([]string, error) {
 	}
 	name := filepath.Base(program)
 	dir := path.Join("/programs", name)
-	_, err = g.Act.Stat(ctx, path.Join(dir, name))
+	_, err = g.Remote.Stat(ctx, path.Join(dir, name))
 	if errors.Is(err, fs.ErrNotExist) {
 		err = g.bring(ctx, "program-"+name, dir, append(needs.files, file{name, program}))
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/directvol/directvol/host/sandbox"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/volumepb"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm/nbd"
 )
 
@@ -34,7 +34,7 @@ type Volume struct {
 // written is a file that a checksummed writer has written, or is writing.
 type written struct {
 	name   string
-	writer *act.Writer
+	writer *remote.Writer
 }
 
 // Volume formats a scratch disk of so many bytes, and names it. It is attached
@@ -108,10 +108,10 @@ func (v *Volume) Resize(ctx context.Context, bytes uint64) error {
 // StartWriter starts a checksummed writer on a file of its own, which fsyncs
 // each block before it acknowledges it to the host. It ends at limit bytes; 0
 // means that it goes on until it is stopped or fails.
-func (v *Volume) StartWriter(ctx context.Context, limit uint64) (*act.Writer, error) {
+func (v *Volume) StartWriter(ctx context.Context, limit uint64) (*remote.Writer, error) {
 	n := len(v.files)
 	name := fmt.Sprintf("written-%d", n)
-	writer, err := v.guest.Act.StartWriter(ctx, act.WriteBlocks{Path: v.GuestPath + "/" + name, Seed: uint64(n), LimitBytes: limit})
+	writer, err := v.guest.Remote.StartWriter(ctx, remote.WriteBlocks{Path: v.GuestPath + "/" + name, Seed: uint64(n), LimitBytes: limit})
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", v.ID, err)
 	}
@@ -126,7 +126,7 @@ func (v *Volume) Verify(ctx context.Context, progress func(bytes uint64)) (uint6
 	var sum uint64
 	for _, f := range v.files {
 		ledger := f.writer.Ledger()
-		found, err := v.guest.Act.Verify(ctx, v.GuestPath+"/"+f.name, ledger, func(read, _ uint64) {
+		found, err := v.guest.Remote.Verify(ctx, v.GuestPath+"/"+f.name, ledger, func(read, _ uint64) {
 			if progress != nil {
 				progress(sum + read*uint64(ledger.BlockBytes()))
 			}
@@ -155,11 +155,11 @@ func (v *Volume) Sizes(ctx context.Context) (Sizes, error) {
 	if err != nil {
 		return Sizes{}, err
 	}
-	bytes, err := v.guest.Act.DeviceSize(ctx, device)
+	bytes, err := v.guest.Remote.DeviceSize(ctx, device)
 	if err != nil {
 		return Sizes{}, err
 	}
-	fs, err := v.guest.Act.StatFS(ctx, v.GuestPath)
+	fs, err := v.guest.Remote.StatFS(ctx, v.GuestPath)
 	if err != nil {
 		return Sizes{}, err
 	}
@@ -169,7 +169,7 @@ func (v *Volume) Sizes(ctx context.Context) (Sizes, error) {
 // MountedDevice returns the /dev name that the guest's kernel has for the source of the
 // mount at a path.
 func (g *Guest) MountedDevice(ctx context.Context, path string) (string, error) {
-	mounts, err := g.Act.ReadFile(ctx, "/proc/self/mountinfo")
+	mounts, err := g.Remote.ReadFile(ctx, "/proc/self/mountinfo")
 	if err != nil {
 		return "", err
 	}
@@ -227,10 +227,10 @@ func RecordsErrors(c *agentpb.VolumeCondition) bool {
 // Touch writes a small file and syncs it to the disk: the volume takes writes.
 func (v *Volume) Touch(ctx context.Context) error {
 	path := v.GuestPath + "/touched"
-	if err := v.guest.Act.WriteFile(ctx, path, []byte(v.ID)); err != nil {
+	if err := v.guest.Remote.WriteFile(ctx, path, []byte(v.ID)); err != nil {
 		return err
 	}
-	return v.guest.Act.Sync(ctx, path)
+	return v.guest.Remote.Sync(ctx, path)
 }
 
 // Health asks the agent for all that is wrong with the volume.

@@ -12,7 +12,7 @@ import (
 	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/guestpath"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -60,8 +60,8 @@ func TestShippedGuest(t *testing.T) {
 }
 
 func nobodyActs(t *testing.T, a *alone) {
-	if _, err := a.Act.ReadFile(limited(t), "/init"); err == nil || errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("vsock port %d\nwant it refused\ngot  %v", act.Port, err)
+	if _, err := a.Remote.ReadFile(limited(t), "/init"); err == nil || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("vsock port %d\nwant it refused\ngot  %v", remote.Port, err)
 	}
 }
 

@@ -15,7 +15,7 @@ func TestSandboxGetsWhatItAsksFor(t *testing.T) {
 	g := guest(t)
 	has := func(path, want string) {
 		t.Helper()
-		if text, err := g.Act.ReadFile(limited(t), path); err != nil || strings.TrimSpace(string(text)) != want {
+		if text, err := g.Remote.ReadFile(limited(t), path); err != nil || strings.TrimSpace(string(text)) != want {
 			t.Errorf("%s\nwant %q\ngot  %q, error %v", path, want, text, err)
 		}
 	}

@@ -85,7 +85,7 @@ func TestEphemeralStorageGetsAnotherSize(t *testing.T) {
 	leavesNoMount(t, g)
 	shm := sharedMemory("/run/test/sized")
 	must(t, container(t, g, "sized", shm))
-	must(t, g.Act.WriteFile(limited(t), shm.MountPoint+"/file", make([]byte, 512*kiB)))
+	must(t, g.Remote.WriteFile(limited(t), shm.MountPoint+"/file", make([]byte, 512*kiB)))
 	grown := sharedMemory(shm.MountPoint)
 	grown.Options = []string{"remount", "size=2097152"} // as Kata's runtime writes it
 	for range 2 {
@@ -98,7 +98,7 @@ func TestEphemeralStorageGetsAnotherSize(t *testing.T) {
 	tooSmall := sharedMemory(shm.MountPoint)
 	tooSmall.Options = []string{"size=4096"}
 	refused(t, update(t, g, tooSmall), codes.InvalidArgument, shm.MountPoint, "size=4096")
-	if data, err := g.Act.ReadFile(limited(t), shm.MountPoint+"/file"); err != nil || len(data) != 512*kiB {
+	if data, err := g.Remote.ReadFile(limited(t), shm.MountPoint+"/file"); err != nil || len(data) != 512*kiB {
 		t.Errorf("the file after that: %d bytes, error %v", len(data), err)
 	}
 	must(t, container(t, g, "sized", shm)) // again, as it was asked for before
@@ -124,15 +124,15 @@ func TestLocalStorageIsADirectory(t *testing.T) {
 	local := &agentpb.Storage{Driver: "local", Source: "local", Fstype: "local", MountPoint: "/run/test/local", Options: []string{"mode=0777"}}
 	file := local.MountPoint + "/file"
 	must(t, container(t, g, "local", local))
-	must(t, g.Act.WriteFile(limited(t), file, []byte("kept")))
-	info, err := g.Act.Stat(limited(t), local.MountPoint)
+	must(t, g.Remote.WriteFile(limited(t), file, []byte("kept")))
+	info, err := g.Remote.Stat(limited(t), local.MountPoint)
 	must(t, err)
 	if info.Mode&0o777 != 0o777 {
 		t.Errorf("mode\nwant 0777\ngot  %#o", info.Mode)
 	}
 	remove(t, g, "local")
 	must(t, container(t, g, "local-again", local))
-	if data, err := g.Act.ReadFile(limited(t), file); err != nil || string(data) != "kept" {
+	if data, err := g.Remote.ReadFile(limited(t), file); err != nil || string(data) != "kept" {
 		t.Errorf("what the container before has left\nwant kept\ngot  %q, error %v", data, err)
 	}
 	remove(t, g, "local-again")
@@ -149,7 +149,7 @@ func TestFailedContainerLeavesNoStorageOfAnyDriver(t *testing.T) {
 	wrong.Options = []string{"size=lots"}
 	refused(t, container(t, g, "mixed", disk, shm, local, wrong), codes.InvalidArgument, wrong.MountPoint)
 	for _, path := range []string{disk.MountPoint, wrong.MountPoint} {
-		if _, err := g.Act.Stat(limited(t), path); err == nil {
+		if _, err := g.Remote.Stat(limited(t), path); err == nil {
 			t.Errorf("%s is still there", path)
 		}
 	}

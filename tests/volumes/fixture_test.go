@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -98,7 +98,7 @@ func leavesNoMount(t *testing.T, g *vm.Guest) {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), vm.Limit(callLimit))
 		defer cancel()
-		after, err := g.Act.ReadFile(ctx, "/proc/self/mountinfo")
+		after, err := g.Remote.ReadFile(ctx, "/proc/self/mountinfo")
 		if err != nil || string(after) != before {
 			t.Errorf("mounts\nwant %s\ngot  %s (error %v)", before, after, err)
 		}
@@ -113,9 +113,9 @@ func stats(t *testing.T, v *vm.Volume) *agentpb.VolumeStatsResponse {
 	return s
 }
 
-func statFS(t *testing.T, g *vm.Guest, path string) act.StatFS {
+func statFS(t *testing.T, g *vm.Guest, path string) remote.StatFS {
 	t.Helper()
-	s, err := g.Act.StatFS(limited(t), path)
+	s, err := g.Remote.StatFS(limited(t), path)
 	must(t, err)
 	return s
 }

@@ -75,7 +75,7 @@ func withinMemory(t *testing.T, g *vm.Guest, flood func(*testing.T, *vm.Guest)) 
 // available is how much memory programs in the guest can still get, in bytes.
 func available(t *testing.T, g *vm.Guest) int64 {
 	t.Helper()
-	text, err := g.Act.ReadFile(limited(t), "/proc/meminfo")
+	text, err := g.Remote.ReadFile(limited(t), "/proc/meminfo")
 	must(t, err)
 	_, rest, _ := strings.Cut(string(text), "MemAvailable:")
 	value, _, _ := strings.Cut(rest, "kB")

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/directvol/directvol/protocols/volumepb"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -16,7 +16,7 @@ import (
 // stoppedInFlush is a volume whose disk has stopped inside the flush of a writer's fsync.
 type stoppedInFlush struct {
 	*vm.Volume
-	writer *act.Writer
+	writer *remote.Writer
 	device string
 	wanted func([]*volumepb.Condition) bool
 }

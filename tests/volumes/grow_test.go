@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -54,9 +54,9 @@ func TestStatsAreTheKernelsNumbers(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
 		ctx := limited(t)
-		must(t, g.Act.WriteFile(ctx, v.GuestPath+"/file", make([]byte, 3*miB)))
-		must(t, g.Act.Mkdir(ctx, v.GuestPath+"/a/b/c", 0o755))
-		must(t, g.Act.Sync(ctx, v.GuestPath))
+		must(t, g.Remote.WriteFile(ctx, v.GuestPath+"/file", make([]byte, 3*miB)))
+		must(t, g.Remote.Mkdir(ctx, v.GuestPath+"/a/b/c", 0o755))
+		must(t, g.Remote.Sync(ctx, v.GuestPath))
 		fs := statFS(t, g, v.GuestPath)
 		block := uint64(fs.BlockSize)
 		reserved := fs.Free - fs.Available
@@ -95,12 +95,12 @@ func TestStatsOfWhatSomeoneElseMounted(t *testing.T) {
 func tmpfs(t *testing.T, g *vm.Guest, path string) string {
 	t.Helper()
 	ctx := limited(t)
-	must(t, g.Act.Mkdir(ctx, path, 0o755))
-	must(t, g.Act.Mount(ctx, act.Mount{Source: "tmpfs", Target: path, FSType: "tmpfs", Data: "size=1m"}))
+	must(t, g.Remote.Mkdir(ctx, path, 0o755))
+	must(t, g.Remote.Mount(ctx, remote.Mount{Source: "tmpfs", Target: path, FSType: "tmpfs", Data: "size=1m"}))
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), vm.Limit(callLimit))
 		defer cancel()
-		if err := g.Act.Unmount(ctx, path, 0); err != nil {
+		if err := g.Remote.Unmount(ctx, path, 0); err != nil {
 			t.Error(err)
 		}
 	})

@@ -12,7 +12,7 @@ import (
 
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/volumepb"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -106,9 +106,9 @@ func TestSlowDiskIsDegradedAndGrows(t *testing.T) {
 	must(t, v.Slow(limited(t), 1))
 	healsAtEnd(t, v)
 	ctx := within(t, jobLimit)
-	var writers []*act.Writer
+	var writers []*remote.Writer
 	for i := range uint64(3) { // who keep it busy
-		writer, err := g.Act.StartWriter(ctx, act.WriteBlocks{Path: fmt.Sprintf("%s/written-%d", v.GuestPath, i), BlockBytes: 4 * kiB, Seed: i})
+		writer, err := g.Remote.StartWriter(ctx, remote.WriteBlocks{Path: fmt.Sprintf("%s/written-%d", v.GuestPath, i), BlockBytes: 4 * kiB, Seed: i})
 		must(t, err)
 		writers = append(writers, writer)
 	}
@@ -156,11 +156,11 @@ func failOneWrite(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	ctx := within(t, jobLimit)
 	path := v.GuestPath + "/fails"
 	for ctx.Err() == nil {
-		must(t, g.Act.WriteFile(ctx, path, []byte("whole")))
-		must(t, g.Act.Sync(ctx, v.GuestPath))
+		must(t, g.Remote.WriteFile(ctx, path, []byte("whole")))
+		must(t, g.Remote.Sync(ctx, v.GuestPath))
 		must(t, v.BreakNextWrite(ctx))
-		must(t, g.Act.WriteAt(ctx, path, 0, make([]byte, 4*kiB)))
-		if err := g.Act.Sync(ctx, v.GuestPath); err != nil {
+		must(t, g.Remote.WriteAt(ctx, path, 0, make([]byte, 4*kiB)))
+		if err := g.Remote.Sync(ctx, v.GuestPath); err != nil {
 			t.Logf("who looks learns: %v", err)
 		}
 		must(t, v.Heal(ctx))
@@ -184,21 +184,21 @@ func TestForeignMountIsWatchedWithoutAWrite(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		device, at := foreign(t, g, fstype)
 		ctx := within(t, jobLimit)
-		mount := act.Mount{Source: device, Target: at, FSType: fstype, Data: map[string]string{"ext4": "noinit_itable"}[fstype]}
-		must(t, g.Act.Mount(ctx, mount))
-		must(t, g.Act.Sync(ctx, at))
+		mount := remote.Mount{Source: device, Target: at, FSType: fstype, Data: map[string]string{"ext4": "noinit_itable"}[fstype]}
+		must(t, g.Remote.Mount(ctx, mount))
+		must(t, g.Remote.Sync(ctx, at))
 		before := writes(t, g, device)
 		_, err := g.Agent().GetVolumeStats(ctx, at)
 		must(t, err)
 		if after := writes(t, g, device); after != before {
 			t.Errorf("writes to the disk\nwant %s\ngot  %s", before, after)
 		}
-		must(t, g.Act.Unmount(ctx, at, 0))
+		must(t, g.Remote.Unmount(ctx, at, 0))
 		for range 10 {
-			must(t, g.Act.Mount(ctx, mount))
+			must(t, g.Remote.Mount(ctx, mount))
 			_, err := g.Agent().GetVolumeHealth(ctx, at)
 			must(t, err)
-			if err := g.Act.Unmount(ctx, at, 0); err != nil {
+			if err := g.Remote.Unmount(ctx, at, 0); err != nil {
 				t.Fatalf("its owner cannot unmount it: %v", err)
 			}
 		}
@@ -212,22 +212,22 @@ func TestMountInThePlaceOfAnotherHasAHealthOfItsOwn(t *testing.T) {
 		device, at := foreign(t, g, fstype)
 		ctx := within(t, jobLimit)
 		for range 3 {
-			must(t, g.Act.Mount(ctx, act.Mount{Source: device, Target: at, FSType: fstype}))
+			must(t, g.Remote.Mount(ctx, remote.Mount{Source: device, Target: at, FSType: fstype}))
 			if found, err := g.Agent().GetVolumeHealth(ctx, at); err != nil || len(found) > 0 {
 				t.Fatalf("of a fresh mount\nwant nothing wrong\ngot  %v, error %v", conditions(found), err)
 			}
 			if fstype == "xfs" { // on 6.1 nothing but a write shows of an ext4 that it has shut down
-				must(t, g.Act.Unmount(ctx, at, 0))
-				must(t, g.Act.Mount(ctx, act.Mount{Source: device, Target: at, FSType: fstype}))
-				must(t, g.Act.ShutdownFS(ctx, at, 0))
+				must(t, g.Remote.Unmount(ctx, at, 0))
+				must(t, g.Remote.Mount(ctx, remote.Mount{Source: device, Target: at, FSType: fstype}))
+				must(t, g.Remote.ShutdownFS(ctx, at, 0))
 				if found, err := g.Agent().GetVolumeHealth(ctx, at); err != nil || !hasShutDown(found) {
 					t.Fatalf("of one that has shut down\nwant that\ngot  %v, error %v", conditions(found), err)
 				}
 			}
-			must(t, g.Act.Unmount(ctx, at, 0))
+			must(t, g.Remote.Unmount(ctx, at, 0))
 		}
-		must(t, g.Act.Mount(ctx, act.Mount{Source: device, Target: at, FSType: fstype})) // for its log to be read
-		must(t, g.Act.Unmount(ctx, at, 0))
+		must(t, g.Remote.Mount(ctx, remote.Mount{Source: device, Target: at, FSType: fstype})) // for its log to be read
+		must(t, g.Remote.Unmount(ctx, at, 0))
 	})
 }
 
@@ -238,7 +238,7 @@ func foreign(t *testing.T, g *vm.Guest, fstype string) (device, at string) {
 	must(t, g.Attach(limited(t), v.Volume))
 	disk, _ := g.VM().Disk(v.DiskID())
 	at = "/run/test/foreign-" + v.ID
-	must(t, g.Act.Mkdir(limited(t), at, 0o755))
+	must(t, g.Remote.Mkdir(limited(t), at, 0o755))
 	// The agent knows where it is: mounted and unmounted once, it says so.
 	storage := &agentpb.Storage{Driver: "blk", Source: disk.PCIPath, Fstype: fstype, MountPoint: "/run/test/" + v.ID}
 	must(t, container(t, g, v.ID, storage))
@@ -255,7 +255,7 @@ func TestRemoveOfAVolumeThatHangsLeavesItInSight(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := hangable(t, g, fstype)
 		device := path.Base(sizes(t, v).Device)
-		must(t, g.Act.WriteFile(limited(t), v.GuestPath+"/dirty", make([]byte, 64*kiB)))
+		must(t, g.Remote.WriteFile(limited(t), v.GuestPath+"/dirty", make([]byte, 64*kiB)))
 		must(t, v.Hang(limited(t)))
 		for range 2 {
 			err := answered(t, func(ctx context.Context) error { return g.Agent().RemoveContainer(ctx, v.Container()) })
@@ -270,7 +270,7 @@ func TestRemoveOfAVolumeThatHangsLeavesItInSight(t *testing.T) {
 			t.Error("it is still mounted")
 		}
 		must(t, v.Mount(limited(t)))
-		if read, err := g.Act.ReadFile(limited(t), v.GuestPath+"/dirty"); err != nil || len(read) != 64*kiB {
+		if read, err := g.Remote.ReadFile(limited(t), v.GuestPath+"/dirty"); err != nil || len(read) != 64*kiB {
 			t.Errorf("what was written before\nwant it whole\ngot  %d bytes, error %v", len(read), err)
 		}
 	})
@@ -303,12 +303,12 @@ func TestCreateOnADiskThatHangsIsAnsweredAndGoesOn(t *testing.T) {
 // may be in the kernel for a moment.
 func waitsWithOneThread(t *testing.T, g *vm.Guest) {
 	t.Helper()
-	var found act.ThreadStates
+	var found remote.ThreadStates
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()
 	for range 100 {
 		var err error
-		found, err = g.Act.Threads(limited(t), act.Agent)
+		found, err = g.Remote.Threads(limited(t), remote.Agent)
 		must(t, err)
 		if found.Waiting() <= 1 {
 			return
@@ -334,7 +334,7 @@ func TestDestroyNamesTheDiskThatHangs(t *testing.T) {
 	must(t, v.Mount(limited(t)))
 	must(t, v.Serve(limited(t)))
 	device := path.Base(sizes(t, v).Device)
-	must(t, g.Act.WriteFile(limited(t), v.GuestPath+"/dirty", make([]byte, 64*kiB)))
+	must(t, g.Remote.WriteFile(limited(t), v.GuestPath+"/dirty", make([]byte, 64*kiB)))
 	before := vmtest.Mounts(t, g)
 	must(t, v.Hang(limited(t)))
 	third, _ := g.VM().Disk(all[1].DiskID())
@@ -376,13 +376,13 @@ func TestVolumeThatHangsKeepsOneThread(t *testing.T) {
 	const calls, atOnce, short = 1000, 25, 100 * time.Millisecond
 	g := guest(t)
 	v, other := hangable(t, g, "ext4"), mounted(t, g, "xfs")
-	before, err := g.Act.Threads(limited(t), act.Agent)
+	before, err := g.Remote.Threads(limited(t), remote.Agent)
 	must(t, err)
-	must(t, g.Act.WriteFile(limited(t), v.GuestPath+"/dirty", make([]byte, 64*kiB)))
+	must(t, g.Remote.WriteFile(limited(t), v.GuestPath+"/dirty", make([]byte, 64*kiB)))
 	must(t, v.Hang(limited(t)))
 	shown := func(kind string, failed int) error {
 		waitsWithOneThread(t, g)
-		now, err := g.Act.Threads(limited(t), act.Agent)
+		now, err := g.Remote.Threads(limited(t), remote.Agent)
 		t.Logf("%d calls of %s, %d failed: %d threads, %d of them wait; before %d", calls, kind, failed, len(now.States), now.Waiting(), len(before.States))
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/protocols/volumepb"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -26,7 +26,7 @@ const shownBy = 25 * time.Second
 
 // written starts a writer, which ends at limit where that is not 0, and returns
 // when it has something to lose.
-func written(t *testing.T, v *vm.Volume, limit uint64) *act.Writer {
+func written(t *testing.T, v *vm.Volume, limit uint64) *remote.Writer {
 	t.Helper()
 	ctx := within(t, jobLimit)
 	writer, err := v.StartWriter(ctx, limit)
@@ -36,7 +36,7 @@ func written(t *testing.T, v *vm.Volume, limit uint64) *act.Writer {
 }
 
 // fails waits until a writer has met its fault.
-func fails(t *testing.T, writer *act.Writer) {
+func fails(t *testing.T, writer *remote.Writer) {
 	t.Helper()
 	select {
 	case <-writer.Done():
@@ -100,7 +100,7 @@ func fillLog(t *testing.T, g *vm.Guest) (v *vm.Volume, storm func()) {
 	must(t, v.Resize(limited(t), 8*disks["ext4"])) // room for all until the fault
 	return v, func() {
 		t.Helper()
-		var writers []*act.Writer
+		var writers []*remote.Writer
 		for range 8 {
 			writers = append(writers, written(t, v, 0))
 		}
@@ -162,7 +162,7 @@ func TestErrorThatExt4RecordsIsAConditionUntilE2fsck(t *testing.T) {
 	v := mounted(t, g, "ext4")
 	isHealthy(t, v)
 	trigger := "/sys/fs/ext4/" + path.Base(sizes(t, v).Device) + "/trigger_fs_error"
-	must(t, g.Act.WriteFile(limited(t), trigger, []byte("provoked")))
+	must(t, g.Remote.WriteFile(limited(t), trigger, []byte("provoked")))
 	becomes(t, v, hasErrors)
 	must(t, v.Touch(limited(t))) // errors=continue, mkfs's default
 	remembers(t, g, v)
@@ -181,7 +181,7 @@ func TestShutdownIsAConditionUntilItIsMountedAgain(t *testing.T) {
 		goal := disks[fstype] + 16*miB
 		must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), goal))
 		promised := writer.Ledger().Blocks()
-		must(t, g.Act.ShutdownFS(limited(t), v.GuestPath, flushJournal))
+		must(t, g.Remote.ShutdownFS(limited(t), v.GuestPath, flushJournal))
 		fails(t, writer)
 		if fstype == "ext4" {
 			// Seen once on 6.1: an fsync that met the shutdown on its way was told of
@@ -255,8 +255,8 @@ func TestReadOnlyMountIsHealthyAndNotWrittenTo(t *testing.T) {
 		must(t, v.Unmount(limited(t)))
 		ctx := limited(t)
 		const path = "/run/test/read-only"
-		must(t, g.Act.Mkdir(ctx, path, 0o755))
-		must(t, g.Act.Mount(ctx, act.Mount{Source: device, Target: path, FSType: fstype, Flags: unix.MS_RDONLY}))
+		must(t, g.Remote.Mkdir(ctx, path, 0o755))
+		must(t, g.Remote.Mount(ctx, remote.Mount{Source: device, Target: path, FSType: fstype, Flags: unix.MS_RDONLY}))
 		before := writes(t, g, device)
 		answer, err := g.Agent().GetVolumeStats(ctx, path)
 		must(t, err)
@@ -266,7 +266,7 @@ func TestReadOnlyMountIsHealthyAndNotWrittenTo(t *testing.T) {
 		if after := writes(t, g, device); after != before {
 			t.Errorf("writes to the disk\nwant %s\ngot  %s", before, after)
 		}
-		must(t, g.Act.Unmount(ctx, path, 0))
+		must(t, g.Remote.Unmount(ctx, path, 0))
 	})
 }
 
@@ -274,7 +274,7 @@ func TestReadOnlyMountIsHealthyAndNotWrittenTo(t *testing.T) {
 // (Documentation/block/stat.rst).
 func writes(t *testing.T, g *vm.Guest, device string) string {
 	t.Helper()
-	stat, err := g.Act.ReadFile(limited(t), "/sys/class/block/"+path.Base(device)+"/stat")
+	stat, err := g.Remote.ReadFile(limited(t), "/sys/class/block/"+path.Base(device)+"/stat")
 	must(t, err)
 	return strings.Fields(string(stat))[4]
 }
@@ -288,7 +288,7 @@ func TestReadOnlyRemountStaysHealthy(t *testing.T) {
 		remountReadOnly(t, g, v)
 		// The watch looks where the kernel's log names its device. When it has
 		// looked nothing tells, so it is given a while.
-		must(t, g.Act.WriteFile(limited(t), "/dev/kmsg", []byte("look at "+path.Base(device))))
+		must(t, g.Remote.WriteFile(limited(t), "/dev/kmsg", []byte("look at "+path.Base(device))))
 		again := time.NewTicker(100 * time.Millisecond)
 		defer again.Stop()
 		for range 10 {
@@ -306,7 +306,7 @@ func remountReadOnly(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	again := time.NewTicker(10 * time.Millisecond)
 	defer again.Stop()
 	for {
-		err := g.Act.Mount(ctx, act.Mount{Target: v.GuestPath, Flags: unix.MS_REMOUNT | unix.MS_RDONLY})
+		err := g.Remote.Mount(ctx, remote.Mount{Target: v.GuestPath, Flags: unix.MS_REMOUNT | unix.MS_RDONLY})
 		if err == nil {
 			return
 		}
@@ -323,7 +323,7 @@ func TestReadOnlyDiskIsMountedAndHealthy(t *testing.T) {
 		v.ReadOnly = true
 		must(t, v.Mount(limited(t)))
 		isHealthy(t, v)
-		if err := g.Act.WriteFile(limited(t), v.GuestPath+"/file", nil); err == nil {
+		if err := g.Remote.WriteFile(limited(t), v.GuestPath+"/file", nil); err == nil {
 			t.Error("a file could be made on a read-only volume")
 		}
 	})

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -86,7 +86,7 @@ func unmountBehind(t *testing.T, g *vm.Guest, path string) {
 	t.Helper()
 	_, err := g.Agent().GetVolumeStats(limited(t), path)
 	must(t, err)
-	must(t, g.Act.Unmount(limited(t), path, 0))
+	must(t, g.Remote.Unmount(limited(t), path, 0))
 }
 
 func unplugAtEnd(t *testing.T, g *vm.Guest, id string) {
@@ -120,7 +120,7 @@ func TestDiskSwappedInItsSlotIsAnotherVolume(t *testing.T) {
 		must(t, container(t, g, "elsewhere", &elsewhere))
 		device := strings.Fields(mountLine(t, g, elsewhere.MountPoint))
 		remove(t, g, "elsewhere")
-		must(t, g.Act.Mount(limited(t), act.Mount{Source: device[len(device)-2], Target: storage.MountPoint, FSType: fstype}))
+		must(t, g.Remote.Mount(limited(t), remote.Mount{Source: device[len(device)-2], Target: storage.MountPoint, FSType: fstype}))
 		is := strings.Fields(mountLine(t, g, storage.MountPoint))
 		if was[2] != is[2] {
 			t.Errorf("the clone got number %s, and the volume had %s: nothing is shown", is[2], was[2])
@@ -132,7 +132,7 @@ func TestDiskSwappedInItsSlotIsAnotherVolume(t *testing.T) {
 		if !vmtest.IsMounted(t, g, storage.MountPoint) {
 			t.Error("somebody's mount of another disk was unmounted")
 		}
-		must(t, g.Act.Unmount(limited(t), storage.MountPoint, 0))
+		must(t, g.Remote.Unmount(limited(t), storage.MountPoint, 0))
 	})
 }
 

@@ -17,7 +17,7 @@ import (
 
 	"github.com/directvol/directvol/agent/rpc"
 	"github.com/directvol/directvol/protocols/modulelist"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -63,9 +63,9 @@ func TestPID1HasMountedTheKernelsFileSystems(t *testing.T) {
 func TestPID1HasLoadedEveryModuleOfTheImage(t *testing.T) {
 	g := guest(t)
 	ctx := limited(t)
-	list, err := g.Act.ReadFile(ctx, modulelist.Path)
+	list, err := g.Remote.ReadFile(ctx, modulelist.Path)
 	must(t, err)
-	loaded, err := g.Act.ReadFile(ctx, "/proc/modules")
+	loaded, err := g.Remote.ReadFile(ctx, "/proc/modules")
 	must(t, err)
 	for file := range strings.FieldsSeq(string(list)) {
 		name := strings.ReplaceAll(strings.TrimSuffix(path.Base(file), ".ko"), "-", "_")
@@ -88,7 +88,7 @@ func TestPID1ReapsOrphans(t *testing.T) {
 	putProgram(t, v, "orphan", orphanProgram())
 	must(t, v.Mount(limited(t)))
 	for range orphans {
-		exit, err := g.Act.Exec(limited(t), act.Command{Argv: []string{v.GuestPath + "/orphan"}})
+		exit, err := g.Remote.Exec(limited(t), remote.Command{Argv: []string{v.GuestPath + "/orphan"}})
 		must(t, err)
 		if exit.Code != 1 {
 			t.Fatalf("the program that leaves an orphan has made none: %+v", exit)
@@ -114,13 +114,13 @@ func TestPID1ReapsOrphans(t *testing.T) {
 func orphansOf(t *testing.T, g *vm.Guest) (zombies []string) {
 	t.Helper()
 	ctx := limited(t)
-	load, err := g.Act.ReadFile(ctx, "/proc/loadavg")
+	load, err := g.Remote.ReadFile(ctx, "/proc/loadavg")
 	must(t, err)
 	fields := strings.Fields(string(load))
 	last, err := strconv.Atoi(fields[len(fields)-1])
 	must(t, err)
 	for pid := max(2, last-40); pid <= last; pid++ {
-		stat, err := g.Act.ReadFile(ctx, fmt.Sprintf("/proc/%d/stat", pid))
+		stat, err := g.Remote.ReadFile(ctx, fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
 			continue // there is none of that id
 		}

@@ -43,12 +43,12 @@ func TestDestroyThatFailsLateGivesAllBack(t *testing.T) {
 	memory := &agentpb.Storage{Driver: "ephemeral", Source: "tmpfs", Fstype: "tmpfs", MountPoint: "/run/test/memory", Options: []string{"size=1m"}}
 	must(t, container(t, g, "memory", memory))
 	for _, path := range []string{memory.MountPoint, v.GuestPath} {
-		must(t, g.Act.WriteFile(limited(t), path+"/file", []byte(path)))
+		must(t, g.Remote.WriteFile(limited(t), path+"/file", []byte(path)))
 	}
 	end := keepMounts(t, g)
 	refused(t, g.Agent().DestroySandbox(limited(t)), codes.FailedPrecondition, v.GuestPath, "still in use in the guest")
 	for _, path := range []string{memory.MountPoint, v.GuestPath} {
-		if got, err := g.Act.ReadFile(limited(t), path+"/file"); err != nil || string(got) != path {
+		if got, err := g.Remote.ReadFile(limited(t), path+"/file"); err != nil || string(got) != path {
 			t.Errorf("%s/file\nwant it there\ngot  %q, error %v", path, got, err)
 		}
 	}
@@ -123,7 +123,7 @@ func TestContainerThatFailsTakesNothingFromAnother(t *testing.T) {
 	}
 	// A shared one is the sandbox's from the first OK on; here that ends with the disk.
 	remove(t, g, "stays")
-	must(t, g.Act.Unmount(limited(t), shared.MountPoint, 0))
+	must(t, g.Remote.Unmount(limited(t), shared.MountPoint, 0))
 }
 
 // A container that is removed while its disk is awaited is ended, and at once.

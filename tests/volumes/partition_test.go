@@ -103,9 +103,9 @@ func TestFailedRequestsAreTheirPartitions(t *testing.T) {
 func failOneRead(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	t.Helper()
 	must(t, v.Touch(limited(t)))
-	must(t, g.Act.WriteFile(limited(t), "/proc/sys/vm/drop_caches", []byte("1")))
+	must(t, g.Remote.WriteFile(limited(t), "/proc/sys/vm/drop_caches", []byte("1")))
 	must(t, v.BreakReads(limited(t)))
-	if _, err := g.Act.ReadFile(limited(t), v.GuestPath+"/touched"); !errors.Is(err, unix.EIO) {
+	if _, err := g.Remote.ReadFile(limited(t), v.GuestPath+"/touched"); !errors.Is(err, unix.EIO) {
 		t.Fatalf("a read from a broken disk\nwant EIO\ngot  %v", err)
 	}
 	must(t, v.Heal(limited(t)))

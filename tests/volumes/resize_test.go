@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -182,7 +182,7 @@ func end(t *testing.T, g *vm.Guest, v *vm.Volume, before, after uint64) uint64 {
 	if v.FSType == "xfs" {
 		return disks["xfs"] + (after-before)*4096
 	}
-	super, err := g.Act.ReadAt(limited(t), sizes(t, v).Device, 1024, 1024)
+	super, err := g.Remote.ReadAt(limited(t), sizes(t, v).Device, 1024, 1024)
 	must(t, err)
 	return uint64(binary.LittleEndian.Uint32(super[4:])) << (10 + binary.LittleEndian.Uint32(super[0x18:]))
 }
@@ -302,7 +302,7 @@ func TestTwoGrowersNeverShrinkAnXFS(t *testing.T) {
 // the size.
 func growElsewhere(t *testing.T, g *vm.Guest, v *vm.Volume, size uint64) error {
 	for ctx := limited(t); ; {
-		_, err := g.Act.Grow(ctx, act.Grow{Path: v.GuestPath, FSType: v.FSType, Bytes: size})
+		_, err := g.Remote.Grow(ctx, remote.Grow{Path: v.GuestPath, FSType: v.FSType, Bytes: size})
 		if !errors.Is(err, syscall.EIO) { // beyond the device
 			return err
 		}

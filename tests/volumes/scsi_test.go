@@ -157,16 +157,16 @@ func plugOtherController(t *testing.T, g *vm.Guest) (disk string) {
 	const module, control = "scsi_debug", "/sys/bus/pseudo/drivers/scsi_debug/add_host"
 	bringModule(t, g, module)
 	must(t, g.Agent().CreateSandbox(limited(t), &agentpb.CreateSandboxRequest{SandboxId: "scsi", KernelModules: []*agentpb.KernelModule{{Name: module, Parameters: []string{"add_host=0"}}}}))
-	must(t, g.Act.WriteFile(limited(t), control, []byte("1")))
+	must(t, g.Remote.WriteFile(limited(t), control, []byte("1")))
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), vm.Limit(callLimit))
 		defer cancel()
-		if err := g.Act.WriteFile(ctx, control, []byte("-1")); err != nil {
+		if err := g.Remote.WriteFile(ctx, control, []byte("-1")); err != nil {
 			t.Error(err)
 		}
 	})
 	until(t, func() bool {
-		table, err := g.Act.ReadFile(limited(t), "/proc/partitions")
+		table, err := g.Remote.ReadFile(limited(t), "/proc/partitions")
 		must(t, err)
 		for name := range strings.FieldsSeq(string(table)) {
 			if strings.HasPrefix(name, "sd") {
@@ -195,7 +195,7 @@ func bringModule(t *testing.T, g *vm.Guest, name string) {
 		data, err := m.Read()
 		must(t, err)
 		at := path.Join("/lib/modules", from.Version, m.Path)
-		must(t, g.Act.Mkdir(limited(t), path.Dir(at), 0o755))
-		must(t, g.Act.WriteFile(limited(t), at, data))
+		must(t, g.Remote.Mkdir(limited(t), path.Dir(at), 0o755))
+		must(t, g.Remote.WriteFile(limited(t), at, data))
 	}
 }

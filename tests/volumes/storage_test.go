@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -147,7 +147,7 @@ func TestVolumeUnmountedBehindTheAgentsBack(t *testing.T) {
 	g := guest(t)
 	v := mounted(t, g, "ext4")
 	isHealthy(t, v)
-	must(t, g.Act.Unmount(limited(t), v.GuestPath, 0))
+	must(t, g.Remote.Unmount(limited(t), v.GuestPath, 0))
 	_, err := g.Agent().GetVolumeStats(limited(t), v.GuestPath)
 	refused(t, err, codes.InvalidArgument, v.GuestPath)
 	must(t, v.Unmount(limited(t)))
@@ -185,8 +185,8 @@ func TestMountOfTheSameDeviceIsTakenOver(t *testing.T) {
 	device, path := sizes(t, v).Device, v.GuestPath
 	must(t, v.Unmount(limited(t)))
 	ctx := limited(t)
-	must(t, g.Act.Mkdir(ctx, path, 0o755))
-	must(t, g.Act.Mount(ctx, act.Mount{Source: device, Target: path, FSType: "ext4"}))
+	must(t, g.Remote.Mkdir(ctx, path, 0o755))
+	must(t, g.Remote.Mount(ctx, remote.Mount{Source: device, Target: path, FSType: "ext4"}))
 	must(t, v.Mount(ctx))
 	isHealthy(t, v)
 	must(t, v.Unmount(ctx))

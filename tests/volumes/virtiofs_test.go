@@ -55,9 +55,9 @@ func TestVirtioFSStorageIsAFolderOfTheHost(t *testing.T) {
 	storage := &agentpb.Storage{Driver: "virtio-fs", Source: tag, Fstype: "virtiofs", MountPoint: "/run/test/shared/"}
 	must(t, container(t, g, "sharing", storage))
 	must(t, container(t, g, "sharing-too", storage))
-	data, err := g.Act.ReadFile(limited(t), "/run/test/shared/host")
+	data, err := g.Remote.ReadFile(limited(t), "/run/test/shared/host")
 	must(t, err)
-	must(t, g.Act.WriteFile(limited(t), "/run/test/shared/guest", data))
+	must(t, g.Remote.WriteFile(limited(t), "/run/test/shared/guest", data))
 	if back, err := os.ReadFile(filepath.Join(folder, "guest")); err != nil || string(back) != "from the host" {
 		t.Errorf("what came back\nwant from the host\ngot  %q, error %v", back, err)
 	}

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -22,7 +22,7 @@ func TestConnectionsAtOnceKeepTheirBytes(t *testing.T) {
 	const connections, length = 50, 512 * kiB
 	var all sync.WaitGroup
 	for n := range connections {
-		conn := dialPort(t, g, act.EchoPort)
+		conn := dialPort(t, g, remote.EchoPort)
 		must(t, conn.SetDeadline(time.Now().Add(vm.Limit(jobLimit))))
 		all.Go(func() {
 			if err := echo(conn, uint64(n), length); err != nil {
@@ -61,12 +61,12 @@ func echo(conn net.Conn, seed uint64, length int) error {
 func TestClientThatDoesNotReadStallsNobody(t *testing.T) {
 	g := guest(t)
 	undisturbed(t, g)
-	stuck := dialPort(t, g, act.EchoPort)
+	stuck := dialPort(t, g, remote.EchoPort)
 	must(t, stuck.SetWriteDeadline(time.Now().Add(time.Second)))
 	if n, err := io.Copy(stuck, rand.NewChaCha8([32]byte{})); err == nil {
 		t.Errorf("%d bytes went out and nobody read them", n)
 	}
-	conn := dialPort(t, g, act.EchoPort)
+	conn := dialPort(t, g, remote.EchoPort)
 	must(t, conn.SetDeadline(time.Now().Add(vm.Limit(callLimit))))
 	must(t, echo(conn, 1, miB))
 }

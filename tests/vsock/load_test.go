@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -34,7 +34,7 @@ func connectionsAtOnce(t *testing.T, n int) {
 	before := b.openFiles(t)
 	var conns []net.Conn
 	for range n {
-		conn, err := g.Act.Echo(ctx)
+		conn, err := g.Remote.Echo(ctx)
 		vmtest.Must(t, err)
 		t.Cleanup(func() { conn.Close() })
 		conns = append(conns, conn)
@@ -95,7 +95,7 @@ func useOnce(ctx context.Context, g *vm.Guest, i int) error {
 	if i%4 == 3 {
 		return refused(ctx, g)
 	}
-	conn, err := g.Act.Echo(ctx)
+	conn, err := g.Remote.Echo(ctx)
 	if err != nil {
 		return err
 	}
@@ -135,7 +135,7 @@ func refused(ctx context.Context, g *vm.Guest) error {
 func bulkEachWay(t *testing.T, blocks int) {
 	g := shared.Guest(t)
 	ctx := vmtest.Within(t, vmtest.JobLimit)
-	conn, err := g.Act.Echo(ctx)
+	conn, err := g.Remote.Echo(ctx)
 	vmtest.Must(t, err)
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
@@ -153,7 +153,7 @@ func bulkEachWay(t *testing.T, blocks int) {
 func sendBlocks(conn net.Conn, blocks int) error {
 	block := make([]byte, miB)
 	for i := range blocks {
-		act.Fill(block, 0, uint64(i))
+		remote.Fill(block, 0, uint64(i))
 		if _, err := conn.Write(block); err != nil {
 			return fmt.Errorf("send block %d: %w", i, err)
 		}
@@ -168,7 +168,7 @@ func receiveBlocks(conn net.Conn, blocks int) error {
 		if _, err := io.ReadFull(conn, got); err != nil {
 			return fmt.Errorf("receive block %d: %w", i, err)
 		}
-		if act.Fill(want, 0, uint64(i)); string(got) != string(want) {
+		if remote.Fill(want, 0, uint64(i)); string(got) != string(want) {
 			return fmt.Errorf("block %d came back otherwise", i)
 		}
 	}
@@ -190,7 +190,7 @@ func slowReaders(t *testing.T, n int) {
 	results := make(chan error, n)
 	var progress counter
 	for range n {
-		conn, err := g.Act.Echo(ctx)
+		conn, err := g.Remote.Echo(ctx)
 		vmtest.Must(t, err)
 		defer conn.Close()
 		defer context.AfterFunc(ctx, func() { conn.Close() })()
@@ -198,7 +198,7 @@ func slowReaders(t *testing.T, n int) {
 		go func() { results <- sendBlocks(counted{conn, &progress}, blocks) }()
 	}
 	// They are stuck when none of them gets anywhere while others do.
-	quick, err := g.Act.Echo(ctx)
+	quick, err := g.Remote.Echo(ctx)
 	vmtest.Must(t, err)
 	defer quick.Close()
 	for still, last := 0, int64(-1); still < 100; {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/ttrpcframe"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
@@ -29,15 +29,15 @@ func TestPeerInsideTheGuestIsRefusedAndTheHostIsNot(t *testing.T) {
 	host, err := g.Dial(vmtest.Limited(t), agentpb.Port)
 	vmtest.Must(t, err)
 	defer host.Close()
-	for _, cid := range []uint32{unix.VMADDR_CID_LOCAL, act.OwnCID} {
+	for _, cid := range []uint32{unix.VMADDR_CID_LOCAL, remote.OwnCID} {
 		// The way is open: another program of the guest answers over it.
-		echo, err := g.Act.DialVsock(vmtest.Limited(t), act.DialVsock{CID: cid, Port: act.EchoPort, Send: call, Await: len(call)})
+		echo, err := g.Remote.DialVsock(vmtest.Limited(t), remote.DialVsock{CID: cid, Port: remote.EchoPort, Send: call, Await: len(call)})
 		vmtest.Must(t, err)
 		if string(echo.Data) != string(call) {
 			t.Fatalf("the echo over CID %d\nwant %x\ngot  %x", cid, call, echo.Data)
 		}
 		// The agent closes it, and answers nothing.
-		got, err := g.Act.DialVsock(vmtest.Limited(t), act.DialVsock{CID: cid, Port: agentpb.Port, Send: call, Await: 1})
+		got, err := g.Remote.DialVsock(vmtest.Limited(t), remote.DialVsock{CID: cid, Port: agentpb.Port, Send: call, Await: 1})
 		vmtest.Must(t, err)
 		if len(got.Data) != 0 {
 			t.Errorf("the agent's answer over CID %d\nwant none\ngot  %x", cid, got.Data)

@@ -19,7 +19,7 @@ import (
 	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/host/sandbox"
 	"github.com/directvol/directvol/protocols/agentpb"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
@@ -43,7 +43,7 @@ func TestVolumesGoOnWithoutVsock(t *testing.T) {
 	v, err := g.Volume(vmtest.Limited(t), "data", "ext4", 256*miB)
 	vmtest.Must(t, err)
 	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
-	w, err := g.Act.StartWriter(vmtest.Within(t, vmtest.JobLimit), act.WriteBlocks{Path: v.GuestPath + "/" + writtenName, BlockBytes: blockBytes, Seed: 1, LimitBytes: limitBytes, Detached: true})
+	w, err := g.Remote.StartWriter(vmtest.Within(t, vmtest.JobLimit), remote.WriteBlocks{Path: v.GuestPath + "/" + writtenName, BlockBytes: blockBytes, Seed: 1, LimitBytes: limitBytes, Detached: true})
 	vmtest.Must(t, err)
 	vmtest.Must(t, w.Await(vmtest.Limited(t), 4*blockBytes))
 	vmtest.Must(t, unix.Kill(b.pid, unix.SIGKILL))
@@ -149,7 +149,7 @@ func writtenIsThere(t *testing.T, v *vm.Volume, least uint64) {
 	}
 	want := make([]byte, blockBytes)
 	for i := 0; (i+1)*blockBytes <= len(got); i++ {
-		if act.Fill(want, 1, uint64(i)); !bytes.Equal(got[i*blockBytes:(i+1)*blockBytes], want) {
+		if remote.Fill(want, 1, uint64(i)); !bytes.Equal(got[i*blockBytes:(i+1)*blockBytes], want) {
 			t.Fatalf("block %d is another", i)
 		}
 	}

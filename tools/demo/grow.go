@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/directvol/directvol/protocols/output"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -83,7 +83,7 @@ func (v volume) growUnderWriter(ctx context.Context, s *story, goal uint64) erro
 	return v.step(ctx, s, "go on writing, past what the old filesystem could hold", pastOldSize(writer))
 }
 
-func firstBlocks(writer *act.Writer) part {
+func firstBlocks(writer *remote.Writer) part {
 	return func(v volume, ctx context.Context, say func(string)) error {
 		if err := writer.Await(ctx, growAfter); err != nil {
 			return err
@@ -103,7 +103,7 @@ func firstBlocks(writer *act.Writer) part {
 
 // pastOldSize lets the writer go on until it has acknowledged more than even the
 // old device had, and stops it.
-func pastOldSize(writer *act.Writer) part {
+func pastOldSize(writer *remote.Writer) part {
 	return func(v volume, ctx context.Context, say func(string)) error {
 		for bytes := uint64(growAfter); ; bytes += growAfter {
 			if err := writer.Await(ctx, bytes); err != nil {

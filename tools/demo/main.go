@@ -154,7 +154,7 @@ func versions(ctx context.Context, guest *vm.Guest) (Versions, error) {
 	if err != nil {
 		return Versions{}, err
 	}
-	kernel, err := guest.Act.ReadFile(ctx, "/proc/sys/kernel/osrelease")
+	kernel, err := guest.Remote.ReadFile(ctx, "/proc/sys/kernel/osrelease")
 	if err != nil {
 		return Versions{}, err
 	}

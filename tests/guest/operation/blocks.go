@@ -8,23 +8,23 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 // blockSize settles a block's size: whole sectors, within the protocol's bound.
 func blockSize(asked int) (int, error) {
 	switch {
 	case asked == 0:
-		return act.DefaultBlock, nil
-	case asked < 0 || asked > act.MaxBlock || asked%512 != 0:
-		return 0, fmt.Errorf("block size %d: want a multiple of 512, at most %d", asked, act.MaxBlock)
+		return remote.DefaultBlock, nil
+	case asked < 0 || asked > remote.MaxBlock || asked%512 != 0:
+		return 0, fmt.Errorf("block size %d: want a multiple of 512, at most %d", asked, remote.MaxBlock)
 	default:
 		return asked, nil
 	}
 }
 
 // writeBlocks is the checksummed writer. A block is emitted after fsync has returned success for it and never otherwise.
-func writeBlocks(ctx context.Context, args act.WriteBlocks, emit func(act.Block) error) error {
+func writeBlocks(ctx context.Context, args remote.WriteBlocks, emit func(remote.Block) error) error {
 	size, err := blockSize(args.BlockBytes)
 	if err != nil {
 		return err
@@ -42,13 +42,13 @@ func writeBlocks(ctx context.Context, args act.WriteBlocks, emit func(act.Block)
 		if args.LimitBytes > 0 && (index+1)*uint64(size) > args.LimitBytes {
 			return nil
 		}
-		act.Fill(block, args.Seed, index)
+		remote.Fill(block, args.Seed, index)
 		began := time.Now()
 		if err := to.write(index, block); err != nil {
 			return atBlock(index, err)
 		}
 		took := time.Since(began).Nanoseconds()
-		if err := emit(act.Block{Index: index, Bytes: size, Sum: act.Sum(index, block), Nanoseconds: took}); err != nil && !args.Detached {
+		if err := emit(remote.Block{Index: index, Bytes: size, Sum: remote.Sum(index, block), Nanoseconds: took}); err != nil && !args.Detached {
 			return err
 		}
 	}
@@ -56,7 +56,7 @@ func writeBlocks(ctx context.Context, args act.WriteBlocks, emit func(act.Block)
 }
 
 // verifyBlocks emits what is there now, block after block, until the last one asked for or the first that is not there.
-func verifyBlocks(ctx context.Context, args act.VerifyBlocks, emit func(act.Block) error) error {
+func verifyBlocks(ctx context.Context, args remote.VerifyBlocks, emit func(remote.Block) error) error {
 	size, err := blockSize(args.BlockBytes)
 	if err != nil {
 		return err
@@ -76,7 +76,7 @@ func verifyBlocks(ctx context.Context, args act.VerifyBlocks, emit func(act.Bloc
 		if n == 0 {
 			return nil
 		}
-		if err := emit(act.Block{Index: index, Bytes: n, Sum: act.Sum(index, block[:n])}); err != nil {
+		if err := emit(remote.Block{Index: index, Bytes: n, Sum: remote.Sum(index, block[:n])}); err != nil {
 			return err
 		}
 	}

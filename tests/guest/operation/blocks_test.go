@@ -10,12 +10,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 const block = 4096
 
-func start(t *testing.T, c *act.Client, blocks act.WriteBlocks) *act.Writer {
+func start(t *testing.T, c *remote.Client, blocks remote.WriteBlocks) *remote.Writer {
 	t.Helper()
 	w, err := c.StartWriter(t.Context(), blocks)
 	if err != nil {
@@ -26,7 +26,7 @@ func start(t *testing.T, c *act.Client, blocks act.WriteBlocks) *act.Writer {
 
 func TestWriterRunsUntilItIsStopped(t *testing.T) {
 	c, path := guest(t), filepath.Join(t.TempDir(), "blocks")
-	w := start(t, c, act.WriteBlocks{Path: path, BlockBytes: block, Seed: 1})
+	w := start(t, c, remote.WriteBlocks{Path: path, BlockBytes: block, Seed: 1})
 	if err := w.Await(t.Context(), 10*block); err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func TestWriterRunsUntilItIsStopped(t *testing.T) {
 
 func TestWriterEndsAtItsLimit(t *testing.T) {
 	c, path := guest(t), filepath.Join(t.TempDir(), "blocks")
-	w := start(t, c, act.WriteBlocks{Path: path, BlockBytes: block, LimitBytes: 3*block + 1})
+	w := start(t, c, remote.WriteBlocks{Path: path, BlockBytes: block, LimitBytes: 3*block + 1})
 	if err := w.Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -77,9 +77,9 @@ func TestWriterEndsAtItsLimit(t *testing.T) {
 
 func TestWriterReportsTheBlockThatFailed(t *testing.T) {
 	// Every write to /dev/full fails with ENOSPC.
-	w := start(t, guest(t), act.WriteBlocks{Path: "/dev/full", BlockBytes: block})
+	w := start(t, guest(t), remote.WriteBlocks{Path: "/dev/full", BlockBytes: block})
 	err := w.Err()
-	failure, ok := errors.AsType[*act.Error](err)
+	failure, ok := errors.AsType[*remote.Error](err)
 	if !ok || !errors.Is(err, syscall.ENOSPC) || failure.Index == nil || *failure.Index != 0 {
 		t.Errorf("error\nwant: %v at block 0\n got: %v", syscall.ENOSPC, err)
 	}
@@ -90,7 +90,7 @@ func TestWriterReportsTheBlockThatFailed(t *testing.T) {
 
 func TestNoBlockIsAcknowledgedWithoutFsync(t *testing.T) {
 	// /dev/null takes every write and refuses fsync with EINVAL.
-	w := start(t, guest(t), act.WriteBlocks{Path: "/dev/null", BlockBytes: block})
+	w := start(t, guest(t), remote.WriteBlocks{Path: "/dev/null", BlockBytes: block})
 	if err := w.Err(); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("error\nwant: %v\n got: %v", syscall.EINVAL, err)
 	}
@@ -101,7 +101,7 @@ func TestNoBlockIsAcknowledgedWithoutFsync(t *testing.T) {
 
 func TestVerifyFindsWhatChangedAndWhatIsGone(t *testing.T) {
 	c, path := guest(t), filepath.Join(t.TempDir(), "blocks")
-	w := start(t, c, act.WriteBlocks{Path: path, BlockBytes: block, Seed: 5, LimitBytes: 8 * block})
+	w := start(t, c, remote.WriteBlocks{Path: path, BlockBytes: block, Seed: 5, LimitBytes: 8 * block})
 	if err := w.Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func TestDetachedWriterOutlivesItsConnection(t *testing.T) {
 	c, path := guest(t), filepath.Join(t.TempDir(), "blocks")
 	const blocks = 200
 	ctx, hangUp := context.WithCancel(t.Context())
-	w, err := c.StartWriter(ctx, act.WriteBlocks{Path: path, BlockBytes: block, Seed: 5, LimitBytes: blocks * block, Detached: true})
+	w, err := c.StartWriter(ctx, remote.WriteBlocks{Path: path, BlockBytes: block, Seed: 5, LimitBytes: blocks * block, Detached: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func TestDetachedWriterOutlivesItsConnection(t *testing.T) {
 
 func TestBlocksApartAreFilesOfTheirOwn(t *testing.T) {
 	c, path := guest(t), filepath.Join(t.TempDir(), "blocks")
-	w := start(t, c, act.WriteBlocks{Path: path, BlockBytes: block, Seed: 7, LimitBytes: 8 * block, Apart: true})
+	w := start(t, c, remote.WriteBlocks{Path: path, BlockBytes: block, Seed: 7, LimitBytes: 8 * block, Apart: true})
 	if err := w.Err(); err != nil {
 		t.Fatal(err)
 	}

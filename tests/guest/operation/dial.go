@@ -9,35 +9,35 @@ import (
 
 	"github.com/mdlayher/vsock"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 // dialVsock is a peer that begins in the guest.
-func dialVsock(ctx context.Context, args act.DialVsock) (act.Dialed, error) {
-	if args.Await < 0 || args.Await > act.MaxData {
-		return act.Dialed{}, fmt.Errorf("dial vsock: %d bytes awaited are outside 0 to %d", args.Await, act.MaxData)
+func dialVsock(ctx context.Context, args remote.DialVsock) (remote.Dialed, error) {
+	if args.Await < 0 || args.Await > remote.MaxData {
+		return remote.Dialed{}, fmt.Errorf("dial vsock: %d bytes awaited are outside 0 to %d", args.Await, remote.MaxData)
 	}
-	if args.CID == act.OwnCID {
+	if args.CID == remote.OwnCID {
 		own, err := vsock.ContextID()
 		if err != nil {
-			return act.Dialed{}, err
+			return remote.Dialed{}, err
 		}
 		args.CID = own
 	}
 	conn, err := vsock.DialContext(ctx, args.CID, args.Port, nil)
 	if err != nil {
-		return act.Dialed{}, fmt.Errorf("dial vsock %d:%d: %w", args.CID, args.Port, err)
+		return remote.Dialed{}, fmt.Errorf("dial vsock %d:%d: %w", args.CID, args.Port, err)
 	}
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	defer conn.Close()
 	if _, err := conn.Write(args.Send); err != nil && !endedByPeer(err) {
-		return act.Dialed{}, err
+		return remote.Dialed{}, err
 	}
 	data, err := io.ReadAll(io.LimitReader(conn, int64(args.Await)))
 	if endedByPeer(err) {
 		err = nil
 	}
-	return act.Dialed{Data: data}, err
+	return remote.Dialed{Data: data}, err
 }
 
 func endedByPeer(err error) bool {

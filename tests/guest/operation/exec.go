@@ -8,16 +8,16 @@ import (
 	"os/exec"
 	"syscall"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 // execute runs a program, which is killed when ctx ends.
-func execute(ctx context.Context, args act.Command) (act.Exit, error) {
+func execute(ctx context.Context, args remote.Command) (remote.Exit, error) {
 	if len(args.Argv) == 0 {
-		return act.Exit{}, errors.New("exec: no program named")
+		return remote.Exit{}, errors.New("exec: no program named")
 	}
-	if len(args.Stdin) > act.MaxData {
-		return act.Exit{}, fmt.Errorf("exec %s: %d bytes of input are more than %d", args.Argv[0], len(args.Stdin), act.MaxData)
+	if len(args.Stdin) > remote.MaxData {
+		return remote.Exit{}, fmt.Errorf("exec %s: %d bytes of input are more than %d", args.Argv[0], len(args.Stdin), remote.MaxData)
 	}
 	var stdout, stderr head
 	cmd := exec.CommandContext(ctx, args.Argv[0], args.Argv[1:]...)
@@ -26,9 +26,9 @@ func execute(ctx context.Context, args act.Command) (act.Exit, error) {
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
 	if _, failed := errors.AsType[*exec.ExitError](err); err != nil && !failed {
-		return act.Exit{}, fmt.Errorf("exec: %w", err)
+		return remote.Exit{}, fmt.Errorf("exec: %w", err)
 	}
-	exit := act.Exit{
+	exit := remote.Exit{
 		Code: cmd.ProcessState.ExitCode(), Stdout: stdout.kept.Bytes(), Stderr: stderr.kept.Bytes(),
 		Truncated: stdout.truncated || stderr.truncated,
 	}
@@ -45,7 +45,7 @@ type head struct {
 }
 
 func (h *head) Write(p []byte) (int, error) {
-	keep := min(len(p), act.MaxOutput-h.kept.Len())
+	keep := min(len(p), remote.MaxOutput-h.kept.Len())
 	h.kept.Write(p[:keep])
 	h.truncated = h.truncated || keep < len(p)
 	return len(p), nil

@@ -9,27 +9,27 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-func readFile(_ context.Context, args act.ReadFile) (act.Data, error) {
-	if args.Length < 0 || args.Length > act.MaxData {
-		return act.Data{}, fmt.Errorf("read %s: length %d is outside 0 to %d", args.Path, args.Length, act.MaxData)
+func readFile(_ context.Context, args remote.ReadFile) (remote.Data, error) {
+	if args.Length < 0 || args.Length > remote.MaxData {
+		return remote.Data{}, fmt.Errorf("read %s: length %d is outside 0 to %d", args.Path, args.Length, remote.MaxData)
 	}
 	f, err := os.Open(args.Path)
 	if err != nil {
-		return act.Data{}, err
+		return remote.Data{}, err
 	}
 	defer f.Close()
 	// In small pieces: /proc's files allocate what one read asks for.
 	data, err := io.ReadAll(io.NewSectionReader(f, args.Offset, int64(args.Length)))
-	return act.Data{Data: data}, err
+	return remote.Data{Data: data}, err
 }
 
 // writeFile makes one write of it, since the kernel's own files take a value whole or not at all.
-func writeFile(args act.WriteFile) error {
-	if len(args.Data) > act.MaxData {
-		return fmt.Errorf("write %s: %d bytes are more than %d", args.Path, len(args.Data), act.MaxData)
+func writeFile(args remote.WriteFile) error {
+	if len(args.Data) > remote.MaxData {
+		return fmt.Errorf("write %s: %d bytes are more than %d", args.Path, len(args.Data), remote.MaxData)
 	}
 	flags := os.O_WRONLY | os.O_CREATE
 	if args.Truncate {
@@ -43,14 +43,14 @@ func writeFile(args act.WriteFile) error {
 	return errors.Join(err, f.Close())
 }
 
-func stat(_ context.Context, args act.Path) (act.Stat, error) {
+func stat(_ context.Context, args remote.Path) (remote.Stat, error) {
 	var s unix.Stat_t
 	if err := unix.Stat(args.Path, &s); err != nil {
-		return act.Stat{}, &os.PathError{Op: "stat", Path: args.Path, Err: err}
+		return remote.Stat{}, &os.PathError{Op: "stat", Path: args.Path, Err: err}
 	}
-	return act.Stat{Dev: s.Dev, Ino: s.Ino, Mode: s.Mode, Nlink: uint64(s.Nlink), UID: s.Uid, GID: s.Gid, Rdev: s.Rdev, Size: s.Size}, nil
+	return remote.Stat{Dev: s.Dev, Ino: s.Ino, Mode: s.Mode, Nlink: uint64(s.Nlink), UID: s.Uid, GID: s.Gid, Rdev: s.Rdev, Size: s.Size}, nil
 }
 
-func mkdir(args act.Mkdir) error {
+func mkdir(args remote.Mkdir) error {
 	return os.MkdirAll(args.Path, os.FileMode(args.Mode).Perm())
 }

@@ -8,35 +8,35 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 // ioctlShutdown is _IOR('X', 125, __u32): XFS_IOC_GOINGDOWN in the kernel's fs/xfs/libxfs/xfs_fs.h and EXT4_IOC_SHUTDOWN in its include/uapi/linux/ext4.h.
 const ioctlShutdown = 0x8004587d
 
-func statFS(_ context.Context, args act.Path) (act.StatFS, error) {
+func statFS(_ context.Context, args remote.Path) (remote.StatFS, error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(args.Path, &s); err != nil {
-		return act.StatFS{}, &os.PathError{Op: "statfs", Path: args.Path, Err: err}
+		return remote.StatFS{}, &os.PathError{Op: "statfs", Path: args.Path, Err: err}
 	}
-	return act.StatFS{
+	return remote.StatFS{
 		Type: int64(s.Type), BlockSize: int64(s.Bsize), Flags: int64(s.Flags),
 		Blocks: s.Blocks, Free: s.Bfree, Available: s.Bavail, Files: s.Files, FilesFree: s.Ffree,
 	}, nil
 }
 
-func deviceSize(_ context.Context, args act.Path) (act.Size, error) {
+func deviceSize(_ context.Context, args remote.Path) (remote.Size, error) {
 	f, err := os.Open(args.Path)
 	if err != nil {
-		return act.Size{}, err
+		return remote.Size{}, err
 	}
 	defer f.Close()
 	var bytes uint64
 	err = ioctl(f, "BLKGETSIZE64", unix.BLKGETSIZE64, unsafe.Pointer(&bytes))
-	return act.Size{Bytes: bytes}, err
+	return remote.Size{Bytes: bytes}, err
 }
 
-func shutdownFS(args act.ShutdownFS) error {
+func shutdownFS(args remote.ShutdownFS) error {
 	f, err := os.Open(args.Path)
 	if err != nil {
 		return err
@@ -51,7 +51,7 @@ const (
 	ioctlThaw   = 0xc0045878
 )
 
-func freezeFS(args act.Freeze) error {
+func freezeFS(args remote.Freeze) error {
 	f, err := os.Open(args.Path)
 	if err != nil {
 		return err
@@ -71,21 +71,21 @@ func ioctl(f *os.File, name string, request uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
-func mount(args act.Mount) error {
+func mount(args remote.Mount) error {
 	if err := unix.Mount(args.Source, args.Target, args.FSType, args.Flags, args.Data); err != nil {
 		return fmt.Errorf("mount %s %s on %s: %w", args.FSType, args.Source, args.Target, err)
 	}
 	return nil
 }
 
-func unmount(args act.Unmount) error {
+func unmount(args remote.Unmount) error {
 	if err := unix.Unmount(args.Path, args.Flags); err != nil {
 		return &os.PathError{Op: "umount", Path: args.Path, Err: err}
 	}
 	return nil
 }
 
-func sync(args act.Path) error {
+func sync(args remote.Path) error {
 	if args.Path == "" {
 		unix.Sync()
 		return nil

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 // The ioctls that grow: EXT4_IOC_RESIZE_FS of the kernel's include/uapi/linux/ext4.h, which takes a count of blocks, and XFS_IOC_FSGEOMETRY
@@ -30,14 +30,14 @@ const (
 )
 
 // growFS times the ioctl, and nothing around it but what settles it.
-func growFS(_ context.Context, args act.Grow) (act.Grown, error) {
+func growFS(_ context.Context, args remote.Grow) (remote.Grown, error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(args.Path, &s); err != nil {
-		return act.Grown{}, &os.PathError{Op: "statfs", Path: args.Path, Err: err}
+		return remote.Grown{}, &os.PathError{Op: "statfs", Path: args.Path, Err: err}
 	}
 	f, err := os.Open(args.Path)
 	if err != nil {
-		return act.Grown{}, err
+		return remote.Grown{}, err
 	}
 	defer f.Close()
 	blocks := args.Bytes / uint64(s.Bsize)
@@ -47,10 +47,10 @@ func growFS(_ context.Context, args act.Grow) (act.Grown, error) {
 	case "xfs":
 		var geometry [256]byte // struct xfs_fsop_geom: imaxpct at 28, datablocks at 32
 		if err := ioctl(f, "XFS_IOC_FSGEOMETRY", ioctlXFSGeometry, unsafe.Pointer(&geometry)); err != nil {
-			return act.Grown{}, err
+			return remote.Grown{}, err
 		}
 		if has := binary.NativeEndian.Uint64(geometry[32:]); blocks < has { // the kernel would obey
-			return act.Grown{}, fmt.Errorf("grow %s: it has %d blocks, and %d were asked for", args.Path, has, blocks)
+			return remote.Grown{}, fmt.Errorf("grow %s: it has %d blocks, and %d were asked for", args.Path, has, blocks)
 		}
 		grow := struct { // struct xfs_growfs_data
 			blocks  uint64
@@ -65,7 +65,7 @@ func growFS(_ context.Context, args act.Grow) (act.Grown, error) {
 		last := (binary.NativeEndian.Uint64(geometry[32:]) - 1) / groupBlocks * groupBlocks * blockSize
 		return timed(func() error { return settledXFS(f, args.Settle, last, growIt) })
 	default:
-		return act.Grown{}, fmt.Errorf("grow %s: no ioctl is known for %.40q", args.Path, args.FSType)
+		return remote.Grown{}, fmt.Errorf("grow %s: no ioctl is known for %.40q", args.Path, args.FSType)
 	}
 }
 
@@ -99,8 +99,8 @@ func settledXFS(f *os.File, device string, last uint64, grow func() error) (err 
 	return nil
 }
 
-func timed(do func() error) (act.Grown, error) {
+func timed(do func() error) (remote.Grown, error) {
 	began := time.Now()
 	err := do()
-	return act.Grown{Nanoseconds: time.Since(began).Nanoseconds()}, err
+	return remote.Grown{Nanoseconds: time.Since(began).Nanoseconds()}, err
 }

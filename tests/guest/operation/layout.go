@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 // layout is where blocks lie. A write that returns without an error is durable, unless it is unsynced; a read at the end of what is there is io.EOF.
@@ -18,7 +18,7 @@ type layout interface {
 	read(index uint64, block []byte) (int, error)
 }
 
-func create(args act.WriteBlocks) (layout, error) {
+func create(args remote.WriteBlocks) (layout, error) {
 	if args.Apart {
 		return filesApart{args.Path, args.Unsynced}, os.MkdirAll(args.Path, 0o755)
 	}
@@ -26,7 +26,7 @@ func create(args act.WriteBlocks) (layout, error) {
 	return oneFile{f, args.Unsynced}, err
 }
 
-func open(args act.VerifyBlocks) (layout, error) {
+func open(args remote.VerifyBlocks) (layout, error) {
 	if args.Apart {
 		_, err := os.Stat(args.Path)
 		return filesApart{path: args.Path}, err

@@ -11,11 +11,11 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 // guest serves this process's own files over a unix socket and returns a client of it.
-func guest(t *testing.T) *act.Client {
+func guest(t *testing.T) *remote.Client {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "guest.sock")
 	l, err := net.Listen("unix", socket)
@@ -25,9 +25,9 @@ func guest(t *testing.T) *act.Client {
 	done := make(chan error, 1)
 	go func() { done <- Serve(l) }()
 	t.Cleanup(func() { l.Close(); <-done })
-	return act.NewClient(func(ctx context.Context, port uint32) (net.Conn, error) {
-		if port != act.Port {
-			t.Errorf("port dialled\nwant: %d\n got: %d", act.Port, port)
+	return remote.NewClient(func(ctx context.Context, port uint32) (net.Conn, error) {
+		if port != remote.Port {
+			t.Errorf("port dialled\nwant: %d\n got: %d", remote.Port, port)
 		}
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	})
@@ -35,7 +35,7 @@ func guest(t *testing.T) *act.Client {
 
 func TestExecReturnsCodeAndOutputs(t *testing.T) {
 	c := guest(t)
-	got, err := c.Exec(t.Context(), act.Command{
+	got, err := c.Exec(t.Context(), remote.Command{
 		Argv: []string{"/bin/sh", "-c", `read line; echo "$line $WORD"; echo bad >&2; exit 3`}, Env: []string{"WORD=there"}, Stdin: []byte("hello\n"),
 	})
 	if err != nil {
@@ -44,19 +44,19 @@ func TestExecReturnsCodeAndOutputs(t *testing.T) {
 	if got.Code != 3 || string(got.Stdout) != "hello there\n" || string(got.Stderr) != "bad\n" || got.Signal != "" || got.Truncated {
 		t.Errorf("exit\nwant: 3, hello there, bad\n got: %+v", got)
 	}
-	got, err = c.Exec(t.Context(), act.Command{Argv: []string{"/bin/sh", "-c", "kill -9 $$"}})
+	got, err = c.Exec(t.Context(), remote.Command{Argv: []string{"/bin/sh", "-c", "kill -9 $$"}})
 	if err != nil || got.Code != -1 || got.Signal != "killed" {
 		t.Errorf("killed\nwant: -1, killed\n got: %+v, %v", got, err)
 	}
 }
 
 func TestExecBoundsOutput(t *testing.T) {
-	got, err := guest(t).Exec(t.Context(), act.Command{Argv: []string{"/bin/sh", "-c", "head -c 3000000 /dev/zero"}})
+	got, err := guest(t).Exec(t.Context(), remote.Command{Argv: []string{"/bin/sh", "-c", "head -c 3000000 /dev/zero"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(got.Stdout) != act.MaxOutput || !got.Truncated || got.Code != 0 {
-		t.Errorf("output\nwant: %d bytes, truncated, code 0\n got: %d bytes, %v, code %d", act.MaxOutput, len(got.Stdout), got.Truncated, got.Code)
+	if len(got.Stdout) != remote.MaxOutput || !got.Truncated || got.Code != 0 {
+		t.Errorf("output\nwant: %d bytes, truncated, code 0\n got: %d bytes, %v, code %d", remote.MaxOutput, len(got.Stdout), got.Truncated, got.Code)
 	}
 }
 
@@ -69,7 +69,7 @@ func TestExecEndsWithItsConnection(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error, 1)
 	go func() {
-		_, err := c.Exec(ctx, act.Command{Argv: []string{"/bin/sh", "-c", `exec sleep 1000000 >"$0"`, fifo}})
+		_, err := c.Exec(ctx, remote.Command{Argv: []string{"/bin/sh", "-c", `exec sleep 1000000 >"$0"`, fifo}})
 		failed <- err
 	}()
 	held, err := os.Open(fifo) // opens once the program has its end, and reads EOF once the program is gone
@@ -128,7 +128,7 @@ func TestErrnoCrossesTheWire(t *testing.T) {
 	}
 	ctx := t.Context()
 	_, read := c.ReadFile(ctx, "/no/such")
-	_, run := c.Exec(ctx, act.Command{Argv: []string{"/no/such"}})
+	_, run := c.Exec(ctx, remote.Command{Argv: []string{"/no/such"}})
 	_, size := c.DeviceSize(ctx, file)
 	_, status := c.Stat(ctx, "/no/such")
 	for name, test := range map[string]struct {
@@ -142,7 +142,7 @@ func TestErrnoCrossesTheWire(t *testing.T) {
 		"device size": {size, syscall.ENOTTY, file},
 		"mkdir":       {c.Mkdir(ctx, filepath.Join(file, "sub"), 0o755), syscall.ENOTDIR, file},
 		"umount":      {c.Unmount(ctx, "/no/such", 0), syscall.ENOENT, "/no/such"},
-		"mount":       {c.Mount(ctx, act.Mount{Source: "none", Target: "/no/such", FSType: "tmpfs"}), syscall.ENOENT, "/no/such"},
+		"mount":       {c.Mount(ctx, remote.Mount{Source: "none", Target: "/no/such", FSType: "tmpfs"}), syscall.ENOENT, "/no/such"},
 		"freeze":      {c.Freeze(ctx, "/no/such"), syscall.ENOENT, "/no/such"},
 		"shutdown":    {c.ShutdownFS(ctx, "/no/such", 2), syscall.ENOENT, "/no/such"},
 	} {
@@ -175,8 +175,8 @@ func TestBadRequestsAreRefused(t *testing.T) {
 			if _, err := host.Write([]byte(test.line + "\n")); err != nil {
 				t.Fatal(err)
 			}
-			var reply act.Reply
-			if err := act.NewLines(host).Receive(&reply); err != nil {
+			var reply remote.Reply
+			if err := remote.NewLines(host).Receive(&reply); err != nil {
 				t.Fatal(err)
 			}
 			if !reply.Done || reply.Error == nil || !strings.Contains(reply.Error.Message, test.want) {
@@ -187,7 +187,7 @@ func TestBadRequestsAreRefused(t *testing.T) {
 }
 
 func TestGrowRefusesAFilesystemItDoesNotKnow(t *testing.T) {
-	_, err := guest(t).Grow(t.Context(), act.Grow{Path: t.TempDir(), FSType: "tmpfs", Bytes: 1 << 30})
+	_, err := guest(t).Grow(t.Context(), remote.Grow{Path: t.TempDir(), FSType: "tmpfs", Bytes: 1 << 30})
 	if err == nil || !strings.Contains(err.Error(), "tmpfs") {
 		t.Errorf("want an error that names tmpfs\n got: %v", err)
 	}
@@ -210,7 +210,7 @@ func TestThreadsAreThoseOfTheProgram(t *testing.T) {
 	if _, err := c.Threads(t.Context(), "/nothing"); err == nil {
 		t.Error("a program that nobody runs has threads")
 	}
-	states := act.ThreadStates{States: []string{"S", "D", "R", "D"}}
+	states := remote.ThreadStates{States: []string{"S", "D", "R", "D"}}
 	if states.Waiting() != 2 {
 		t.Errorf("waiting\nwant: 2\n got: %d", states.Waiting())
 	}

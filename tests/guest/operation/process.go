@@ -10,12 +10,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 // signal sends a signal to every process of a program. One that has ended meanwhile has no need of it.
-func signal(_ context.Context, args act.Signal) (act.Processes, error) {
-	var found act.Processes
+func signal(_ context.Context, args remote.Signal) (remote.Processes, error) {
+	var found remote.Processes
 	err := eachProcess(args.Program, func(id int) error {
 		err := unix.Kill(id, args.Signal)
 		if err == nil {
@@ -32,8 +32,8 @@ func signal(_ context.Context, args act.Signal) (act.Processes, error) {
 }
 
 // threads returns the states of a program's threads.
-func threads(_ context.Context, args act.Threads) (act.ThreadStates, error) {
-	var found act.ThreadStates
+func threads(_ context.Context, args remote.Threads) (remote.ThreadStates, error) {
+	var found remote.ThreadStates
 	err := eachProcess(args.Program, func(id int) error {
 		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", id))
 		for _, file := range files {

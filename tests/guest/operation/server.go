@@ -1,4 +1,4 @@
-// Package operation is the guest's side of tests/guest/act: it serves the operations over any listener, which in a test guest is vsock and in a unit test a unix socket.
+// Package operation is the guest's side of tests/guest/remote: it serves the operations over any listener, which in a test guest is vsock and in a unit test a unix socket.
 // It runs what it is told by whoever connects, so it belongs in no image but a test's.
 package operation
 
@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"net"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 // Serve answers connections until l is closed, whose error it returns. Operations that run then go on until they end.
@@ -26,8 +26,8 @@ func Serve(l net.Listener) error {
 // serve runs a connection's one operation.
 func serve(conn net.Conn) {
 	defer conn.Close()
-	lines := act.NewLines(conn)
-	var req act.Request
+	lines := remote.NewLines(conn)
+	var req remote.Request
 	if err := lines.Receive(&req); err != nil {
 		finish(lines, fmt.Errorf("receive the request: %w", err))
 		return
@@ -36,7 +36,7 @@ func serve(conn net.Conn) {
 	defer cancel()
 	go func() { // ends with the connection at the latest
 		defer cancel()
-		var stop act.Request
+		var stop remote.Request
 		_ = lines.Receive(&stop)
 	}()
 	run, ok := operations[req.Op]
@@ -47,17 +47,17 @@ func serve(conn net.Conn) {
 	finish(lines, run(ctx, req.Args, func(result any) error { return reply(lines, result) }))
 }
 
-func reply(lines *act.Lines, result any) error {
+func reply(lines *remote.Lines, result any) error {
 	raw, err := json.Marshal(result)
 	if err != nil {
 		return err
 	}
-	return lines.Send(act.Reply{Result: raw})
+	return lines.Send(remote.Reply{Result: raw})
 }
 
 // finish sends the last line. A client that has gone away does not want it.
-func finish(lines *act.Lines, err error) {
-	last := act.Reply{Done: true}
+func finish(lines *remote.Lines, err error) {
+	last := remote.Reply{Done: true}
 	if err != nil {
 		last.Error = describe(err)
 	}
@@ -65,18 +65,18 @@ func finish(lines *act.Lines, err error) {
 }
 
 // describe makes an error fit for the wire.
-func describe(err error) *act.Error {
-	if e, ok := errors.AsType[*act.Error](err); ok {
+func describe(err error) *remote.Error {
+	if e, ok := errors.AsType[*remote.Error](err); ok {
 		return e
 	}
-	e := &act.Error{Message: err.Error()}
+	e := &remote.Error{Message: err.Error()}
 	errors.As(err, &e.Errno)
 	return e
 }
 
 // atBlock says which block an error hit.
 func atBlock(index uint64, err error) error {
-	e := &act.Error{Message: err.Error(), Index: &index}
+	e := &remote.Error{Message: err.Error(), Index: &index}
 	errors.As(err, &e.Errno)
 	return e
 }

@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 )
 
 // operation runs to its end, or until ctx asks it to stop, and emits its results.
@@ -13,24 +13,24 @@ type operation func(ctx context.Context, args json.RawMessage, emit func(any) er
 
 // operations is all a test guest can do.
 var operations = map[string]operation{
-	act.OpExec:         once(execute),
-	act.OpReadFile:     once(readFile),
-	act.OpWriteFile:    plain(writeFile),
-	act.OpStat:         once(stat),
-	act.OpStatFS:       once(statFS),
-	act.OpDeviceSize:   once(deviceSize),
-	act.OpMkdir:        plain(mkdir),
-	act.OpMount:        plain(mount),
-	act.OpUnmount:      plain(unmount),
-	act.OpShutdownFS:   plain(shutdownFS),
-	act.OpGrowFS:       once(growFS),
-	act.OpFreezeFS:     plain(freezeFS),
-	act.OpSync:         plain(sync),
-	act.OpWriteBlocks:  many(writeBlocks),
-	act.OpVerifyBlocks: many(verifyBlocks),
-	act.OpDialVsock:    once(dialVsock),
-	act.OpSignal:       once(signal),
-	act.OpThreads:      once(threads),
+	remote.OpExec:         once(execute),
+	remote.OpReadFile:     once(readFile),
+	remote.OpWriteFile:    plain(writeFile),
+	remote.OpStat:         once(stat),
+	remote.OpStatFS:       once(statFS),
+	remote.OpDeviceSize:   once(deviceSize),
+	remote.OpMkdir:        plain(mkdir),
+	remote.OpMount:        plain(mount),
+	remote.OpUnmount:      plain(unmount),
+	remote.OpShutdownFS:   plain(shutdownFS),
+	remote.OpGrowFS:       once(growFS),
+	remote.OpFreezeFS:     plain(freezeFS),
+	remote.OpSync:         plain(sync),
+	remote.OpWriteBlocks:  many(writeBlocks),
+	remote.OpVerifyBlocks: many(verifyBlocks),
+	remote.OpDialVsock:    once(dialVsock),
+	remote.OpSignal:       once(signal),
+	remote.OpThreads:      once(threads),
 }
 
 // many makes an operation of a function that emits results of type R as it goes.

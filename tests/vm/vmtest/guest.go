@@ -143,7 +143,7 @@ func Image(t *testing.T, modules []string, programs ...rootfs.Program) string {
 // Mounts returns the guest's mountinfo.
 func Mounts(t *testing.T, g *vm.Guest) string {
 	t.Helper()
-	text, err := g.Act.ReadFile(Limited(t), "/proc/self/mountinfo")
+	text, err := g.Remote.ReadFile(Limited(t), "/proc/self/mountinfo")
 	Must(t, err)
 	return string(text)
 }

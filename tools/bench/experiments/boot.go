@@ -21,14 +21,14 @@ import (
 	"github.com/directvol/directvol/protocols/output"
 	"github.com/directvol/directvol/rootfs"
 	"github.com/directvol/directvol/rootfs/kernel"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
 // bootAppend is both guests' kernel command line. With earlyprintk the kernel's boot code (arch/x86/boot) has a console, and its first word
 // there is the kernel's start: the firmware says nothing.
-const bootAppend = "console=ttyS0 loglevel=1 panic=-1 earlyprintk=ttyS0 " + act.FirstDisk + "=/dev/vda"
+const bootAppend = "console=ttyS0 loglevel=1 panic=-1 earlyprintk=ttyS0 " + remote.FirstDisk + "=/dev/vda"
 
 var boot = experiment{
 	name: "boot to the first answer and to the first volume, the agent's and a bare init's",
@@ -56,7 +56,7 @@ var boot = experiment{
 		}
 		pair := []bootable{
 			{agent, disk, agentpb.Port, []milestone{{"boot_to_ready", agentAnswers}, {"boot_to_mount", agentMounts}}},
-			{echo, disk, act.EchoPort, []milestone{{"boot_to_mount_by_hand", echoAnswers}}},
+			{echo, disk, remote.EchoPort, []milestone{{"boot_to_mount_by_hand", echoAnswers}}},
 		}
 		return measure.Session{Close: func(context.Context) error { return os.Remove(disk) }, Run: func(ctx context.Context, say func(string)) (measure.Trial, error) {
 			t := measure.Trial{}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/directvol/directvol/host/qemu"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
@@ -89,7 +89,7 @@ func (d *growingDisk) run(ctx context.Context, say func(string)) (measure.Trial,
 func (d *growingDisk) grow(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	before, err := ueventSockets(ctx, d.guest.Act)
+	before, err := ueventSockets(ctx, d.guest.Remote)
 	if err != nil {
 		return 0, err
 	}
@@ -122,7 +122,7 @@ const looks = 50
 // awaitWaiting returns when the agent waits for the disk: it has one more socket for the kernel's events than before.
 func (d *growingDisk) awaitWaiting(ctx context.Context, before int) error {
 	for range looks {
-		now, err := ueventSockets(ctx, d.guest.Act)
+		now, err := ueventSockets(ctx, d.guest.Remote)
 		if err != nil || now > before {
 			return err
 		}
@@ -131,7 +131,7 @@ func (d *growingDisk) awaitWaiting(ctx context.Context, before int) error {
 }
 
 // ueventSockets counts the guest's sockets of NETLINK_KOBJECT_UEVENT.
-func ueventSockets(ctx context.Context, a *act.Client) (int, error) {
+func ueventSockets(ctx context.Context, a *remote.Client) (int, error) {
 	text, err := a.ReadFile(ctx, "/proc/net/netlink")
 	return countUeventSockets(string(text)), err
 }

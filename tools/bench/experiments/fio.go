@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
@@ -200,7 +200,7 @@ func (f *fioBed) count(ctx context.Context, path, row string, t measure.Trial) e
 // requests is how many the guest's kernel has completed on the disk.
 func (f *fioBed) requests(ctx context.Context) (uint64, error) {
 	path := "/sys/class/block/" + filepath.Base(f.device) + "/stat"
-	text, err := f.guest.Act.ReadFile(ctx, path)
+	text, err := f.guest.Remote.ReadFile(ctx, path)
 	if err != nil {
 		return 0, err
 	}
@@ -230,7 +230,7 @@ func (f *fioBed) fio(ctx context.Context, path string, options ...string) (map[s
 	for _, w := range workloads {
 		argv = append(append(argv, "--name="+w.name, "--stonewall"), w.options...)
 	}
-	done, err := f.guest.Act.Exec(ctx, act.Command{Argv: argv})
+	done, err := f.guest.Remote.Exec(ctx, remote.Command{Argv: argv})
 	if err != nil {
 		return nil, err
 	}

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/directvol/directvol/host/agentclient"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tools/bench/measure"
 )
@@ -109,7 +109,7 @@ func (h hanging) flooded(ctx context.Context, say func(string)) (t measure.Trial
 
 // whileItHangs has the disk hang with something to write, makes so many calls of each kind of its volume, and then do. The volume is healthy again behind it.
 func (h hanging) whileItHangs(ctx context.Context, calls int, say func(string), do func() error) (err error) {
-	if err := h.guest.Act.WriteFile(ctx, h.v.GuestPath+"/dirty", make([]byte, 64<<10)); err != nil {
+	if err := h.guest.Remote.WriteFile(ctx, h.v.GuestPath+"/dirty", make([]byte, 64<<10)); err != nil {
 		return err
 	}
 	if err := h.v.Hang(ctx); err != nil {
@@ -139,7 +139,7 @@ func (h hanging) settled(ctx context.Context) (waiting int, err error) {
 	again := time.NewTicker(askAgain)
 	defer again.Stop()
 	for {
-		threads, err := h.guest.Act.Threads(ctx, act.Agent)
+		threads, err := h.guest.Remote.Threads(ctx, remote.Agent)
 		if err != nil || threads.Waiting() <= 1 {
 			return threads.Waiting(), err
 		}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/output"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tools/bench/measure"
 	"github.com/directvol/directvol/tools/bench/report"
@@ -106,7 +106,7 @@ func (l *Lab) theGuest(ctx context.Context) (*vm.Guest, error) {
 func (l *Lab) startEcho(ctx context.Context, guest *vm.Guest) error {
 	ended := make(chan error, 1)
 	go func() {
-		exit, err := guest.Act.Exec(l.whole, act.Command{Argv: []string{"/test-guest", act.BareEcho}, Env: []string{"GODEBUG=asyncpreemptoff=1"}})
+		exit, err := guest.Remote.Exec(l.whole, remote.Command{Argv: []string{"/test-guest", remote.BareEcho}, Env: []string{"GODEBUG=asyncpreemptoff=1"}})
 		if err == nil {
 			err = fmt.Errorf("exit %d: %s", exit.Code, exit.Stderr)
 		}

@@ -12,7 +12,7 @@ import (
 // addGuest adds what a guest and its QEMU say of themselves.
 func addGuest(ctx context.Context, m *report.Machine, guest *vm.Guest) error {
 	for path, to := range map[string]*string{report.CPUFile: &m.GuestCPU, report.ReleaseFile: &m.GuestKernel, "/proc/cmdline": &m.GuestCmdline, report.MeltdownFile: &m.GuestMeltdown} {
-		text, err := guest.Act.ReadFile(ctx, path)
+		text, err := guest.Remote.ReadFile(ctx, path)
 		if err != nil {
 			return err
 		}

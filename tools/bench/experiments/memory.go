@@ -10,7 +10,7 @@ import (
 
 	"github.com/directvol/directvol/host/agentclient"
 	"github.com/directvol/directvol/protocols/address"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tools/bench/measure"
 )
@@ -101,7 +101,7 @@ func (l *Lab) openMemory(ctx context.Context, guest *vm.Guest, s server) (measur
 				return nil, err
 			}
 			calls = callsBetween
-			anon, err := rssAnon(ctx, guest.Act, s.pid)
+			anon, err := rssAnon(ctx, guest.Remote, s.pid)
 			bytes := float64(program.Size())
 			return measure.Trial{s.prefix + "binary_bytes": {bytes}, s.prefix + "rss_anon_bytes": {anon}, s.prefix + "memory_bytes": {bytes + anon}}, err
 		},
@@ -134,7 +134,7 @@ const lastPID = 2000
 // findProcess returns the number of the guest's first process with a name.
 func findProcess(ctx context.Context, guest *vm.Guest, name string) (pid int, err error) {
 	for pid := 2; pid <= lastPID; pid++ {
-		comm, err := guest.Act.ReadFile(ctx, fmt.Sprintf("/proc/%d/comm", pid))
+		comm, err := guest.Remote.ReadFile(ctx, fmt.Sprintf("/proc/%d/comm", pid))
 		if err == nil && strings.TrimSpace(string(comm)) == name {
 			return pid, nil
 		}
@@ -146,7 +146,7 @@ func findProcess(ctx context.Context, guest *vm.Guest, name string) (pid int, er
 }
 
 // rssAnon reads a process's anonymous memory: what it has written to, and no page of its program.
-func rssAnon(ctx context.Context, a *act.Client, pid int) (float64, error) {
+func rssAnon(ctx context.Context, a *remote.Client, pid int) (float64, error) {
 	path := fmt.Sprintf("/proc/%d/status", pid)
 	status, err := a.ReadFile(ctx, path)
 	if err != nil {

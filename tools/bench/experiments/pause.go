@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tools/bench/measure"
 )
@@ -81,7 +81,7 @@ func (p *pauses) measure(ctx context.Context, t measure.Trial, row string, grow 
 	if err := errors.Join(p.disk.attach(ctx), p.disk.mount(ctx)); err != nil {
 		return err
 	}
-	writer, err := p.guest.Act.StartWriter(ctx, act.WriteBlocks{Path: p.disk.GuestPath + "/written", BlockBytes: pauseBlock})
+	writer, err := p.guest.Remote.StartWriter(ctx, remote.WriteBlocks{Path: p.disk.GuestPath + "/written", BlockBytes: pauseBlock})
 	if err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func (p *pauses) byIoctl(ctx context.Context) error {
 	again := time.NewTicker(askAgain)
 	defer again.Stop()
 	for {
-		_, err := p.guest.Act.Grow(ctx, act.Grow{Path: p.disk.GuestPath, FSType: p.fstype, Bytes: p.size})
+		_, err := p.guest.Remote.Grow(ctx, remote.Grow{Path: p.disk.GuestPath, FSType: p.fstype, Bytes: p.size})
 		if err == nil || ctx.Err() != nil || !isBeyondDevice(err) {
 			return err
 		}

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
@@ -69,7 +69,7 @@ func mean(samples []float64) float64 {
 
 // fsyncs returns how long each block of a writer took, in microseconds.
 func (w *twoWays) fsyncs(ctx context.Context, path string) ([]float64, error) {
-	writer, err := w.guest.Act.StartWriter(ctx, act.WriteBlocks{Path: path + "/written", BlockBytes: pauseBlock, LimitBytes: probedBytes})
+	writer, err := w.guest.Remote.StartWriter(ctx, remote.WriteBlocks{Path: path + "/written", BlockBytes: pauseBlock, LimitBytes: probedBytes})
 	if err != nil {
 		return nil, err
 	}

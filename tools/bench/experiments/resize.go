@@ -7,7 +7,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tools/bench/measure"
 )
@@ -138,5 +138,5 @@ func (g growth) byHand(ctx context.Context, d *disk) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	return g.guest.Act.Grow(ctx, act.Grow{Path: d.GuestPath, FSType: g.fstype, Bytes: g.to, Settle: device})
+	return g.guest.Remote.Grow(ctx, remote.Grow{Path: d.GuestPath, FSType: g.fstype, Bytes: g.to, Settle: device})
 }

@@ -216,7 +216,7 @@ type echo struct {
 }
 
 func dialEcho(ctx context.Context, guest *vm.Guest) (*echo, error) {
-	conn, err := guest.Act.BareEcho(ctx)
+	conn, err := guest.Remote.BareEcho(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tools/bench/measure"
 )
@@ -62,16 +62,16 @@ func plugShare(ctx context.Context, guest *vm.Guest, socket string) error {
 			return err
 		}
 	}
-	if err := guest.Act.Mkdir(ctx, sharedPath, 0o755); err != nil {
+	if err := guest.Remote.Mkdir(ctx, sharedPath, 0o755); err != nil {
 		return err
 	}
-	return mountSoon(ctx, guest, act.Mount{Source: shareName, Target: sharedPath, FSType: "virtiofs"})
+	return mountSoon(ctx, guest, remote.Mount{Source: shareName, Target: sharedPath, FSType: "virtiofs"})
 }
 
 // mountSoon mounts what the guest does not know yet, at the moment.
-func mountSoon(ctx context.Context, guest *vm.Guest, m act.Mount) error {
+func mountSoon(ctx context.Context, guest *vm.Guest, m remote.Mount) error {
 	for {
-		err := guest.Act.Mount(ctx, m)
+		err := guest.Remote.Mount(ctx, m)
 		if !errors.Is(err, syscall.EINVAL) { // how virtio-fs says that there is no such tag
 			return err
 		}
@@ -83,7 +83,7 @@ func mountSoon(ctx context.Context, guest *vm.Guest, m act.Mount) error {
 
 // unplugShare unmounts and takes the device away.
 func unplugShare(ctx context.Context, guest *vm.Guest) error {
-	if err := guest.Act.Unmount(ctx, sharedPath, 0); err != nil {
+	if err := guest.Remote.Unmount(ctx, sharedPath, 0); err != nil {
 		return err
 	}
 	qmp := guest.VM().QMP()

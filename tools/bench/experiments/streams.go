@@ -60,7 +60,7 @@ func streamLine(n int, g measure.Goal) measure.Line {
 func stream(ctx context.Context, guest *vm.Guest, n int) (time.Duration, error) {
 	conns := make([]net.Conn, n)
 	for i := range conns {
-		conn, err := guest.Act.Echo(ctx)
+		conn, err := guest.Remote.Echo(ctx)
 		if err != nil {
 			return 0, err
 		}

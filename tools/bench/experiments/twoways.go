@@ -6,7 +6,7 @@ import (
 	"os"
 
 	"github.com/directvol/directvol/host/sandbox"
-	"github.com/directvol/directvol/tests/guest/act"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -36,7 +36,7 @@ func (l *Lab) openTwoWays(ctx context.Context, folder, id string, bytes int64, f
 		if w.device, err = guest.MountedDevice(ctx, path); err != nil {
 			return err
 		}
-		return errors.Join(guest.Act.Mkdir(ctx, byHandPath, 0o755), fill(ctx, path))
+		return errors.Join(guest.Remote.Mkdir(ctx, byHandPath, 0o755), fill(ctx, path))
 	})
 	if err != nil {
 		return nil, errors.Join(err, w.close(ctx))
@@ -58,10 +58,10 @@ func (w *twoWays) byAgent(ctx context.Context, do func(path string) error) error
 
 // byHand calls do with where it is mounted with the same options, and nobody watches it.
 func (w *twoWays) byHand(ctx context.Context, do func(path string) error) error {
-	if err := w.guest.Act.Mount(ctx, act.Mount{Source: w.device, Target: byHandPath, FSType: "ext4", Data: "noinit_itable"}); err != nil {
+	if err := w.guest.Remote.Mount(ctx, remote.Mount{Source: w.device, Target: byHandPath, FSType: "ext4", Data: "noinit_itable"}); err != nil {
 		return err
 	}
-	return errors.Join(do(byHandPath), w.guest.Act.Unmount(ctx, byHandPath, 0))
+	return errors.Join(do(byHandPath), w.guest.Remote.Unmount(ctx, byHandPath, 0))
 }
 
 func (w *twoWays) close(ctx context.Context) error {

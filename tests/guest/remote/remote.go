@@ -1,4 +1,4 @@
-// Package act is how a test acts inside a test guest: the messages that tests/guest answers, and the client that sends them.
+// Package remote is how a test acts inside a test guest: the messages that tests/guest answers, and the client that sends them.
 //
 // The protocol is one operation a connection. Both sides send lines of JSON, each at most MaxLine bytes: the client one [Request], the guest any number of [Reply], the
 // last of them with Done set. Whatever the client sends after its request, and the end of the connection, ask the operation to stop. Bytes travel as base64, as
@@ -6,7 +6,7 @@
 //
 // The client reaches the guest through a [Dial] function, so that it knows nothing of vsock. It believes the guest no length and no order: a test guest that was
 // broken on purpose must not take the test down with it.
-package act
+package remote
 
 import (
 	"encoding/json"
