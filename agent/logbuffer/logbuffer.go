@@ -41,7 +41,7 @@ type Buffer struct {
 	idle    event // a reader has written all, or has left
 }
 
-// event wakes everybody who waits for it, under the journal's lock.
+// event wakes everybody who waits for it, under the buffer's lock.
 type event struct{ next chan struct{} }
 
 func (e *event) await() <-chan struct{} {
@@ -58,15 +58,15 @@ func (e *event) fire() {
 	}
 }
 
-// Reader is somebody who reads a journal, and how far they have come.
+// Reader is somebody who reads a buffer, and how far they have come.
 type Reader struct {
-	journal *Buffer
+	buffer  *Buffer
 	next    uint64 // the number of the next line to take
 	written uint64 // all lines before this one are written
 }
 
-// New makes log write JSON lines with these fields to a journal that it returns.
-// From then on log is the journal's. Nobody reads yet.
+// New makes log write JSON lines with these fields to a buffer that it returns.
+// From then on log is the buffer's. Nobody reads yet.
 func New(log *logrus.Logger, fields logrus.Fields) *Buffer {
 	j := &Buffer{fields: plain(fields), readers: map[*Reader]struct{}{}}
 	j.formatter = &logrus.JSONFormatter{
@@ -124,7 +124,7 @@ func (j *Buffer) keep(line []byte) {
 	j.first += uint64(drop)
 }
 
-// told returns a line of the journal's own. It goes past the logger, whose lock
+// told returns a line of the buffer's own. It goes past the logger, whose lock
 // is taken before ours.
 func (j *Buffer) told(fields logrus.Fields, message string) []byte {
 	e := logrus.NewEntry(&logrus.Logger{}).WithFields(fields)
@@ -139,7 +139,7 @@ func (j *Buffer) told(fields logrus.Fields, message string) []byte {
 func (j *Buffer) Reader() *Reader {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	r := &Reader{journal: j}
+	r := &Reader{buffer: j}
 	j.readers[r] = struct{}{}
 	return r
 }
@@ -148,11 +148,11 @@ func (j *Buffer) Reader() *Reader {
 // or a write fails. What the reader has missed is told in a line of its own. A
 // write that hangs is the caller's to end. It is called once.
 func (r *Reader) CopyTo(ctx context.Context, w io.Writer) error {
-	defer r.journal.leave(r)
+	defer r.buffer.leave(r)
 	var batch []byte
 	for {
 		var more <-chan struct{}
-		if batch, more = r.journal.take(r, batch[:0]); len(batch) == 0 {
+		if batch, more = r.buffer.take(r, batch[:0]); len(batch) == 0 {
 			select {
 			case <-more:
 				continue

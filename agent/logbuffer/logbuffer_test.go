@@ -34,7 +34,7 @@ type line struct {
 	Lost, N, Bytes                     int
 }
 
-// reading has a reader read the journal, and returns where its lines arrive.
+// reading has a reader read the buffer, and returns where its lines arrive.
 func reading(t *testing.T, j *Buffer) *bufio.Scanner {
 	t.Helper()
 	r, w := io.Pipe()
@@ -189,7 +189,7 @@ func TestFlushWaitsForReadersAndNotForTheDead(t *testing.T) {
 	j.Flush(short)
 }
 
-// served serves a journal at a unix socket, and returns how to read it.
+// served serves a buffer at a unix socket, and returns how to read it.
 func served(t *testing.T, j *Buffer) (dial func() net.Conn, over <-chan error, l net.Listener) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "log.sock")

@@ -12,7 +12,7 @@ import (
 // when something is written to them, and must not keep out the living.
 const MaxReaders = 4
 
-// Serve has each connection that l accepts read the journal, until l fails or is
+// Serve has each connection that l accepts read the buffer, until l fails or is
 // closed, or ctx ends; then all are closed. What a connection sends is not read.
 func (j *Buffer) Serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)

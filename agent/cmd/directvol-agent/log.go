@@ -20,7 +20,7 @@ import (
 // flushLimit is how long the log's readers have at the end.
 const flushLimit = 2 * time.Second
 
-// keptLog is the journal and the ways out of it.
+// keptLog is the buffer and the ways out of it.
 type keptLog struct {
 	*logbuffer.Buffer
 	console func()
