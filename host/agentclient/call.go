@@ -60,7 +60,7 @@ func attempt[R any, PR service.Message[R]](ctx context.Context, c *Client, m met
 	if err != nil {
 		return nil, &failed{kind: broken, err: status.Error(codes.Unavailable, err.Error())}
 	}
-	inTime := context.AfterFunc(ctx, link.conn.hurry)
+	inTime := context.AfterFunc(ctx, link.conn.limitWrites)
 	defer func() {
 		if !inTime() {
 			link.conn.relax()

@@ -14,8 +14,8 @@ const (
 	maxAnswer = 256 << 10
 	// maxOwed bounds the calls that a guest has left unanswered on one connection.
 	maxOwed = 1 << 10
-	// hurryLimit is how long a write may still take when a call's time is up.
-	hurryLimit = 100 * time.Millisecond
+	// lateWriteLimit is how long a write may still take when a call's time is up.
+	lateWriteLimit = 100 * time.Millisecond
 )
 
 // guardedConn carries ttrpc to a guest that may be hostile. A guest that does not read does not hold the writer up. A frame that answers no call of
@@ -66,19 +66,19 @@ func (g *guardedConn) setWriting() error {
 	g.writing = true
 	limit := g.limit
 	if g.overdue > 0 {
-		limit = min(limit, hurryLimit)
+		limit = min(limit, lateWriteLimit)
 	}
 	return g.SetWriteDeadline(time.Now().Add(limit))
 }
 
 // hurry is told of a call whose time is up: a write that does not end shall not hold it, whichever call's write it is. One that the guest reads is over
 // by then. The call's end is told by relax.
-func (g *guardedConn) hurry() {
+func (g *guardedConn) limitWrites() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.overdue++
 	if g.writing {
-		g.SetWriteDeadline(time.Now().Add(hurryLimit))
+		g.SetWriteDeadline(time.Now().Add(lateWriteLimit))
 	}
 }
 

@@ -81,7 +81,7 @@ func (r *recorded) SetWriteDeadline(at time.Time) error {
 	return nil
 }
 
-func TestWritesAreHurriedWhileACallIsOverdue(t *testing.T) {
+func TestWritesAreLimitedWhileACallIsOverdue(t *testing.T) {
 	conn := &recorded{}
 	g := newGuardedConn(conn, time.Hour)
 	request := func(id uint32) {
@@ -90,22 +90,22 @@ func TestWritesAreHurriedWhileACallIsOverdue(t *testing.T) {
 		}
 	}
 	request(1)
-	g.hurry() // between two writes: the next is hurried
-	g.hurry()
+	g.limitWrites() // between two writes: the next is limited
+	g.limitWrites()
 	request(3)
 	g.relax()
 	request(5) // one is still overdue
 	g.relax()
 	request(7)
 	g.setWriting()
-	g.hurry() // in the midst of a write
+	g.limitWrites() // in the midst of a write
 	want := []bool{false, true, true, false, false, true}
 	var got []bool
 	for _, limit := range conn.limits {
-		got = append(got, limit <= hurryLimit)
+		got = append(got, limit <= lateWriteLimit)
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("writes that are hurried\nwant %v\ngot  %v, by limits %v", want, got, conn.limits)
+		t.Errorf("writes that are limited\nwant %v\ngot  %v, by limits %v", want, got, conn.limits)
 	}
 }
 
