@@ -11,24 +11,24 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// intend writes down what is about to be mounted, and whether its mount point
+// recordMounting writes down what is about to be mounted, and whether its mount point
 // will be one that was made for it.
-func (t *Table) intend(m *mounted) error {
+func (t *Table) recordMounting(m *mounted) error {
 	_, err := os.Lstat(m.mountPoint)
 	t.mu.Lock()
 	m.made = errors.Is(err, fs.ErrNotExist)
 	t.intents[m.mountPoint] = m
 	t.mu.Unlock()
 	if err = t.save(); err != nil {
-		t.intended(m)
+		t.recordMounted(m)
 		err = fmt.Errorf("storage %s is not mounted, as the agent could not find it after a restart: %w", m.mountPoint, err)
 	}
 	return err
 }
 
-// intended ends intend. What was mounted stands written down as it is; what was
+// recordMounted ends recordMounting. What was mounted is written down as it is; what was
 // not is struck out.
-func (t *Table) intended(m *mounted) {
+func (t *Table) recordMounted(m *mounted) {
 	t.mu.Lock()
 	delete(t.intents, m.mountPoint)
 	failed := t.mounts[m.mountPoint] != m
@@ -72,7 +72,7 @@ func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 	return nil
 }
 
-// beginAgain has begins say that a storage is being mounted, until done. It stands written
+// beginAgain has begins say that a storage is being mounted, until done. It is written
 // down already.
 func (t *Table) beginAgain(m *mounted) (done func()) {
 	set := func(again bool) {
@@ -92,7 +92,7 @@ func (t *Table) begins(m *mounted) bool {
 }
 
 // refuseToHide refuses to mount over a folder above another storage, whose users would
-// find something else there. A mount that stands already, and is only taken over, hides what
+// find something else there. A mount that is there already, and is only taken over, hides what
 // it hides: another storage that is in sight is no reason. It goes while begins says that the
 // storage is being mounted: of two calls that mount at once, one within the other, one finds
 // the other's.
@@ -104,8 +104,8 @@ func (t *Table) refuseToHide(m *mounted) error {
 	if err != nil {
 		return err
 	}
-	stands := top != nil && m.isOf(m.origin(), top)
-	if !stands {
+	already := top != nil && m.isOf(m.origin(), top)
+	if !already {
 		if err := t.refuseToHideStranger(m); err != nil {
 			return err
 		}
@@ -115,7 +115,7 @@ func (t *Table) refuseToHide(m *mounted) error {
 		if err != nil {
 			return err
 		}
-		if !stands && (there || t.begins(inner)) {
+		if !already && (there || t.begins(inner)) {
 			return errkind.New(errkind.FailedPrecondition, "storage %s: it would hide storage %s: ask for that after it", m.mountPoint, inner.mountPoint)
 		}
 	}

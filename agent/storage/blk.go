@@ -21,7 +21,7 @@ var blk = &driver{
 	find: func(ctx context.Context, r request) (origin, error) {
 		return deviceOrigin(blockdev.Find(ctx, r.source, r.serial))
 	},
-	mount: mountOrigin, unmount: unmount, there: (*mounted).stands, couldGo: couldUnmount,
+	mount: mountOrigin, unmount: unmount, there: (*mounted).isMounted, couldGo: couldUnmount,
 }
 
 // checkDiskFilesystem refuses a filesystem that does not lie on a disk.

@@ -26,7 +26,7 @@ var ephemeral = &driver{
 		}
 		return checkGroupOption(r)
 	},
-	find: named, mount: mountOrigin, unmount: unmount, there: (*mounted).stands, couldGo: couldUnmount,
+	find: named, mount: mountOrigin, unmount: unmount, there: (*mounted).isMounted, couldGo: couldUnmount,
 }
 
 // groupOption is fs_group as Kata's runtime writes it among the options of what

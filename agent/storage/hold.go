@@ -99,10 +99,10 @@ func (t *Table) needFound(ctx context.Context, c *call, r request, from origin) 
 		return err
 	}
 	m := &mounted{request: r, from: from, holders: holders, calls: map[*call]string{c: c.holds(r)}}
-	if err := t.intend(m); err != nil {
+	if err := t.recordMounting(m); err != nil {
 		return err
 	}
-	defer t.intended(m)
+	defer t.recordMounted(m)
 	if err := t.refuseToHide(m); err != nil {
 		return err
 	}

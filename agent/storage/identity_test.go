@@ -68,7 +68,7 @@ func TestVolumeIsNotThereWhereAFolderOfItIs(t *testing.T) {
 	if err := hold(t, table, storage); errkind.Of(err) != errkind.AlreadyExists {
 		t.Errorf("asked for again\nwant it refused\ngot  %v", err)
 	}
-	if there, err := table.at(place).stands(); there || err != nil {
+	if there, err := table.at(place).isMounted(); there || err != nil {
 		t.Errorf("want it not there\ngot  %v, error %v", there, err)
 	}
 	table.volumes.Forget(place)
@@ -221,7 +221,7 @@ func TestVolumeMountedAgainIsTheVolumeAndFormattedAnewIsNot(t *testing.T) {
 			if len(left) != 1 { // also while its disk is in use otherwise
 				t.Fatalf("%s, formatted anew: %v\nwant it held\ngot  %v", fstype, formatted, left)
 			}
-			if there, err := table.at(place).stands(); there == formatted || err != nil {
+			if there, err := table.at(place).isMounted(); there == formatted || err != nil {
 				t.Errorf("%s, formatted anew: %v\nwant the volume there: %v\ngot  %v, error %v", fstype, formatted, !formatted, there, err)
 			}
 			if err := table.Release(t.Context(), "c1"); (err != nil) != formatted || err != nil && errkind.Of(err) != errkind.FailedPrecondition {

@@ -160,9 +160,9 @@ func makeMountPoint(path string) (made bool, err error) {
 	return made, err
 }
 
-// stands tells whether a storage is mounted where it is to be, and open to its
+// isMounted tells whether a storage is mounted where it is to be, and open to its
 // users: what lies over it is refused, as it would be taken for it.
-func (m *mounted) stands() (bool, error) {
+func (m *mounted) isMounted() (bool, error) {
 	mounts, err := mount.At(m.mountPoint)
 	at := slices.IndexFunc(mounts, m.is)
 	if at < 0 {
@@ -182,7 +182,7 @@ func (m *mounted) stands() (bool, error) {
 // under its users. What someone else has unmounted is gone, whatever lies there
 // now.
 func unmount(m *mounted) error {
-	there, err := m.stands()
+	there, err := m.isMounted()
 	if err == nil && there {
 		err = unmountThere(m)
 	}
@@ -195,7 +195,7 @@ func unmountThere(m *mounted) error {
 		return inUse(m.mountPoint, err)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, fs.ErrNotExist):
 		// Someone else has just unmounted it, or its path leads elsewhere.
-		if there, hidden := m.stands(); there || hidden != nil {
+		if there, hidden := m.isMounted(); there || hidden != nil {
 			return cmp.Or(hidden, error(&fs.PathError{Op: "unmount", Path: m.mountPoint, Err: err}))
 		}
 	case err != nil:

@@ -90,7 +90,7 @@ func TestStorageThatIsHiddenIsNotSaidToBeThere(t *testing.T) {
 	}
 }
 
-// A mount that stands already, with a storage in it, hides nothing by being taken over: its
+// A mount that is there already, with a storage in it, hides nothing by being taken over: its
 // container could not be removed otherwise.
 func TestMountWithAStorageInItIsTakenOver(t *testing.T) {
 	for name, table := range map[string]func(place string) *Table{
@@ -123,7 +123,7 @@ func TestMountWithAStorageInItIsTakenOver(t *testing.T) {
 	}
 }
 
-// A mount that stands and does hide a storage is not taken over.
+// A mount that is there and does hide a storage is not taken over.
 func TestMountThatHidesAStorageIsNotTakenOver(t *testing.T) {
 	outer := inMemory(filepath.Join(mounttest.Dir(t), "a"))
 	inner := inMemory(filepath.Join(outer.MountPoint, "b"))

@@ -103,7 +103,7 @@ func TestStorageThatIsNotThereIsStruckOut(t *testing.T) {
 		request: request{driver: ephemeral, source: "tmpfs", fstype: "tmpfs", mountPoint: path},
 		from:    origin{path: "tmpfs"}, holders: map[string]bool{"c1": true},
 	}
-	if err := errors.Join(table.intend(m), os.Mkdir(path, 0o700)); err != nil {
+	if err := errors.Join(table.recordMounting(m), os.Mkdir(path, 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	if left := restarted(t, table).Mounted(); len(left) != 0 || there(path) {

@@ -13,5 +13,5 @@ var scsi = &driver{
 	find: func(ctx context.Context, r request) (origin, error) {
 		return deviceOrigin(blockdev.FindSCSI(ctx, r.source, r.serial))
 	},
-	mount: mountOrigin, unmount: unmount, there: (*mounted).stands, couldGo: couldUnmount,
+	mount: mountOrigin, unmount: unmount, there: (*mounted).isMounted, couldGo: couldUnmount,
 }

@@ -28,7 +28,7 @@ var virtioFS = &driver{
 	find: func(ctx context.Context, r request) (origin, error) {
 		return origin{path: r.source}, blockdev.Await(ctx, "virtio", hasShare)
 	},
-	mount: mountTag, unmount: unmount, there: (*mounted).stands, couldGo: couldUnmount,
+	mount: mountTag, unmount: unmount, there: (*mounted).isMounted, couldGo: couldUnmount,
 }
 
 // tagBytes is how long a device's tag can be (virtio 1.2, 5.11.4).

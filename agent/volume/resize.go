@@ -33,7 +33,7 @@ func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) er
 
 // Resize is Resize of the volume at path.
 func (t *Table) Resize(ctx context.Context, path string, size uint64, wait time.Duration) error {
-	if v := t.at(path); v != nil && v.stands() {
+	if v := t.at(path); v != nil && v.isCurrent() {
 		// It looks itself at what it has opened, and finds what was mounted in this moment.
 		if err := v.Resize(ctx, size, wait); errkind.Of(err) != errkind.NotFound {
 			return err

@@ -175,8 +175,8 @@ func (v *Volume) measure(m *measurement) {
 	}
 }
 
-// stands reports whether no mount has changed since the volume was seen in its place.
-func (v *Volume) stands() bool {
+// isCurrent reports whether no mount has changed since the volume was seen in its place.
+func (v *Volume) isCurrent() bool {
 	now := v.changes.Now()
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -190,7 +190,7 @@ func (v *Volume) replaced(stats *Stats) bool {
 	v.mu.Lock()
 	another := v.last != nil && stats != nil && stats.fsid != v.last.fsid
 	v.mu.Unlock()
-	if !another && v.stands() {
+	if !another && v.isCurrent() {
 		return false
 	}
 	now := v.changes.Now()

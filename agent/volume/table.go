@@ -184,13 +184,13 @@ func standing() func(*Volume) bool {
 
 // hide forgets a volume, but for one that is mounted still: when it is seen again it is
 // whose it was, with what is remembered of it, and under its own lock. t.mu is held.
-func (t *Table) hide(v *Volume, stands func(*Volume) bool) {
+func (t *Table) hide(v *Volume, current func(*Volume) bool) {
 	delete(t.volumes, v.Mountpoint)
 	if v.watch != nil {
 		v.watch.Rest()
 	}
 	t.hidden = append(t.hidden, v)
-	t.forgetHidden(func(v *Volume) bool { return !stands(v) })
+	t.forgetHidden(func(v *Volume) bool { return !current(v) })
 }
 
 // forgetHidden forgets hidden volumes. t.mu is held.
