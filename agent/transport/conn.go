@@ -58,7 +58,7 @@ type conn struct {
 	quick         Quick
 	onClose       func()
 	room          *room
-	owes          int     // to the peer; owed.mu guards it
+	pending       int     // to the peer; pending.mu guards it
 	account       account // of memory; ledger.mu guards it
 	tickets       tickets // of its calls
 

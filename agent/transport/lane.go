@@ -60,7 +60,7 @@ func (l *lane) Write(p []byte) (int, error) {
 		}
 		if header.Type == ttrpcframe.TypeResponse {
 			c.room.ledger.give(&c.account, header.StreamID)
-			c.room.owed.answered(c)
+			c.room.pending.answered(c)
 		}
 		l.begun = append(l.begun[:0], l.begun[length:]...)
 	}

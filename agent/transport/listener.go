@@ -241,7 +241,7 @@ func (l *Listener) HungUp() <-chan struct{} {
 
 // Answered waits until every request that was read is answered on its connection, or until
 // ctx ends.
-func (l *Listener) Answered(ctx context.Context) error { return l.room.owed.await(ctx) }
+func (l *Listener) Answered(ctx context.Context) error { return l.room.pending.await(ctx) }
 
 // Close stops listening. Connections stay open.
 func (l *Listener) Close() error {

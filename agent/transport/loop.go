@@ -44,9 +44,9 @@ func (l *loop) run() (replaced bool) {
 	}
 }
 
-// takeHung is take of the call that hangs. Its answer was owed already.
+// takeHung is take of the call that hangs. Its answer was pending already.
 func (l *loop) takeHung() bool {
-	defer l.conn.room.owed.answered(l.conn)
+	defer l.conn.room.pending.answered(l.conn)
 	return l.conn.take(ttrpcframe.ParseHeader(l.hung))
 }
 
@@ -82,13 +82,13 @@ func (l *loop) inPlace(whole []byte, header ttrpcframe.Header, request *ttrpcfra
 	c.watch()
 	l.start += len(whole)
 	l.asked = whole
-	c.room.owed.took(c)
+	c.room.pending.took(c)
 	odd := c.sequence.Add(1)
 	response, ok := c.quick(request)
 	if !c.sequence.CompareAndSwap(odd, odd+1) {
-		return true, nil // the server has the call by now, and owes the answer
+		return true, nil // the server has the call by now, and its answer is pending
 	}
-	defer c.room.owed.answered(c)
+	defer c.room.pending.answered(c)
 	if ok {
 		l.answer = ttrpcframe.AppendResponse(l.answer[:0], header.StreamID, response)
 		err := c.send(l.answer)
@@ -104,11 +104,11 @@ func (l *loop) inPlace(whole []byte, header ttrpcframe.Header, request *ttrpcfra
 	return false, l.passRequest(header)
 }
 
-// take waits until there is memory for a call, whose answer is owed from then on.
+// take waits until there is memory for a call, whose answer is pending from then on.
 func (c *conn) take(header ttrpcframe.Header) bool {
 	taken := c.room.ledger.take(&c.account, header.StreamID, costOf(header.Length), c.over)
 	if taken {
-		c.room.owed.took(c)
+		c.room.pending.took(c)
 	}
 	return taken
 }

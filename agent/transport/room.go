@@ -16,7 +16,7 @@ import (
 const patience = 5 * time.Second
 
 // room is what a listener's connections share: places, memory, and answers that are
-// owed.
+// pending.
 //
 //	no place for a new connection   the one goes that was used longest ago, of those
 //	                                without a call and those that are stuck; where all
@@ -24,12 +24,12 @@ const patience = 5 * time.Second
 //	no memory for a frame           its connection is not read until there is some; who
 //	                                is stuck meanwhile, is ended
 type room struct {
-	owed   owed
-	ledger ledger
-	memory memory
-	uses   atomic.Uint64  // counts frames: who was used last
-	order  *arrival.Order // of the calls; nil where they have none
-	routes []Route        // of calls that Accept's server does not get
+	pending pending
+	ledger  ledger
+	memory  memory
+	uses    atomic.Uint64  // counts frames: who was used last
+	order   *arrival.Order // of the calls; nil where they have none
+	routes  []Route        // of calls that Accept's server does not get
 
 	mu    sync.Mutex
 	conns map[*conn]bool
@@ -46,7 +46,7 @@ func (r *room) admit(c *conn) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.conns) >= r.ledger.conns {
-		oldest := r.oldest(func(c *conn) bool { return !r.owed.owes(c) && !c.reading.runs() || c.stuck() })
+		oldest := r.oldest(func(c *conn) bool { return !r.pending.has(c) && !c.reading.runs() || c.stuck() })
 		if oldest == nil {
 			return fmt.Errorf("%d connections are open already, and all of them at work", len(r.conns))
 		}
@@ -85,7 +85,7 @@ func (r *room) left(c *conn) {
 	delete(r.conns, c)
 	r.mu.Unlock()
 	c.tickets.left()
-	r.owed.left(c)
+	r.pending.left(c)
 	r.ledger.close(&c.account)
 }
 

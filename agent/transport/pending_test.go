@@ -85,7 +85,7 @@ func ask(t *testing.T, path string) net.Conn {
 }
 
 func TestNothingIsOwedToAConnectionThatHasEnded(t *testing.T) {
-	var o owed
+	var o pending
 	a, b := &conn{}, &conn{}
 	o.answered(a) // which nobody has asked for
 	o.took(a)
@@ -104,7 +104,7 @@ func TestNothingIsOwedToAConnectionThatHasEnded(t *testing.T) {
 	o.answered(b)
 	o.left(a)
 	if err := <-waits; err != nil || o.requests != 0 {
-		t.Errorf("want nothing owed\ngot  %d, %v", o.requests, err)
+		t.Errorf("want nothing pending\ngot  %d, %v", o.requests, err)
 	}
 }
 
@@ -118,31 +118,31 @@ func TestAnswerIsOwedOfACallThatIsAnsweredWhereItIsRead(t *testing.T) {
 	for c.sequence.Load() == 0 { // until it is asked
 		runtime.Gosched()
 	}
-	owes := func(when string, want int) {
+	pendingIs := func(when string, want int) {
 		t.Helper()
-		c.room.owed.mu.Lock()
-		defer c.room.owed.mu.Unlock()
-		if c.owes != want || c.room.owed.requests != want {
-			t.Errorf("%s\nwant %d owed\ngot  %d, %d in all", when, want, c.owes, c.room.owed.requests)
+		c.room.pending.mu.Lock()
+		defer c.room.pending.mu.Unlock()
+		if c.pending != want || c.room.pending.requests != want {
+			t.Errorf("%s\nwant %d pending\ngot  %d, %d in all", when, want, c.pending, c.room.pending.requests)
 		}
 	}
-	if !c.room.owed.owes(c.conn) {
-		t.Error("nothing is owed while it is answered where it was read")
+	if !c.room.pending.has(c.conn) {
+		t.Error("nothing is pending while it is answered where it was read")
 	}
 	if _, err := io.ReadFull(c, make([]byte, ttrpcframe.HeaderBytes)); err != nil {
 		t.Fatal(err)
 	}
-	owes("when it has gone up", 1)
+	pendingIs("when it has gone up", 1)
 	if _, err := c.Write(ttrpcframe.AppendResponse(nil, 1, nil)); err != nil {
 		t.Fatal(err)
 	}
-	owes("when the server has answered", 0)
+	pendingIs("when the server has answered", 0)
 	close(release)
 	unix.Close(peer)
 	if _, err := io.ReadAll(c); err != nil {
 		t.Fatal(err)
 	}
-	owes("when it has declined", 0)
+	pendingIs("when it has declined", 0)
 	c.Close()
 	<-closed
 }
