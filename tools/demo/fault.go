@@ -33,9 +33,9 @@ const (
 
 // breakAndHeal is the second half: each volume's disk fails under a writer
 // while the other's works, and is mended again.
-func breakAndHeal(ctx context.Context, s *story, volumes []volume) error {
+func breakAndHeal(ctx context.Context, s *transcript, volumes []volume) error {
 	ext4, xfs := volumes[0], volumes[1]
-	s.chapter("Both again; the disk below %s fails every write", ext4.FSType)
+	s.section("Both again; the disk below %s fails every write", ext4.FSType)
 	for _, v := range volumes {
 		if err := v.mount(ctx, s); err != nil {
 			return err
@@ -50,14 +50,14 @@ func breakAndHeal(ctx context.Context, s *story, volumes []volume) error {
 	if err := ext4.repair(ctx, s); err != nil {
 		return err
 	}
-	s.chapter("The same below %s", xfs.FSType)
+	s.section("The same below %s", xfs.FSType)
 	if err := xfs.failUnderWriter(ctx, s, ext4); err != nil {
 		return err
 	}
 	if err := xfs.step(ctx, s, "heal the disk, unmount, mount: healthy at once", (volume).remount, (volume).healthy); err != nil {
 		return err
 	}
-	s.chapter("Nothing is missing")
+	s.section("Nothing is missing")
 	for _, v := range volumes {
 		if err := v.readBack(ctx, s); err != nil {
 			return err
@@ -73,7 +73,7 @@ func breakAndHeal(ctx context.Context, s *story, volumes []volume) error {
 type part func(v volume, ctx context.Context, say func(string)) error
 
 // step runs parts that need no more than the volume, one after the other.
-func (v volume) step(ctx context.Context, s *story, name string, parts ...part) error {
+func (v volume) step(ctx context.Context, s *transcript, name string, parts ...part) error {
 	return s.step(ctx, v.FSType+": "+name, func(ctx context.Context, say func(string)) error {
 		for _, part := range parts {
 			if err := part(v, ctx, say); err != nil {
@@ -86,7 +86,7 @@ func (v volume) step(ctx context.Context, s *story, name string, parts ...part) 
 
 // failUnderWriter breaks the disk under a writer, and holds the condition to
 // its promise while the other volume stays healthy under a writer of its own.
-func (v volume) failUnderWriter(ctx context.Context, s *story, other volume) error {
+func (v volume) failUnderWriter(ctx context.Context, s *transcript, other volume) error {
 	writer, err := v.StartWriter(ctx, 0)
 	if err != nil {
 		return err
@@ -188,7 +188,7 @@ func (v volume) healthy(ctx context.Context, _ func(string)) error {
 
 // remembers holds ext4 to what it does after a fault: it works, says that its
 // superblock records errors, and is not grown.
-func (v volume) remembers(ctx context.Context, s *story) error {
+func (v volume) remembers(ctx context.Context, s *transcript) error {
 	works := func(v volume, ctx context.Context, _ func(string)) error { return v.Touch(ctx) }
 	if err := v.step(ctx, s, "heal the disk, unmount, mount: it works, and says that it remembers", (volume).remount, works, func(v volume, ctx context.Context, say func(string)) error {
 		stats, err := v.LookedStats(ctx)
@@ -214,7 +214,7 @@ func (v volume) remembers(ctx context.Context, s *story) error {
 }
 
 // repair runs e2fsck on the detached disk, and mounts it again.
-func (v volume) repair(ctx context.Context, s *story) error {
+func (v volume) repair(ctx context.Context, s *transcript) error {
 	return v.step(ctx, s, "detach, e2fsck -p, attach, mount: healthy", func(v volume, ctx context.Context, _ func(string)) error {
 		if err := v.Detach(ctx); err != nil {
 			return err

@@ -41,10 +41,10 @@ type volume struct {
 
 // grow is the first half: each volume is attached, written to, grown under its
 // writer, read back and detached.
-func grow(ctx context.Context, s *story, report *Report, guest *vm.Guest) ([]volume, error) {
+func grow(ctx context.Context, s *transcript, report *Report, guest *vm.Guest) ([]volume, error) {
 	var volumes []volume
 	for _, plan := range plans {
-		s.chapter("A volume with %s, from %v to %v", plan.fstype, output.Size(plan.before), output.Size(plan.after))
+		s.section("A volume with %s, from %v to %v", plan.fstype, output.Size(plan.before), output.Size(plan.after))
 		image, err := guest.Volume(ctx, plan.fstype, plan.fstype, int64(plan.before))
 		if err != nil {
 			return nil, err
@@ -65,7 +65,7 @@ func grow(ctx context.Context, s *story, report *Report, guest *vm.Guest) ([]vol
 	return volumes, nil
 }
 
-func (v volume) growUnderWriter(ctx context.Context, s *story, goal uint64) error {
+func (v volume) growUnderWriter(ctx context.Context, s *transcript, goal uint64) error {
 	if err := v.mount(ctx, s); err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func pastOldSize(writer *remote.Writer) part {
 }
 
 // mount attaches and mounts, and takes the sizes down where they are the first.
-func (v volume) mount(ctx context.Context, s *story) error {
+func (v volume) mount(ctx context.Context, s *transcript) error {
 	return v.step(ctx, s, "attach the disk to the running VM and mount it", func(v volume, ctx context.Context, say func(string)) error {
 		if err := v.Mount(ctx); err != nil {
 			return err
@@ -165,7 +165,7 @@ func growTo(goal uint64) part {
 
 // readBack compares what the disk holds, and not the page cache: the volume is
 // mounted afresh.
-func (v volume) readBack(ctx context.Context, s *story) error {
+func (v volume) readBack(ctx context.Context, s *transcript) error {
 	return v.step(ctx, s, "unmount, mount afresh, read back and compare", func(v volume, ctx context.Context, say func(string)) error {
 		if err := v.Unmount(ctx); err != nil {
 			return err
@@ -193,7 +193,7 @@ func (v volume) compare(ctx context.Context, say func(string)) error {
 }
 
 // detach takes the disk away and has the host look at it.
-func (v volume) detach(ctx context.Context, s *story) error {
+func (v volume) detach(ctx context.Context, s *transcript) error {
 	return v.step(ctx, s, "unmount, detach, fsck on the host", func(v volume, ctx context.Context, say func(string)) error {
 		if err := v.Detach(ctx); err != nil {
 			return err

@@ -70,7 +70,7 @@ func run(ctx context.Context, stdout io.Writer, out string, verbose bool) error 
 	watched, gone := context.WithCancelCause(ctx)
 	defer gone(nil)
 	to := audience{stdout, gone}
-	s := newStory(to)
+	s := newTranscript(to)
 	began := time.Now()
 	report := &Report{Error: "it did not finish", Steps: []Step{}, Volumes: []*VolumeReport{}}
 	if err := report.write(out); err != nil { // an earlier run's must not be taken for this one's
@@ -100,7 +100,7 @@ func run(ctx context.Context, stdout io.Writer, out string, verbose bool) error 
 }
 
 // job is the whole of it, from the VM's start to its end.
-func job(ctx context.Context, s *story, report *Report, verbose bool) (err error) {
+func job(ctx context.Context, s *transcript, report *Report, verbose bool) (err error) {
 	if err := vm.HasRoom(os.TempDir(), roomBytes()); err != nil { // before it boots
 		return err
 	}

@@ -67,7 +67,7 @@ func TestStepSaysHowItEnded(t *testing.T) {
 		"the step: interrupted":   {over, errors.New("no")},
 	} {
 		var out bytes.Buffer
-		s := newStory(&out)
+		s := newTranscript(&out)
 		err := s.step(c.ctx, "the step", func(_ context.Context, say func(string)) error {
 			say("all of it")
 			return c.err
@@ -86,7 +86,7 @@ func TestReaderThatGoesAwayEndsTheDemo(t *testing.T) {
 	r.Close()
 	defer w.Close()
 	ctx, gone := context.WithCancelCause(t.Context())
-	newStory(audience{w, gone}).chapter("One")
+	newTranscript(audience{w, gone}).section("One")
 	if err := context.Cause(ctx); !errors.Is(err, unix.EPIPE) {
 		t.Errorf("cause\nwant broken pipe\ngot  %v", err)
 	}

@@ -36,7 +36,7 @@ type Step struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// VolumeReport is the story of one volume.
+// VolumeReport is the transcript of one volume.
 type VolumeReport struct {
 	FSType            string         `json:"fstype"`
 	Device            string         `json:"device"`

@@ -11,28 +11,28 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// story shows what happens and how long it takes.
-type story struct {
+// transcript shows what happens and how long it takes.
+type transcript struct {
 	*output.Progress
 	w     io.Writer
 	steps []Step
 }
 
-func newStory(w io.Writer) *story {
-	return &story{Progress: output.NewProgress(w), w: w, steps: []Step{}}
+func newTranscript(w io.Writer) *transcript {
+	return &transcript{Progress: output.NewProgress(w), w: w, steps: []Step{}}
 }
 
 // stepLimit ends a step that hangs, as a base for vm.Limit.
 const stepLimit = 30 * time.Second
 
-// chapter begins a part of the story.
-func (s *story) chapter(format string, args ...any) {
+// section begins a part of the transcript.
+func (s *transcript) section(format string, args ...any) {
 	fmt.Fprintf(s.w, "\n"+format+"\n", args...)
 }
 
-// step runs do as a step of the story. do says with say what it has found, or
+// step runs do as a step of the transcript. do says with say what it has found, or
 // how far it is; what it said last stays.
-func (s *story) step(ctx context.Context, name string, do func(ctx context.Context, say func(string)) error) error {
+func (s *transcript) step(ctx context.Context, name string, do func(ctx context.Context, say func(string)) error) error {
 	limited, cancel := context.WithTimeout(ctx, vm.Limit(stepLimit))
 	defer cancel()
 	running := s.Begin(name)
