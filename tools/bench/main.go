@@ -123,16 +123,16 @@ func rows() string {
 
 // run measures, and says what came of it.
 func run(ctx context.Context, o options, stdout io.Writer) error {
-	lab, err := experiments.NewLab(ctx, o.log)
+	setup, err := experiments.NewSetup(ctx, o.log)
 	if err != nil {
 		return err
 	}
-	defer lab.Close()
-	result, err := lab.Bench(output.NewProgress(stdout)).Measure(ctx, lab.Experiments(o.wanted), o.runs)
+	defer setup.Close()
+	result, err := setup.Bench(output.NewProgress(stdout)).Measure(ctx, setup.Experiments(o.wanted), o.runs)
 	if ctx.Err() != nil {
 		return fmt.Errorf("interrupted: the VM is gone, and nothing was written: %w", ctx.Err())
 	}
-	found := report.New(lab.Machine(), result)
+	found := report.New(setup.Machine(), result)
 	if len(result.Rows) > 0 {
 		err = errors.Join(err, tell(found, o.json, stdout))
 	}

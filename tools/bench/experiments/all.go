@@ -7,12 +7,12 @@ import (
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
-// experiment measures some rows in a lab.
+// experiment measures some rows in a setup.
 type experiment struct {
 	name  string
 	lines []measure.Line
 	// open sets it up for at most so many runs.
-	open func(ctx context.Context, l *Lab, runs int) (measure.Session, error)
+	open func(ctx context.Context, l *Setup, runs int) (measure.Session, error)
 }
 
 // all are the experiments, in the order that they are made in: first those that need no VM, then those in one guest, in which kata-agent comes last,
@@ -38,9 +38,9 @@ func Lines() (lines []measure.Line) {
 	return lines
 }
 
-// Experiments returns the experiments, to be made in the lab, that measure a wanted row, with these rows and their baselines alone. An echo that is
+// Experiments returns the experiments, to be made in the setup, that measure a wanted row, with these rows and their baselines alone. An echo that is
 // only measured beside something else is no reason to make an experiment.
-func (l *Lab) Experiments(wanted func(row string) bool) (some []measure.Experiment) {
+func (l *Setup) Experiments(wanted func(row string) bool) (some []measure.Experiment) {
 	for _, e := range chosen(wanted) {
 		some = append(some, measure.Experiment{Name: e.name, Lines: e.lines, Open: func(ctx context.Context, runs int) (measure.Session, error) {
 			return e.open(ctx, l, runs)

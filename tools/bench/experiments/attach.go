@@ -21,7 +21,7 @@ var attach = experiment{
 		{Name: "attach_mount", Unit: "ms", What: "of that, mounting: the same call for a device that the guest has already"},
 		{Name: "attach_qmp", Unit: "ms", What: "before it, QMP's part: two blockdev-add and device_add"},
 	},
-	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		guest, err := l.theGuest(ctx)
 		if err != nil {
 			return measure.Session{}, err
@@ -40,7 +40,7 @@ var attach = experiment{
 }
 
 // attachOnce adds a disk's phases to a trial.
-func (l *Lab) attachOnce(ctx context.Context, guest *vm.Guest, t measure.Trial) (err error) {
+func (l *Setup) attachOnce(ctx context.Context, guest *vm.Guest, t measure.Trial) (err error) {
 	d, err := l.newDisk(ctx, guest, "attached", "ext4", diskBytes)
 	if err != nil {
 		return err

@@ -40,7 +40,7 @@ var boot = experiment{
 		{Name: "boot_to_ready", Unit: "ms", Baseline: "boot_to_mount_by_hand",
 			What: "of the agent's boot, until it answers Check, for which it needs vsock's modules alone"},
 	},
-	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		l.endGuest() // two VMs would share the processors
 		agent, err := l.bootImage(ctx, "agent", l.agentProgram())
 		if err != nil {
@@ -89,7 +89,7 @@ type milestone struct {
 const firstDisk = "first"
 
 // bootImage makes an image with one program, which is its init, and the modules that every guest has.
-func (l *Lab) bootImage(ctx context.Context, name, program string) (string, error) {
+func (l *Setup) bootImage(ctx context.Context, name, program string) (string, error) {
 	out := filepath.Join(l.dir, name+".cpio")
 	_, err := rootfs.Build(ctx, rootfs.Image{
 		Kernel:   l.kernelSource(),
@@ -100,17 +100,17 @@ func (l *Lab) bootImage(ctx context.Context, name, program string) (string, erro
 }
 
 // kernelSource is where make guest has the kernel from.
-func (l *Lab) kernelSource() kernel.Source {
+func (l *Setup) kernelSource() kernel.Source {
 	return kernel.Source{Cache: filepath.Join(l.build.Dir, "cache"), Progress: output.NewProgress(l.log)}
 }
 
-func (l *Lab) bootKernel() string { return filepath.Join(l.dir, "vmlinuz") }
+func (l *Setup) bootKernel() string { return filepath.Join(l.dir, "vmlinuz") }
 
 // endLimit is for the end of a guest that is killed.
 const endLimit = 30 * time.Second
 
 // bootOnce boots a guest, and adds to a trial how long it took from the kernel's start to each milestone.
-func (l *Lab) bootOnce(ctx context.Context, b bootable, t measure.Trial) (err error) {
+func (l *Setup) bootOnce(ctx context.Context, b bootable, t measure.Trial) (err error) {
 	console := newFirstWord()
 	log := logrus.New()
 	log.SetOutput(l.log)

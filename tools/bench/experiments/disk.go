@@ -19,7 +19,7 @@ type disk struct {
 }
 
 // newDisk formats a disk. It is attached to nothing yet.
-func (l *Lab) newDisk(ctx context.Context, guest *vm.Guest, id, fstype string, bytes uint64, options ...string) (*disk, error) {
+func (l *Setup) newDisk(ctx context.Context, guest *vm.Guest, id, fstype string, bytes uint64, options ...string) (*disk, error) {
 	image, err := vm.Scratch(ctx, l.memory, fstype, int64(bytes))
 	if err != nil {
 		return nil, err
@@ -31,7 +31,7 @@ func (l *Lab) newDisk(ctx context.Context, guest *vm.Guest, id, fstype string, b
 const diskBytes = 64 << 20
 
 // mountedDisk is one that the agent has mounted.
-func (l *Lab) mountedDisk(ctx context.Context, guest *vm.Guest) (*disk, error) {
+func (l *Setup) mountedDisk(ctx context.Context, guest *vm.Guest) (*disk, error) {
 	d, err := l.newDisk(ctx, guest, "volume", "ext4", diskBytes)
 	if err != nil {
 		return nil, err

@@ -32,7 +32,7 @@ var diskGrown = experiment{
 		{Name: "block_resize_to_answer", Unit: "µs", Baseline: echoLine.Name, Goal: measure.AtMost(5),
 			What: "from QMP's answer to block_resize to the answer of a ResizeVolume that waited for it and has nothing to grow, less one echo: the ratio is this in echoes"},
 	},
-	open: func(ctx context.Context, l *Lab, runs int) (measure.Session, error) {
+	open: func(ctx context.Context, l *Setup, runs int) (measure.Session, error) {
 		guest, err := l.theGuest(ctx)
 		if err != nil {
 			return measure.Session{}, err

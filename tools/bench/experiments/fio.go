@@ -38,7 +38,7 @@ var fioByHand = experiment{
 	// Two runs of the same differ by more than a hundredth, so the target is for what can be counted: see fioCounted.
 	lines: fioLines("fio_", "", "_by_hand", measure.Goal{},
 		"4 KiB %s, on an ext4 that the agent has mounted", "the same on the same device, mounted by hand"),
-	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		f, err := l.theFio(ctx)
 		if err != nil {
 			return measure.Session{}, err
@@ -66,7 +66,7 @@ var fioCounted = experiment{
 			What: fmt.Sprintf("reads, writes and flushes of the disk for %d operations of each workload on an ext4 that the agent has mounted and watches", fioOperations)},
 		{Name: "fio_requests_by_hand", Unit: "requests", What: "the same on the same device, mounted by hand"},
 	},
-	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		f, err := l.theFio(ctx)
 		if err != nil {
 			return measure.Session{}, err
@@ -87,7 +87,7 @@ var fioShared = experiment{
 	name: "fio on a volume that the agent has mounted, and on virtio-fs",
 	lines: fioLines("fio_", "_virtiofs", "", measure.Goal{},
 		"4 KiB %s, on a folder of the same host filesystem shared by virtio-fs", "on an ext4 that the agent has mounted"),
-	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		f, err := l.theFio(ctx)
 		if err != nil {
 			return measure.Session{}, err
@@ -128,7 +128,7 @@ type fioBed struct {
 }
 
 // theFio is fio in the guest, with its file laid out on a volume that experiments share. It is brought there for the first of them, and stays.
-func (l *Lab) theFio(ctx context.Context) (f *fioBed, err error) {
+func (l *Setup) theFio(ctx context.Context) (f *fioBed, err error) {
 	if l.fio != nil {
 		return l.fio, nil
 	}

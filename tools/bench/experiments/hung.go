@@ -44,7 +44,7 @@ type hanging struct {
 
 // hangs is an experiment with a volume that can hang.
 func hangs(name string, run func(hanging, context.Context, func(string)) (measure.Trial, error), lines []measure.Line) experiment {
-	return experiment{name: name, lines: lines, open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+	return experiment{name: name, lines: lines, open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		guest, err := l.theGuest(ctx)
 		if err != nil {
 			return measure.Session{}, err

@@ -15,7 +15,7 @@ const kataVariable = "KATA_AGENT"
 var kataRoundTrips = experiment{
 	name:  "kata-agent's round trips, in turn with the echo",
 	lines: inTurnLines(kataPrefix, goals{measure.Behind("health_check_rtt"), measure.Behind("volume_stats_rtt"), measure.Behind("health_check_rtt_p99"), measure.Behind("volume_stats_rtt_p99")}),
-	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		return l.openKataRoundTrips(ctx, measureInTurn)
 	},
 }
@@ -23,7 +23,7 @@ var kataRoundTrips = experiment{
 var kataRoundTripsApart = experiment{
 	name:  "kata-agent's round trips, each after the last has gone quiet",
 	lines: apartLines(kataPrefix, measure.Behind("health_check_rtt_apart"), measure.Behind("volume_stats_rtt_apart")),
-	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		return l.openKataRoundTrips(ctx, measureApart)
 	},
 }
@@ -31,7 +31,7 @@ var kataRoundTripsApart = experiment{
 // kataPrefix begins the names of kata-agent's rows.
 const kataPrefix = "kata_"
 
-func (l *Lab) openKataRoundTrips(ctx context.Context, by roundTripMeasure) (measure.Session, error) {
+func (l *Setup) openKataRoundTrips(ctx context.Context, by roundTripMeasure) (measure.Session, error) {
 	kata, err := l.theKata(ctx)
 	if err != nil {
 		return measure.Session{}, err
@@ -46,7 +46,7 @@ var kataMemory = experiment{
 		{Name: "kata_rss_anon_bytes", Unit: "bytes", What: "its RssAnon after 10,000 calls"},
 		{Name: "kata_memory_bytes", Unit: "bytes", Goal: measure.Behind("agent_memory_bytes"), What: "the two together: what it costs a guest whose root is an initramfs"},
 	},
-	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		kata, err := l.theKata(ctx)
 		if err != nil {
 			return measure.Session{}, err
@@ -66,7 +66,7 @@ type kata struct {
 }
 
 // theKata is the guest's kata-agent, which is started for the first experiment that wants it. Ours has no work from then on.
-func (l *Lab) theKata(ctx context.Context) (kata, error) {
+func (l *Setup) theKata(ctx context.Context) (kata, error) {
 	k := kata{program: os.Getenv(kataVariable)}
 	if k.program == "" {
 		return k, measure.Unavailable("%s names no kata-agent: take the program of an agent built for Debian 12 (Kata Containers, src/agent: make; or out of the rootfs image of a release) and set %s to its path", kataVariable, kataVariable)

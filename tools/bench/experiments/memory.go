@@ -20,7 +20,7 @@ var binarySize = experiment{
 	lines: []measure.Line{
 		{Name: "agent_binary_bytes", Unit: "bytes", Goal: measure.AtMost(7_000_000), What: "directvol-agent, static and stripped"},
 	},
-	open: func(_ context.Context, l *Lab, _ int) (measure.Session, error) {
+	open: func(_ context.Context, l *Setup, _ int) (measure.Session, error) {
 		return measure.Session{Run: func(context.Context, func(string)) (measure.Trial, error) {
 			bytes, err := strippedSize(l.agentProgram())
 			return measure.Trial{"agent_binary_bytes": {float64(bytes)}}, err
@@ -29,7 +29,7 @@ var binarySize = experiment{
 }
 
 // agentProgram is the agent as it is shipped.
-func (l *Lab) agentProgram() string { return filepath.Join(l.build.Dir, "directvol-agent") }
+func (l *Setup) agentProgram() string { return filepath.Join(l.build.Dir, "directvol-agent") }
 
 // strippedSize is a program's size. One that was not stripped is an error, for its size is not what is shipped.
 func strippedSize(program string) (int64, error) {
@@ -60,7 +60,7 @@ var residentMemory = experiment{
 		{Name: "agent_rss_anon_bytes", Unit: "bytes", Goal: measure.AtMost(5_000_000), What: "its RssAnon after 10,000 calls, half Check, half GetVolumeStats"},
 		{Name: "agent_memory_bytes", Unit: "bytes", What: "program and RssAnon together: what it costs a guest whose root is an initramfs"},
 	},
-	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		guest, err := l.theGuest(ctx)
 		if err != nil {
 			return measure.Session{}, err
@@ -80,7 +80,7 @@ type server struct {
 	pid             int
 }
 
-func (l *Lab) openMemory(ctx context.Context, guest *vm.Guest, s server) (measure.Session, error) {
+func (l *Setup) openMemory(ctx context.Context, guest *vm.Guest, s server) (measure.Session, error) {
 	program, err := os.Stat(s.program)
 	if err != nil {
 		return measure.Session{}, err

@@ -42,13 +42,13 @@ func pausing(fstype string, from uint64) experiment {
 			{Name: bare, Unit: "µs", Baseline: calm, What: "the same around the bare ioctl, which leaves a growth that a power cut may lose"},
 			{Name: calm, Unit: "µs", What: "the 99th percentile of an fsync between growths"},
 		},
-		open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+		open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 			guest, err := l.theGuest(ctx)
 			if err != nil {
 				return measure.Session{}, err
 			}
 			return measure.Session{Run: func(ctx context.Context, say func(string)) (measure.Trial, error) {
-				p := pauses{lab: l, guest: guest, fstype: fstype, size: from, calm: calm}
+				p := pauses{setup: l, guest: guest, fstype: fstype, size: from, calm: calm}
 				t := measure.Trial{}
 				for way, grow := range map[string]func(context.Context) error{name: p.byAgent, bare: p.byIoctl} {
 					p.size = from
@@ -64,7 +64,7 @@ func pausing(fstype string, from uint64) experiment {
 
 // pauses grows one disk after another, each from the same size.
 type pauses struct {
-	lab    *Lab
+	setup  *Setup
 	guest  *vm.Guest
 	fstype string
 	size   uint64 // the disk's, in bytes
@@ -74,7 +74,7 @@ type pauses struct {
 
 // measure adds the longest fsync around all growths to a row, and the calm ones' p99 to the row that it is held against.
 func (p *pauses) measure(ctx context.Context, t measure.Trial, row string, grow func(context.Context) error, say func(string)) (err error) {
-	if p.disk, err = p.lab.newDisk(ctx, p.guest, "paused-"+p.fstype, p.fstype, p.size); err != nil {
+	if p.disk, err = p.setup.newDisk(ctx, p.guest, "paused-"+p.fstype, p.fstype, p.size); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.disk.remove(ctx)) }()

@@ -27,7 +27,7 @@ var probeCost = experiment{
 		{Name: "fsync_worst_watched", Unit: "µs", Baseline: "fsync_worst_unwatched", What: "the longest of the fsyncs of probe_cost"},
 		{Name: "fsync_worst_unwatched", Unit: "µs", What: "the longest of those of fsync_mean_unwatched"},
 	},
-	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		w, err := l.openTwoWays(ctx, l.memory, "probed", probeDisk, func(context.Context, string) error { return nil })
 		if err != nil {
 			return measure.Session{}, err

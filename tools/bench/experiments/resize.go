@@ -39,7 +39,7 @@ func resizing(fstype string, from, to uint64) experiment {
 			{Name: call, Unit: "µs", Baseline: byHand, What: "ResizeVolume of a mounted filesystem whose disk has grown already"},
 			{Name: byHand, Unit: "µs", What: "the kernel's ioctl in the guest, between the same sizes, and what keeps an xfs from being lost to a power cut then: two reads of its disk before it, its label set again, one read behind that, its disk synced"},
 		},
-		open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+		open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 			guest, err := l.theGuest(ctx)
 			if err != nil {
 				return measure.Session{}, err
@@ -64,7 +64,7 @@ func resizing(fstype string, from, to uint64) experiment {
 
 // growth grows fresh filesystems of one kind between the same sizes.
 type growth struct {
-	lab      *Lab
+	setup    *Setup
 	guest    *vm.Guest
 	fstype   string
 	from, to uint64
@@ -103,7 +103,7 @@ func (g growth) grown(ctx context.Context, e *echo, by func(context.Context, *di
 	if g.fstype == "ext4" {
 		options = []string{"noinit_itable"} // no kernel thread that writes inode tables meanwhile
 	}
-	d, err := g.lab.newDisk(ctx, g.guest, "grown-"+g.fstype, g.fstype, g.from, options...)
+	d, err := g.setup.newDisk(ctx, g.guest, "grown-"+g.fstype, g.fstype, g.from, options...)
 	if err != nil {
 		return 0, err
 	}

@@ -33,7 +33,7 @@ var (
 var roundTrips = experiment{
 	name:  "round trips: an echo, Check and GetVolumeStats in turn",
 	lines: inTurnLines("", goals{}),
-	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		return l.openOurRoundTrips(ctx, measureInTurn)
 	},
 }
@@ -43,7 +43,7 @@ var roundTrips = experiment{
 var roundTripsApart = experiment{
 	name:  "round trips: the same, each after the last has gone quiet",
 	lines: apartLines("", measure.AtMost(1.3), measure.AtMost(1.6)),
-	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		return l.openOurRoundTrips(ctx, measureApart)
 	},
 }
@@ -84,7 +84,7 @@ func callLine(prefix, name string, baseline measure.Line, g measure.Goal, what s
 	return measure.Line{Name: prefix + name, Unit: "µs", Baseline: baseline.Name, Goal: g, What: what}
 }
 
-func (l *Lab) openOurRoundTrips(ctx context.Context, by roundTripMeasure) (measure.Session, error) {
+func (l *Setup) openOurRoundTrips(ctx context.Context, by roundTripMeasure) (measure.Session, error) {
 	guest, err := l.theGuest(ctx)
 	if err != nil {
 		return measure.Session{}, err
@@ -100,7 +100,7 @@ func (l *Lab) openOurRoundTrips(ctx context.Context, by roundTripMeasure) (measu
 type roundTripMeasure func(prefix string, calls []func() error, say func(string)) (measure.Trial, error)
 
 // openRoundTrips measures the agent at an address, with a volume that ours has mounted. prefix is what its rows' names begin with.
-func (l *Lab) openRoundTrips(ctx context.Context, guest *vm.Guest, to address.Address, prefix string, by roundTripMeasure) (measure.Session, error) {
+func (l *Setup) openRoundTrips(ctx context.Context, guest *vm.Guest, to address.Address, prefix string, by roundTripMeasure) (measure.Session, error) {
 	volume, err := l.mountedDisk(ctx, guest)
 	if err != nil {
 		return measure.Session{}, err

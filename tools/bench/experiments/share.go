@@ -18,7 +18,7 @@ import (
 const shareName = "shared"
 
 // share mounts a folder of the host in the guest, by virtio-fs, at sharedPath. end takes it away.
-func (l *Lab) share(ctx context.Context, guest *vm.Guest) (end func(context.Context) error, err error) {
+func (l *Setup) share(ctx context.Context, guest *vm.Guest) (end func(context.Context) error, err error) {
 	program, err := vm.FindVirtiofsd()
 	if err != nil {
 		return nil, measure.Unavailable("%v", err)

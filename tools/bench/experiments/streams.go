@@ -26,7 +26,7 @@ var streams = experiment{
 	lines: []measure.Line{
 		streamLine(1, measure.Goal{}), streamLine(2, measure.Goal{}), streamLine(4, measure.Goal{}), streamLine(8, measure.AtLeast(0.9)),
 	},
-	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		guest, err := l.theGuest(ctx)
 		if err != nil {
 			return measure.Session{}, err

@@ -29,7 +29,7 @@ var systemCalls = experiment{
 	lines: []measure.Line{
 		{Name: "agent_syscalls_per_call", Unit: "system calls", Goal: measure.AtMost(3), What: "the agent's system calls for each call that it answers, half Check, half GetVolumeStats"},
 	},
-	open: func(ctx context.Context, l *Lab, _ int) (measure.Session, error) {
+	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		volume, err := memoryFilesystem()
 		if err != nil {
 			return measure.Session{}, err

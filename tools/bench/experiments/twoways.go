@@ -21,7 +21,7 @@ type twoWays struct {
 }
 
 // openTwoWays attaches a new disk of so many bytes, whose image lies in a folder of the host, has the agent mount it, and fill prepare it.
-func (l *Lab) openTwoWays(ctx context.Context, folder, id string, bytes int64, fill func(context.Context, string) error) (*twoWays, error) {
+func (l *Setup) openTwoWays(ctx context.Context, folder, id string, bytes int64, fill func(context.Context, string) error) (*twoWays, error) {
 	guest, err := l.theGuest(ctx)
 	if err != nil {
 		return nil, err

@@ -18,8 +18,8 @@ import (
 	"github.com/directvol/directvol/tools/bench/report"
 )
 
-// Lab is where experiments are made: a folder for what they need, and the one guest that most of them share.
-type Lab struct {
+// Setup is where experiments are made: a folder for what they need, and the one guest that most of them share.
+type Setup struct {
 	build   vm.Build
 	dir     string // removed at the end
 	memory  string // the same, in the host's memory where it can be
@@ -34,8 +34,8 @@ type Lab struct {
 	atEnd []func()  // what ends processes, also when the bench is interrupted
 }
 
-// NewLab makes a lab, which the caller closes. log gets what the host's side logs. Guests that the lab boots end with ctx.
-func NewLab(ctx context.Context, log io.Writer) (*Lab, error) {
+// NewSetup makes a setup, which the caller closes. log gets what the host's side logs. Guests that it boots end with ctx.
+func NewSetup(ctx context.Context, log io.Writer) (*Setup, error) {
 	build, err := vm.FindBuild()
 	if err != nil {
 		return nil, err
@@ -50,11 +50,11 @@ func NewLab(ctx context.Context, log io.Writer) (*Lab, error) {
 		return nil, err
 	}
 	logrus.SetOutput(log) // ttrpc logs a line there for each answer that comes too late
-	return &Lab{build: build, dir: dir, memory: memory, log: log, machine: report.Host(), whole: ctx}, nil
+	return &Setup{build: build, dir: dir, memory: memory, log: log, machine: report.Host(), whole: ctx}, nil
 }
 
 // Close ends the guest, and leaves nothing behind.
-func (l *Lab) Close() {
+func (l *Setup) Close() {
 	l.endGuest()
 	for _, end := range l.atEnd {
 		end()
@@ -64,7 +64,7 @@ func (l *Lab) Close() {
 }
 
 // Machine is what the experiments have found out of host and guest so far.
-func (l *Lab) Machine() report.Machine { return l.machine }
+func (l *Setup) Machine() report.Machine { return l.machine }
 
 // Limits end what hangs, as bases for vm.Limit.
 const (
@@ -72,9 +72,9 @@ const (
 	runLimit   = 30 * time.Second
 )
 
-// Bench makes the lab's experiments, and shows its steps on progress. A failure is explained on the standard error, and the next experiment gets a
+// Bench makes the setup's experiments, and shows its steps on progress. A failure is explained on the standard error, and the next experiment gets a
 // fresh guest.
-func (l *Lab) Bench(progress *output.Progress) *measure.Bench {
+func (l *Setup) Bench(progress *output.Progress) *measure.Bench {
 	return &measure.Bench{Progress: progress, SetUpLimit: vm.Limit(setUpLimit), RunLimit: vm.Limit(runLimit), Failed: func(error) {
 		if l.guest != nil {
 			l.guest.Explain(os.Stderr)
@@ -87,7 +87,7 @@ func (l *Lab) Bench(progress *output.Progress) *measure.Bench {
 const patient = "agent.hotplug_timeout=30"
 
 // theGuest is the guest that experiments share. It is booted for the first of them.
-func (l *Lab) theGuest(ctx context.Context) (*vm.Guest, error) {
+func (l *Setup) theGuest(ctx context.Context) (*vm.Guest, error) {
 	if l.guest != nil {
 		return l.guest, nil
 	}
@@ -103,7 +103,7 @@ func (l *Lab) theGuest(ctx context.Context) (*vm.Guest, error) {
 }
 
 // startEcho starts the echo that round trips are measured against, and returns when it answers.
-func (l *Lab) startEcho(ctx context.Context, guest *vm.Guest) error {
+func (l *Setup) startEcho(ctx context.Context, guest *vm.Guest) error {
 	ended := make(chan error, 1)
 	go func() {
 		exit, err := guest.Remote.Exec(l.whole, remote.Command{Argv: []string{"/test-guest", remote.BareEcho}, Env: []string{"GODEBUG=asyncpreemptoff=1"}})
@@ -130,7 +130,7 @@ func (l *Lab) startEcho(ctx context.Context, guest *vm.Guest) error {
 }
 
 // endGuest ends it, as pulling the plug does: what it holds is scratch.
-func (l *Lab) endGuest() {
+func (l *Setup) endGuest() {
 	if l.guest == nil {
 		return
 	}
