@@ -29,7 +29,7 @@ type guest struct {
 	host    *hostProcess
 	dir     string
 	service bool
-	act     *remote.Client
+	remote  *remote.Client
 
 	// Before the first volume: the mount points in the guest, and QEMU's parts.
 	mounts, parts []string
@@ -46,7 +46,7 @@ func startGuest(ctx context.Context, h *hostProcess, dir string, service bool) (
 	if err != nil {
 		return nil, err
 	}
-	g.act = remote.NewClient(func(ctx context.Context, port uint32) (net.Conn, error) {
+	g.remote = remote.NewClient(func(ctx context.Context, port uint32) (net.Conn, error) {
 		to := to
 		to.Port = port
 		return to.Dial(ctx)
@@ -82,7 +82,7 @@ func (g *guest) look(ctx context.Context) ([]string, error) {
 
 // mountPoints asks the guest's kernel.
 func (g *guest) mountPoints(ctx context.Context) ([]string, error) {
-	text, err := g.act.ReadFile(ctx, "/proc/self/mountinfo")
+	text, err := g.remote.ReadFile(ctx, "/proc/self/mountinfo")
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +117,7 @@ func (g *guest) left(ctx context.Context) ([]string, error) {
 		left = append(left, "not any more: "+lost)
 	}
 	if g.service {
-		agents, err := g.act.Signal(ctx, remote.Agent, 0)
+		agents, err := g.remote.Signal(ctx, remote.Agent, 0)
 		if err != nil || len(agents) != 1 {
 			left = append(left, fmt.Sprintf("agents %v (%v)", agents, err))
 		}

@@ -155,12 +155,12 @@ func (r *round) work(ctx context.Context, g *guest) error {
 func (r *round) kill(ctx context.Context, g *guest) error {
 	r.kills++
 	if r.target == agent {
-		before, err := g.act.Signal(ctx, remote.Agent, unix.SIGKILL)
+		before, err := g.remote.Signal(ctx, remote.Agent, unix.SIGKILL)
 		if err != nil {
 			return err
 		}
 		return vm.Again(ctx, func() (bool, error) {
-			now, err := g.act.Signal(ctx, remote.Agent, 0)
+			now, err := g.remote.Signal(ctx, remote.Agent, 0)
 			// Between two there is none, which is an error of Signal's.
 			return err == nil && !slices.Contains(now, before[0]), ctx.Err()
 		})
@@ -419,7 +419,7 @@ func (r *round) finish(ctx context.Context, g *guest, v *volume) error {
 			return err
 		}
 	}
-	if _, err := g.act.Stat(ctx, v.path); !errors.Is(err, os.ErrNotExist) {
+	if _, err := g.remote.Stat(ctx, v.path); !errors.Is(err, os.ErrNotExist) {
 		r.left = append(r.left, fmt.Sprintf("the mount point %s (%v)", v.path, err))
 	}
 	locked, err := v.locked()

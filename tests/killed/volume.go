@@ -61,7 +61,7 @@ func newVolume(ctx context.Context, dir, id, fstype string, random *rand.Rand) (
 func (v *volume) write(ctx context.Context, g *guest, seed, limit uint64) (*written, error) {
 	w := &written{name: fmt.Sprintf("written-%d", len(v.written))}
 	var err error
-	w.writer, err = g.act.StartWriter(ctx, remote.WriteBlocks{Path: v.path + "/" + w.name, BlockBytes: blockBytes, Seed: seed, LimitBytes: limit, Apart: seed%2 == 0})
+	w.writer, err = g.remote.StartWriter(ctx, remote.WriteBlocks{Path: v.path + "/" + w.name, BlockBytes: blockBytes, Seed: seed, LimitBytes: limit, Apart: seed%2 == 0})
 	if err != nil {
 		return nil, fmt.Errorf("write to %s: %w", v.ID, err)
 	}
@@ -83,7 +83,7 @@ func (v *volume) verify(ctx context.Context, g *guest) error {
 		if w.writer.Ledger().Blocks() == 0 {
 			continue // its file may not be there
 		}
-		found, err := g.act.Verify(ctx, v.path+"/"+w.name, w.writer.Ledger(), nil)
+		found, err := g.remote.Verify(ctx, v.path+"/"+w.name, w.writer.Ledger(), nil)
 		if err == nil {
 			err = found.Err()
 		}
