@@ -1,4 +1,4 @@
-// Command generate writes the Go of protocols/proto: the messages as gogofaster generates them, the bridge that lets ttrpc carry them, the names of
+// Command generate writes the Go of protocols/proto: the messages as gogofaster generates them, the ProtoReflect methods that let ttrpc carry them, the names of
 // the services and the table of their methods. No protoc is needed: the .proto files are compiled by protocompile and handed to gogo's
 // generator as a library. Run it at the root of the repository:
 //
