@@ -28,7 +28,8 @@ func TestKernelLogIsReadFromItsFirstWord(t *testing.T) {
 		"EXT4-fs error (device vda): ext4_journal_check_start:83: comm init: Detected aborted journal":                    {device: "vda"},
 		"EXT4-fs (vda): Remounting filesystem read-only":                                                                  {device: "vda", stopped: true},
 		"EXT4-fs (vda): re-mounted 1d2b. Quota mode: none.":                                                               {device: "vda", remounted: true},
-		"vda: detected capacity change from 131072 to 1048576":                                                            {device: "vda", resized: true, sectors: 1048576},
+		"vda: detected capacity change from 1048576 to 131072":                                                            {device: "vda", shrunk: true, sectors: 131072},
+		"vda: detected capacity change from 131072 to 1048576":                                                            {device: "vda", sectors: 1048576},
 		"a.out[211]: segfault at 0 ip 0 sp 0 error 4 in I/O error, dev vda, sector 8 op 0x0:(READ) flags[400000+1000]":    {}, // a file's name
 		"error, dev vda,[211]: segfault at 0 ip 0000000000401000 sp 00007ffd error 4 in error, dev vda, op 0x0:(READ)[1]": {},
 		"virtio_blk virtio1: [nvda] 131072 512-byte logical blocks":                                                       {},

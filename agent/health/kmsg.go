@@ -96,7 +96,7 @@ type line struct {
 	stopped bool   // its ext4 has made itself read-only
 	// remounted says that somebody has changed its mount since.
 	remounted bool
-	resized   bool   // it has got another size
+	shrunk    bool   // it has got a smaller size
 	sectors   uint64 // which is this, in units of 512 bytes
 }
 
@@ -114,7 +114,7 @@ var (
 	// __jbd2_journal_abort_hard's in fs/jbd2/journal.c; a journal is called after its device and its inode.
 	journalLine = regexp.MustCompile(`^(?:Aborting journal on device|JBD2: .* (?:on|for|of)) ([^ ]+)-[0-9]+\.?`)
 	// set_capacity_and_notify in block/genhd.c
-	sizeLine = regexp.MustCompile(`^([a-z0-9!-]+): detected capacity change from [0-9]+ to ([0-9]+)$`)
+	sizeLine = regexp.MustCompile(`^([a-z0-9!-]+): detected capacity change from ([0-9]+) to ([0-9]+)$`)
 	// any other line of a device's
 	deviceLine = regexp.MustCompile(`^([a-z0-9!-]+): `)
 )
@@ -171,8 +171,9 @@ func parseLine(message []byte) line {
 		}
 	}
 	if found := sizeLine.FindSubmatch(message); found != nil {
-		sectors, err := strconv.ParseUint(string(found[2]), 10, 64)
-		return line{device: string(found[1]), resized: err == nil, sectors: sectors}
+		before, err := strconv.ParseUint(string(found[2]), 10, 64)
+		sectors, err2 := strconv.ParseUint(string(found[3]), 10, 64)
+		return line{device: string(found[1]), shrunk: errors.Join(err, err2) == nil && sectors < before, sectors: sectors}
 	}
 	for _, form := range []*regexp.Regexp{bufferError, journalLine, deviceLine} {
 		if found := form.FindSubmatch(message); found != nil {

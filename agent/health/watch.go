@@ -283,7 +283,7 @@ func (w *Watch) hear(said line, message []byte) (remember bool) {
 	if said.write {
 		w.past.Failed = time.Now()
 	}
-	short := said.resized && w.resized(said.sectors)
+	short := said.shrunk && w.shrunk(said.sectors)
 	w.stopped = (w.stopped || said.stopped) && !said.remounted
 	w.mu.Unlock()
 	w.poke()
@@ -293,9 +293,11 @@ func (w *Watch) hear(said line, message []byte) (remember bool) {
 // sectorBytes is the kernel's unit of a disk's size, whatever its own sectors are.
 const sectorBytes = 512
 
-// resized takes the size that the disk has got, and tells whether it ends before the
-// filesystem does: the disk may have its size again before the next examination. w.mu is held.
-func (w *Watch) resized(sectors uint64) (short bool) {
+// shrunk takes the smaller size that the disk has got, and reports whether the disk ends before
+// the filesystem does: the disk may have its size again before the next examination. A line
+// about a growth proves nothing: the line may be read after the filesystem has grown once more.
+// w.mu is held.
+func (w *Watch) shrunk(sectors uint64) (short bool) {
 	if w.end == 0 {
 		w.least = min(sectors, cmp.Or(w.least, sectors))
 		return false
@@ -316,7 +318,7 @@ func (w *Watch) ends(end uint64) {
 	first := w.end == 0
 	w.end = end
 	if first && w.least != 0 {
-		w.resized(w.least)
+		w.shrunk(w.least)
 	}
 }
 
