@@ -6,8 +6,8 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// mustAgree refuses to take over a mount that mount would not have made: another ro or
-// rw, other flags, or other options, as far as the kernel shows them.
+// mustAgree refuses to take over a mount whose ro or rw, flags or options differ from those that
+// mounting the request would have set, as far as the kernel shows them.
 func (r request) mustAgree(top *mount.Info, from origin) error {
 	if fstype, ok := filesystem.Lookup(r.fstype); ok {
 		r.options = r.options.With(neededOptions(fstype, r, from))

@@ -11,8 +11,8 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// recordMounting writes down what is about to be mounted, and whether its mount point
-// will be one that was made for it.
+// recordMounting writes the storage that is about to be mounted to the state file, and notes
+// whether its mount point has to be made.
 func (t *Table) recordMounting(m *mounted) error {
 	_, err := os.Lstat(m.mountPoint)
 	t.mu.Lock()
@@ -26,8 +26,7 @@ func (t *Table) recordMounting(m *mounted) error {
 	return err
 }
 
-// recordMounted ends recordMounting. What was mounted is written down as it is; what was
-// not is struck out.
+// recordMounted clears the intent. It removes the storage's record if the mount failed.
 func (t *Table) recordMounted(m *mounted) {
 	t.mu.Lock()
 	delete(t.intents, m.mountPoint)
@@ -38,7 +37,7 @@ func (t *Table) recordMounted(m *mounted) {
 	}
 }
 
-// mountAgain mounts a storage that someone else has unmounted.
+// mountAgain mounts a storage that somebody else has unmounted.
 func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 	defer t.atDisk(m)()
 	if there, err := m.driver.there(m); err != nil {
@@ -47,16 +46,16 @@ func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 		if err := t.adopt(m); err != nil || !m.driver.volume {
 			return err
 		}
-		return t.own(m) // it may be another mount than the last one
+		return t.own(m) // it may be another mount than before
 	}
 	defer t.beginAgain(m)()
 	if err := t.refuseToHide(m); err != nil {
 		return err
 	}
-	t.volumes.Forget(m.mountPoint) // what was known of the mount that is gone
+	t.volumes.Forget(m.mountPoint) // forget the mount that is gone
 	did, err := m.driver.mount(ctx, &t.devices, m.request, m.origin())
 	if err == nil {
-		m.set(m.origin(), mount.Identity{}) // that of the mount which is gone goes with it
+		m.set(m.origin(), mount.Identity{}) // drop the identity of the mount that is gone
 		err = t.adopt(m)
 	}
 	if err == nil && m.driver.volume {
@@ -72,8 +71,8 @@ func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 	return nil
 }
 
-// beginAgain has begins say that a storage is being mounted, until done. It is written
-// down already.
+// beginAgain makes begins report that the storage is being mounted, until done is called. The
+// storage is in the state file already.
 func (t *Table) beginAgain(m *mounted) (done func()) {
 	set := func(again bool) {
 		t.mu.Lock()
@@ -91,11 +90,11 @@ func (t *Table) begins(m *mounted) bool {
 	return m.again || t.intents[m.mountPoint] == m
 }
 
-// refuseToHide refuses to mount over a folder above another storage, whose users would
-// find something else there. A mount that is there already, and is only taken over, hides what
-// it hides: another storage that is in sight is no reason. It goes while begins says that the
-// storage is being mounted: of two calls that mount at once, one within the other, one finds
-// the other's.
+// refuseToHide refuses to mount over a parent directory of another storage, because the users of
+// that storage would find something else there. A mount that exists already and is only taken over
+// is not refused for storages that are in sight. refuseToHide must run while begins reports true
+// for this storage: of two calls that mount at the same time, one inside the other, one then sees
+// the other.
 func (t *Table) refuseToHide(m *mounted) error {
 	if !m.driver.volume {
 		return nil

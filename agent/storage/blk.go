@@ -9,7 +9,7 @@ import (
 	"github.com/directvol/directvol/agent/filesystem"
 )
 
-// blk is a disk by its PCI path or its node below /dev.
+// blk is a disk, named by its PCI path or its node below /dev.
 var blk = &driver{
 	name: "blk", device: true, volume: true,
 	check: func(r request) error {
@@ -24,7 +24,7 @@ var blk = &driver{
 	mount: mountOrigin, unmount: unmount, there: (*mounted).isMounted, couldGo: couldUnmount,
 }
 
-// checkDiskFilesystem refuses a filesystem that does not lie on a disk.
+// checkDiskFilesystem refuses a filesystem that does not live on a disk.
 func checkDiskFilesystem(r request) error {
 	if !slices.Contains(filesystem.Names(), r.fstype) {
 		return errkind.New(errkind.InvalidArgument, "unknown fstype %.40q, this agent has %v", r.fstype, filesystem.Names())

@@ -17,16 +17,17 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// restoreLimit is how long a destroy that has failed waits for what it gives back: a
-// disk may hang by then.
+// restoreLimit bounds how long a failed destroy waits for the storages that it mounts again. A disk
+// may hang by then.
 const restoreLimit = 10 * time.Second
 
-// ReleaseAll lets go of every storage, whoever holds it, and takes none until
-// End(false). Where one cannot go, or agreed, asked once at the end, says no, all stay:
-// those that this call has unmounted by then are mounted again, as they were. One whose
-// disk hangs comes back when it answers, and keeps nobody else. A stranger on a disk comes
-// back unless all others had gone by then: its last mount ends before it is agreed, so
-// that success is true of its disk, too. No other call may be under way.
+// ReleaseAll releases every storage, whoever holds it, and refuses new ones until End(false). If
+// one cannot be unmounted, or agreed returns false, all stay: the storages that this call has
+// already unmounted are mounted again as they were. agreed is called once, at the end. A storage
+// whose disk hangs is mounted again when its disk answers; the others do not wait for it. A
+// stranger on a disk is mounted again unless all others had gone by then. Its last mount ends
+// before agreed is called, so that success means its disk is free, too. No other call may be in
+// progress.
 func (t *Table) ReleaseAll(ctx context.Context, agreed func() bool) error {
 	strangers, err := t.leavers()
 	if err != nil {
@@ -41,7 +42,7 @@ func (t *Table) ReleaseAll(ctx context.Context, agreed func() bool) error {
 	if err == nil {
 		err = leaving.letGo(ctx)
 	}
-	if err == nil && !agreed() { // from here on the caller waits: no disk is asked any more
+	if err == nil && !agreed() { // the caller waits from here on: no disk is accessed any more
 		err = errkind.New(errkind.DeadlineExceeded, "the call has ended before everything was unmounted")
 	}
 	if err == nil {
@@ -51,8 +52,8 @@ func (t *Table) ReleaseAll(ctx context.Context, agreed func() bool) error {
 	return err
 }
 
-// endEmpty writes down that the sandbox is destroyed and nothing is held, or leaves
-// what is held as it was.
+// endEmpty records that the sandbox is destroyed and nothing is held. If that fails, the storages
+// stay held as they were.
 func (t *Table) endEmpty() error {
 	t.mu.Lock()
 	were := t.mounts
@@ -67,37 +68,37 @@ func (t *Table) endEmpty() error {
 	return err
 }
 
-// departure is a ReleaseAll's unmounting of everything.
+// departure is the unmounting of all storages by one ReleaseAll.
 type departure struct {
 	all       []*departing
-	decided   chan struct{} // closed when it is known whether
-	succeeded bool          // all have gone
-	proving   sync.Mutex    // a stranger's disk free
+	decided   chan struct{} // closed when succeeded is known
+	succeeded bool          // all storages have gone
+	proving   sync.Mutex    // held while one stranger's disk is proven free
 }
 
-// departing is one storage of it.
+// departing is one storage of a departure.
 type departing struct {
 	*mounted
 	unmounting *step
-	last       *step      // that was begun: for who has called leave
-	steps      chan *step // that follow unmounting, until it is decided
-	layers     []layer    // what has gone, from above to below
+	last       *step      // the step that was begun last; used by the goroutine that called leave
+	steps      chan *step // the steps that follow unmounting, until the departure is decided
+	layers     []layer    // the mounts that are gone, topmost first
 	disks      []mount.Device
-	done       chan struct{} // closed when it is mounted again, or need not be
+	done       chan struct{} // closed when the storage is mounted again, or need not be
 }
 
-// layer is one of the mounts that lie on each other at a mount point.
+// layer is one of several mounts stacked at a mount point.
 type layer struct {
-	kept *os.File // a second mount of it, or nil
+	kept *os.File // a second mount of the same tree, or nil
 	past health.Past
 }
 
-// step is something that each storage does in its turn.
+// step is an action that each storage performs in its turn.
 type step struct {
 	do   func(*departing) error
 	once sync.Once
-	done chan struct{} // closed when it has ended, or was not done
-	err  error         // of that
+	done chan struct{} // closed when the step has ended or was skipped
+	err  error         // of the step
 }
 
 func (s *step) report(err error) {
@@ -107,8 +108,8 @@ func (s *step) report(err error) {
 	})
 }
 
-// leave begins to unmount storages, nested ones first. Each stays in its turn until it
-// is decided.
+// leave starts to unmount storages, nested ones first. Each keeps its turn until the departure is
+// decided.
 func (t *Table) leave(ctx context.Context, all []*mounted) *departure {
 	d := &departure{decided: make(chan struct{})}
 	for _, m := range all { // before any of them proves its disk free
@@ -126,7 +127,7 @@ func (t *Table) leave(ctx context.Context, all []*mounted) *departure {
 				if m.hasNested([]*mounted{other.mounted}) {
 					select {
 					case <-other.unmounting.done:
-					case <-d.decided: // then it stays
+					case <-d.decided: // the nested storage stays mounted
 					}
 				}
 			}
@@ -141,7 +142,7 @@ func (t *Table) leave(ctx context.Context, all []*mounted) *departure {
 	return d
 }
 
-// depart unmounts a storage, in its turn, and mounts it again where the others stay.
+// depart unmounts a storage in its turn, and mounts it again if the departure fails.
 func (t *Table) depart(ctx context.Context, d *departure, one *departing) error {
 	m := one.mounted
 	if err := ctx.Err(); err != nil || isClosed(d.decided) {
@@ -163,7 +164,7 @@ func (t *Table) depart(ctx context.Context, d *departure, one *departing) error 
 	}
 	for _, other := range d.all {
 		if other.hasNested([]*mounted{m}) {
-			<-other.done // or it would cover this one
+			<-other.done // otherwise the nested one would be covered
 		}
 	}
 	for _, gone := range slices.Backward(one.layers) {
@@ -172,7 +173,7 @@ func (t *Table) depart(ctx context.Context, d *departure, one *departing) error 
 	return err
 }
 
-// takeAway unmounts a storage, of a stranger the topmost mount, and notes how to put it back.
+// takeAway unmounts a storage (of a stranger, the topmost mount) and notes how to restore it.
 func (t *Table) takeAway(ctx context.Context, one *departing, was bool) (err error) {
 	var gone layer
 	t.noteDisks(one)
@@ -182,7 +183,7 @@ func (t *Table) takeAway(ctx context.Context, one *departing, was bool) (err err
 		}
 	}
 	_, gone.past = t.volumes.Past(one.mountPoint)
-	if err = t.unmount(ctx, one.mounted); err != nil && one.driver == foreign { // then it is there
+	if err = t.unmount(ctx, one.mounted); err != nil && one.driver == foreign { // it is still mounted
 		gone.kept.Close()
 		return err
 	}
@@ -190,7 +191,7 @@ func (t *Table) takeAway(ctx context.Context, one *departing, was bool) (err err
 	return err
 }
 
-// follow takes the steps that letGo asks for, until it is decided.
+// follow runs the steps that letGo sends, until the departure is decided.
 func (one *departing) follow(decided <-chan struct{}) {
 	for {
 		select {
@@ -202,14 +203,14 @@ func (one *departing) follow(decided <-chan struct{}) {
 	}
 }
 
-// letGo ends the last mounts of strangers on disks, when all else has gone, and when each of
-// their disks has just answered: a mount that hangs as it ends cannot be put back. Mounts in
-// memory are kept until it is decided.
+// letGo ends the last mounts of strangers on disks. It does so when all else has gone and each of
+// their disks has just answered, because a mount that hangs while it ends cannot be restored.
+// Mounts in memory are kept until the departure is decided.
 func (d *departure) letGo(ctx context.Context) error {
 	for _, do := range []func(*departing) error{(*departing).flushDisks, (*departing).closeOnDisk, d.proveDisksFree} {
 		for _, one := range d.all {
 			one.last = &step{done: make(chan struct{}), do: func(one *departing) error {
-				if err := ctx.Err(); err != nil { // it is put back
+				if err := ctx.Err(); err != nil { // too late: the storage is mounted again
 					return one.late(err)
 				}
 				return do(one)
@@ -227,7 +228,7 @@ func (one *departing) flushDisks() error {
 	for _, disk := range one.disks {
 		device, err := blockdev.ByNumber(disk.Number)
 		if err == nil {
-			_ = blockdev.Flush(device.Path) // a failure is for fsync's callers to know
+			_ = blockdev.Flush(device.Path) // errors are reported to callers of fsync
 		}
 	}
 	return nil
@@ -248,8 +249,8 @@ func (one *departing) closeOnDisk() error {
 	return nil
 }
 
-// proveDisksFree is for one after the other: two may have one disk, and would meet each
-// other's claim of it.
+// proveDisksFree runs for one storage at a time: two storages may share a disk, and would collide
+// on its exclusive claim.
 func (d *departure) proveDisksFree(one *departing) error {
 	d.proving.Lock()
 	defer d.proving.Unlock()
@@ -261,14 +262,14 @@ func (d *departure) proveDisksFree(one *departing) error {
 	return nil
 }
 
-// close lets go of what is kept still.
+// close closes the second mounts that are still kept.
 func (one *departing) close() {
 	for _, gone := range one.layers {
 		gone.kept.Close()
 	}
 }
 
-// await waits until everything is unmounted, or the step after that is done.
+// await waits until every storage has ended its last step: unmounting, or one of letGo's.
 func (d *departure) await(ctx context.Context) error {
 	var errs []error
 	for _, one := range d.all {
@@ -286,7 +287,7 @@ func (one *departing) late(err error) error {
 	return errkind.New(errkind.DeadlineExceeded, "unmount %s: not done in time, its disk may not answer: %w", one.mountPoint, err)
 }
 
-// decide tells all whether they stay away, and waits for those that come back.
+// decide ends the departure and waits, up to restoreLimit, for the storages that are mounted again.
 func (d *departure) decide(succeeded bool) {
 	d.succeeded = succeeded
 	close(d.decided)
@@ -306,24 +307,24 @@ func (d *departure) decide(succeeded bool) {
 	}
 }
 
-// UnmountEach unmounts what can be unmounted, whatever becomes of the rest: for the
-// guest's end, when ReleaseAll has failed.
+// UnmountEach unmounts every storage that can be unmounted, even if others fail. It is for the
+// shutdown of the guest, after ReleaseAll has failed.
 func (t *Table) UnmountEach(ctx context.Context) error {
 	return t.each(t.heldBy(func(*mounted) bool { return true }), func(m *mounted) error {
 		return t.inTurn(ctx, "unmount", m.mountPoint, func() error { return t.unmount(ctx, m) })
 	})
 }
 
-// keepMount returns a second mount of what cannot be mounted again as it was: a tmpfs, whose
-// contents are lost with its last mount, and a stranger, where the kernel allows it. Its disk
-// is in use until that is closed.
+// keepMount returns a second mount of a storage that cannot be mounted again as it was: a tmpfs,
+// whose contents are lost with its last mount, or a stranger, if the kernel allows it. The disk
+// stays in use until the returned file is closed.
 func keepMount(m *mounted) (*os.File, error) {
 	if m.fstype != "tmpfs" && m.driver != foreign {
 		return nil, nil
 	}
 	fd, err := unix.OpenTree(unix.AT_FDCWD, m.mountPoint, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
 	switch {
-	case errors.Is(err, unix.EINVAL) && m.driver == foreign: // an unbindable one
+	case errors.Is(err, unix.EINVAL) && m.driver == foreign: // the mount is unbindable
 		return nil, nil
 	case err != nil:
 		return nil, &fs.PathError{Op: "open_tree", Path: m.mountPoint, Err: err}
@@ -331,11 +332,11 @@ func keepMount(m *mounted) (*os.File, error) {
 	return os.NewFile(uintptr(fd), m.mountPoint), nil
 }
 
-// putBack mounts a storage again, where it is gone, and has its watch remember.
+// putBack mounts a storage again if it is gone, and restores what its watch remembered.
 func (t *Table) putBack(m *mounted, gone layer) error {
 	there, err := m.driver.there(m)
 	if m.driver == foreign {
-		there = false // another one of its mounts is
+		there = false // another mount of the stranger may be there
 	}
 	switch {
 	case err != nil || there && gone.kept != nil:
@@ -352,7 +353,7 @@ func (t *Table) putBack(m *mounted, gone layer) error {
 			err = t.volumes.Observe(m.mountPoint)
 		}
 	}
-	if !there { // or its watch has never forgotten it
+	if !there { // otherwise the watch has never forgotten
 		t.volumes.Remember(m.mountPoint, gone.past)
 	}
 	return err

@@ -8,8 +8,8 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// AwaitDevices waits for a container's devices, as Hold does for those of its storages,
-// until they are there or the first one does not come.
+// AwaitDevices waits until a container's devices exist, as Hold does for the devices of storages.
+// It fails on the first device that does not appear.
 func (t *Table) AwaitDevices(ctx context.Context, devices []*agentpb.Device) error {
 	for _, d := range devices {
 		if d == nil {

@@ -7,45 +7,45 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// driver is what a value of Storage.driver stands for.
+// driver implements one value of Storage.driver.
 type driver struct {
 	name string
-	// device says that a block device is below, which the host plugs in.
+	// device is set if the storage has a block device, which the host plugs in.
 	device bool
-	// volume says that something is mounted: it can be measured, and is watched.
+	// volume is set if the storage is a mount, which can be measured and is watched.
 	volume bool
 	// check refuses a request that can never be right for this driver.
 	check func(request) error
-	// find returns what the request's source names; it waits until ctx ends for
-	// a device that is not there yet.
+	// find returns the origin that the request's source names. It waits until ctx ends for a device
+	// that does not exist yet.
 	find func(context.Context, request) (origin, error)
-	// mount makes the storage at its mount point. It waits for other calls until ctx ends,
-	// and for the disk as long as that wants.
+	// mount makes the storage at its mount point. It waits for other calls until ctx ends, and for
+	// the disk without a limit.
 	mount func(context.Context, *devices, request, origin) (did, error)
-	// unmount undoes mount. What is in use is refused.
+	// unmount undoes mount. It refuses a storage that is in use.
 	unmount func(*mounted) error
-	// couldGo refuses what unmount would refuse, or would take out of sight before it
-	// waits for its disk. Of one within which others are mounted the kernel says
-	// nothing before these are gone. It is nil where unmount is always done at once.
+	// couldGo refuses a storage that unmount would refuse, or whose disk does not answer: unmount
+	// would take that one out of sight before it waits for the disk. If other mounts are nested in
+	// the storage, the kernel cannot say whether it is in use until they are gone. couldGo is nil
+	// if unmount never has to wait.
 	couldGo func(ctx context.Context, t *Table, m *mounted, nested bool) error
-	// there tells whether what mount has made is there, and open to its users.
+	// there reports whether the storage that mount has made exists and is visible to its users.
 	there func(*mounted) (bool, error)
 }
 
-// did is what a driver's mount has done.
+// did is the result of a driver's mount.
 type did struct {
-	made  bool // the mount point's directory
-	found bool // nothing: the very mount was there
+	made  bool // the mount point's directory was made
+	found bool // nothing was mounted: the same mount existed already
 }
 
-// drivers are all that there are, one a file, by the names that Kata has for
-// them.
+// drivers are all drivers, one per file, with the names that Kata gives them.
 var drivers = []*driver{blk, scsi, ephemeral, local, virtioFS}
 
 // Drivers returns the values of Storage.driver that this agent knows.
 func Drivers() []string { return namesOf(func(*driver) bool { return true }) }
 
-// DeviceDrivers returns those of Drivers that mount a block device.
+// DeviceDrivers returns the values of Drivers that mount a block device.
 func DeviceDrivers() []string { return namesOf(func(d *driver) bool { return d.device }) }
 
 func namesOf(matches func(*driver) bool) (names []string) {
@@ -57,7 +57,7 @@ func namesOf(matches func(*driver) bool) (names []string) {
 	return names
 }
 
-// driverOf returns the driver of a name, or nil.
+// driverOf returns the driver with a name, or nil.
 func driverOf(name string) *driver {
 	for _, d := range drivers {
 		if d.name == name {
@@ -67,20 +67,20 @@ func driverOf(name string) *driver {
 	return nil
 }
 
-// origin is what is mounted. One without a block device has a zero one, and is known
-// by its name.
+// origin is the source of a mount. Without a block device, device is zero and path identifies the
+// origin.
 type origin struct {
-	path   string // the device's node, or the name that mountinfo has
+	path   string // the device's node, or the source in mountinfo
 	device mount.Device
 }
 
-// same tells whether two origins are one.
+// same reports whether two origins are the same.
 func (o origin) same(p origin) bool { return o.path == p.path && o.device.Same(p.device) }
 
-// deviceOrigin is a block device as an origin.
+// deviceOrigin returns the origin of a block device.
 func deviceOrigin(d blockdev.Device, err error) (origin, error) {
 	return origin{d.Path, mount.Device{Number: d.Number, Seq: d.Seq}}, err
 }
 
-// named is find for what has no block device.
+// named is the find function of drivers without a block device.
 func named(_ context.Context, r request) (origin, error) { return origin{path: r.source}, nil }

@@ -13,8 +13,8 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// ephemeral is a tmpfs (Documentation/filesystems/tmpfs.rst): a pod's shared
-// memory, or an emptyDir in memory. What it holds goes with its last holder.
+// ephemeral is a tmpfs (Documentation/filesystems/tmpfs.rst): a pod's shared memory, or an emptyDir
+// in memory. Its contents are lost when the last holder releases it.
 var ephemeral = &driver{
 	name: "ephemeral", volume: true,
 	check: func(r request) error {
@@ -29,8 +29,8 @@ var ephemeral = &driver{
 	find: named, mount: mountOrigin, unmount: unmount, there: (*mounted).isMounted, couldGo: couldUnmount,
 }
 
-// groupOption is fs_group as Kata's runtime writes it among the options of what
-// has no disk. The kernel does not know it.
+// groupOption is how Kata's runtime writes fs_group among the options of a storage without a disk.
+// The kernel does not know this option.
 const groupOption = "fsgid="
 
 func checkGroupOption(r request) error {
@@ -40,12 +40,12 @@ func checkGroupOption(r request) error {
 	return nil
 }
 
-// remountOption is what Kata's runtime writes into an update's options.
+// remountOption is an option that Kata's runtime adds to every update.
 const remountOption = "remount"
 
-// Update gives ephemeral storages that are mounted new options, such as a size.
-// Options that are not named stay; mount flags can be added and taken back. It may be repeated;
-// where one storage fails, those before it have been updated.
+// Update changes the options, such as the size, of ephemeral storages that are mounted. Options
+// that are not named stay; mount flags can be set and cleared. Update may be repeated. If one
+// storage fails, those before it have been updated.
 func (t *Table) Update(ctx context.Context, storages []*agentpb.Storage) error {
 	requests := make([]request, len(storages))
 	for i, s := range storages {
@@ -66,7 +66,7 @@ func (t *Table) Update(ctx context.Context, storages []*agentpb.Storage) error {
 	return nil
 }
 
-// remount is Update for one storage, in its mount point's turn.
+// remount is Update for one storage. The caller has the mount point's turn.
 func (t *Table) remount(r request) error {
 	m := t.at(r.mountPoint)
 	top, err := mount.Topmost(r.mountPoint)

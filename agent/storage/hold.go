@@ -11,13 +11,13 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// call is one Hold under way.
+// call is one Hold in progress.
 type call struct {
 	holder string
 	needs  []*mounted
 }
 
-// holds is whom a call would hold a storage for.
+// holds returns the holder for whom the call would hold a storage.
 func (c *call) holds(r request) string {
 	if r.shared {
 		return Sandbox
@@ -25,11 +25,10 @@ func (c *call) holds(r request) string {
 	return c.holder
 }
 
-// Hold mounts the storages that are not mounted yet and holds all of them for
-// holder: a container's id, or Sandbox. Repeated, it changes nothing. When all are
-// there it looks at each once more and asks agreed, which is asked once: by yes
-// they are held. Where that says no, or one storage fails, all that this call has
-// added is undone before it returns.
+// Hold mounts the storages that are not mounted yet, and holds all of them for holder, which is a
+// container's id or Sandbox. A repeated call changes nothing. When all are mounted, Hold checks
+// each once more and calls agreed once: if agreed returns true, they are held. If agreed returns
+// false or one storage fails, Hold undoes all that it has added before it returns.
 //
 // If the agent is killed meanwhile, the next agent holds what was added so far.
 func (t *Table) Hold(ctx context.Context, holder string, storages []*agentpb.Storage, agreed func() bool) (err error) {
@@ -45,7 +44,7 @@ func (t *Table) Hold(ctx context.Context, holder string, storages []*agentpb.Sto
 	c := &call{holder: holder}
 	kept := false
 	defer func() {
-		if !kept { // also where a panic goes through here
+		if !kept { // also after a panic
 			err = errors.Join(err, t.undo(c))
 		}
 	}()
@@ -59,7 +58,7 @@ func (t *Table) Hold(ctx context.Context, holder string, storages []*agentpb.Sto
 	return err
 }
 
-// need makes one storage the call's.
+// need adds one storage to those that the call needs.
 func (t *Table) need(ctx context.Context, c *call, r request) error {
 	from, err := t.find(ctx, "storage "+r.mountPoint, r)
 	if err != nil {
@@ -68,7 +67,7 @@ func (t *Table) need(ctx context.Context, c *call, r request) error {
 	return t.inTurn(ctx, "mount", r.mountPoint, func() error { return errors.Join(t.needFound(ctx, c, r, from), ctx.Err()) })
 }
 
-// find finds a request's source, which may be plugged in only just now.
+// find finds a request's source, which may still be being plugged in.
 func (t *Table) find(ctx context.Context, what string, r request) (origin, error) {
 	finding, cancel := context.WithTimeout(ctx, t.hotplug)
 	defer cancel()
@@ -80,7 +79,7 @@ func (t *Table) find(ctx context.Context, what string, r request) (origin, error
 	return from, err
 }
 
-// needFound is need for what is there, in the mount point's turn.
+// needFound is need after the source was found. The caller has the mount point's turn.
 func (t *Table) needFound(ctx context.Context, c *call, r request, from origin) error {
 	if m := t.at(r.mountPoint); m != nil {
 		if err := t.follow(m, r, from); err != nil {
@@ -119,12 +118,12 @@ func (t *Table) needFound(ctx context.Context, c *call, r request, from origin) 
 	if err := t.adopt(m); err != nil || !r.driver.volume {
 		return err
 	}
-	t.saveOrLog() // now that it is known which mount it is; without that it is known by its disk
+	t.saveOrLog() // now that the mount's identity is known; without it, the storage is identified by its disk
 	return t.own(m)
 }
 
-// agrees refuses a request for a mount point where something else is mounted, or
-// the same otherwise.
+// agrees refuses a request whose driver, source, filesystem or options differ from those of the
+// storage at its mount point.
 func (m *mounted) agrees(r request, from origin) error {
 	if m.driver != r.driver || !m.origin().same(from) || m.fstype != r.fstype {
 		return occupied(r, from, m.origin().named(m.fstype))
@@ -135,10 +134,10 @@ func (m *mounted) agrees(r request, from origin) error {
 	return nil
 }
 
-// enter makes a storage that is mounted the call's too.
+// enter adds a storage that is mounted already to those that the call needs.
 func (t *Table) enter(m *mounted, c *call, r request) error {
 	t.mu.Lock()
-	if _, again := m.calls[c]; again { // two of its storages are one
+	if _, again := m.calls[c]; again { // two storages of the call are the same
 		t.mu.Unlock()
 		return nil
 	}
@@ -148,8 +147,8 @@ func (t *Table) enter(m *mounted, c *call, r request) error {
 	return t.save()
 }
 
-// keep has a call hold what it needs, if all of it is still there. It stands
-// written down already.
+// keep makes the holder of a call hold all that the call needs, if all of it is still mounted. The
+// state file names the holder already.
 func (t *Table) keep(ctx context.Context, c *call, agreed func() bool) error {
 	for _, m := range c.needs {
 		err := t.inTurn(ctx, "look at", m.mountPoint, func() error { return m.mustStand() })
@@ -172,7 +171,7 @@ func (t *Table) keep(ctx context.Context, c *call, agreed func() bool) error {
 	return nil
 }
 
-// mustStand refuses a storage that is not, or no longer, what it is to be.
+// mustStand refuses a storage that is not mounted any more.
 func (m *mounted) mustStand() error {
 	there, err := m.driver.there(m)
 	if err == nil && !there {
@@ -181,16 +180,16 @@ func (m *mounted) mustStand() error {
 	return err
 }
 
-// undo ends a call that has failed. What nobody else needs it unmounts, where it was
-// mounted by a call; what cannot be unmounted is held as if the call had succeeded, so that
-// it has an owner.
+// undo reverts a call that has failed. It unmounts the storages that a call has mounted and nobody
+// else needs. A storage that cannot be unmounted is held as if the call had succeeded, so that it
+// has an owner.
 func (t *Table) undo(c *call) error {
 	return t.each(nestedFirst(c.needs), func(m *mounted) error {
 		return t.inTurn(context.Background(), "unmount", m.mountPoint, func() error { return t.drop(c, m) })
 	})
 }
 
-// drop takes a storage from a call, in the mount point's turn.
+// drop removes a storage from a call. The caller has the mount point's turn.
 func (t *Table) drop(c *call, m *mounted) (err error) {
 	t.mu.Lock()
 	last, found := len(m.calls) == 1 && len(m.holders) == 0, m.found

@@ -11,8 +11,8 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// wants is what a mount of an origin has, for a request: the whole of its filesystem,
-// on the very disk.
+// wants returns the identity that a mount of an origin has for a request: the whole filesystem, on
+// exactly this disk.
 func (r request) wants(from origin) mount.Identity {
 	want := mount.Identity{FSType: r.fstype, Root: "/"}
 	if from.device.Number != 0 {
@@ -23,34 +23,34 @@ func (r request) wants(from origin) mount.Identity {
 	return want
 }
 
-// origin is where the storage is mounted from.
+// origin returns where the storage is mounted from.
 func (m *mounted) origin() origin {
 	m.which.Lock()
 	defer m.which.Unlock()
 	return m.from
 }
 
-// mount is which mount it is; not known while there is none yet.
+// mount returns the identity of the storage's mount; it is zero before there is one.
 func (m *mounted) mount() mount.Identity {
 	m.which.Lock()
 	defer m.which.Unlock()
 	return m.identity
 }
 
-// set is for who has the mount point's turn.
+// set changes the origin and the identity. The caller has the mount point's turn.
 func (m *mounted) set(from origin, identity mount.Identity) {
 	m.which.Lock()
 	defer m.which.Unlock()
 	m.from, m.identity = from, identity
 }
 
-// isOf tells whether a mount is one that a request for an origin would make.
+// isOf reports whether a mount is one that the request would make of an origin.
 func (r request) isOf(from origin, at *mount.Info) bool {
 	return r.wants(from).Same(mount.Filesystem(at))
 }
 
-// is tells whether a mount is the storage's: the one that was made, or another one of
-// the same filesystem, which somebody has mounted again meanwhile.
+// is reports whether a mount is the storage's: the mount that was made, or a later mount of the
+// same filesystem by somebody else.
 func (m *mounted) is(at *mount.Info) bool {
 	was := m.mount()
 	if !m.isOf(m.origin(), at) {
@@ -63,8 +63,9 @@ func (m *mounted) is(at *mount.Info) bool {
 	return uuid == "" || uuid == was.UUID
 }
 
-// adopt notes which mount a storage is, in its turn. It reads the disk, which has just
-// been mounted, or waits for it no longer than uuidLimit.
+// adopt notes which mount belongs to the storage. The caller has the mount point's turn. adopt
+// reads the UUID from the disk, which has just been mounted, and waits for that no longer than
+// uuidLimit.
 func (t *Table) adopt(m *mounted) error {
 	if !m.driver.volume {
 		return nil
@@ -88,13 +89,13 @@ func (t *Table) adopt(m *mounted) error {
 	return errkind.New(errkind.FailedPrecondition, "storage %s: somebody in the guest has unmounted it meanwhile: call again", m.mountPoint)
 }
 
-// own has the mount of a storage, which has just been adopted, watched as one of ours.
+// own makes the volume table watch the mount of a storage, which was just adopted, as owned.
 func (t *Table) own(m *mounted) error {
 	return t.volumes.Own(m.mountPoint, mount.Identity{}, health.Past{})
 }
 
-// follow gives a storage the disk that is by now where its source leads, if the one
-// that it had is gone, and its mount with it. It goes in the mount point's turn.
+// follow gives a storage the disk that its source leads to now, if the storage's earlier disk and
+// its mount are gone. The caller has the mount point's turn.
 func (t *Table) follow(m *mounted, r request, from origin) error {
 	if m.origin().same(from) || r.source != m.source || isDevice(m.origin()) {
 		return nil
@@ -107,11 +108,11 @@ func (t *Table) follow(m *mounted, r request, from origin) error {
 	return nil
 }
 
-// uuidLimit is how long a disk is waited for that is asked for a UUID: without it the
-// other marks of a mount have to do.
+// uuidLimit bounds the wait for reading a UUID from a disk. Without the UUID, a mount is identified
+// by its other properties.
 const uuidLimit = time.Second
 
-// uuid is the UUID of the filesystem on the storage's disk; "" where it cannot be read in
+// uuid returns the UUID of the filesystem on the storage's disk, or "" if it cannot be read in
 // time.
 func (m *mounted) uuid() string {
 	ctx, cancel := context.WithTimeout(context.Background(), uuidLimit)

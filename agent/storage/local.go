@@ -12,8 +12,8 @@ import (
 	"github.com/directvol/directvol/agent/errkind"
 )
 
-// local is a directory of the guest's own file system: an emptyDir. It outlives
-// its holders, as the files in it are to outlive a container; an empty one goes.
+// local is a directory of the guest's own filesystem: an emptyDir. Its files outlive its holders,
+// as they may be needed by the next container; an empty directory is removed.
 var local = &driver{
 	name: "local",
 	check: func(r request) error {
@@ -43,7 +43,7 @@ var local = &driver{
 	},
 	unmount: func(m *mounted) error {
 		if m.made {
-			os.Remove(m.mountPoint) // refused where it is not empty, which is right
+			os.Remove(m.mountPoint) // fails if the directory is not empty, as intended
 		}
 		return nil
 	},
@@ -53,7 +53,7 @@ var local = &driver{
 	},
 }
 
-// localMode reads the directory's mode, the only option that there is.
+// localMode parses the directory's mode, which is the only option.
 func localMode(r request) (mode uint32, given bool, err error) {
 	if r.options.Flags == 0 && r.options.Data == "" {
 		return 0, false, nil

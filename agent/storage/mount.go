@@ -19,8 +19,9 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// mountOrigin mounts an origin. The same one that is mounted there already, as it would be
-// mounted, is taken over; another one is refused: it would be hidden, or hide.
+// mountOrigin mounts an origin. If the same origin is mounted there already with the same options,
+// mountOrigin takes the mount over. Any other mount there is refused, because one would hide the
+// other.
 func mountOrigin(ctx context.Context, d *devices, r request, from origin) (did, error) {
 	switch top, err := mount.Topmost(r.mountPoint); {
 	case err != nil:
@@ -51,9 +52,8 @@ func mountOrigin(ctx context.Context, d *devices, r request, from origin) (did, 
 	return did{}, errkind.New(kind, "mount %s of %s at %s with %q: %w: %s", r.fstype, from.path, r.mountPoint, r.options.Data, err, why)
 }
 
-// wayOut is what is known of a disk that could not be mounted, and whether that is the
-// request's fault: by its filesystem's rules, by what it holds, or by what the kernel has
-// said of it.
+// wayOut explains why a disk could not be mounted, and returns whether the request is at fault. It
+// uses the filesystem's own rules, the disk's contents and the kernel's messages about the disk.
 func wayOut(r request, from origin, err error, log *health.KernelLog) (errkind.Kind, string) {
 	kind, kernel := mountKind(err), log.Words(filepath.Base(from.path), r.fstype)
 	if reason := mount.Reason(err); reason != "" {
@@ -97,7 +97,7 @@ func wayOut(r request, from origin, err error, log *health.KernelLog) (errkind.K
 	return kind, fmt.Sprintf("the disk holds %s: is it formatted with %s, and not partitioned? %s", found, r.fstype, kernel)
 }
 
-// tooShort says that a disk ends before the filesystem on it does, or before any could.
+// tooShort returns a message if the disk is smaller than its filesystem, or than any filesystem.
 func tooShort(fstype filesystem.Type, disk *os.File) string {
 	size, err := blockdev.SizeOf(disk)
 	if err != nil {
@@ -117,7 +117,7 @@ func occupied(r request, from origin, by string) error {
 	return errkind.New(errkind.AlreadyExists, "storage %s: %s is mounted there already, not %s", r.mountPoint, by, from.named(r.fstype))
 }
 
-// named is an origin as a person tells it from another disk with the same name.
+// named describes an origin so that a person can tell it from another disk with the same name.
 func (o origin) named(fstype string) string {
 	if o.device.Seq == 0 {
 		return fmt.Sprintf("%s (%s)", o.path, fstype)
@@ -125,7 +125,7 @@ func (o origin) named(fstype string) string {
 	return fmt.Sprintf("%s (%s, diskseq %d)", o.path, fstype, o.device.Seq)
 }
 
-// nameOf is a mount as occupied names it.
+// nameOf describes a mount for occupied.
 func nameOf(top *mount.Info) string {
 	by := origin{path: top.Source}
 	if devices := mount.Filesystem(top).Devices; len(devices) > 0 {
@@ -137,7 +137,7 @@ func nameOf(top *mount.Info) string {
 	return fmt.Sprintf("folder %s of %s", top.Root, by.named(top.FSType))
 }
 
-// mountKind is what an error of mount(2) means to who asked for the mount.
+// mountKind returns the kind of an error of mount(2).
 func mountKind(err error) errkind.Kind {
 	for _, errno := range []unix.Errno{unix.EACCES, unix.EROFS, unix.EBUSY, unix.ENODEV, unix.EUCLEAN, unix.EBADMSG, unix.EIO, unix.ENXIO,
 		unix.ENOENT, unix.ENOSYS, unix.EOPNOTSUPP, unix.ESRCH, unix.EFBIG} {
@@ -146,12 +146,12 @@ func mountKind(err error) errkind.Kind {
 		}
 	}
 	if errors.Is(err, unix.EINVAL) {
-		return errkind.InvalidArgument // another filesystem, or an option that it does not have
+		return errkind.InvalidArgument // another filesystem, or an unknown option
 	}
 	return errkind.Internal
 }
 
-// makeMountPoint is mount.MakePoint, whose refusal is the request's fault.
+// makeMountPoint is mount.MakePoint with InvalidArgument as the kind of its errors.
 func makeMountPoint(path string) (made bool, err error) {
 	made, err = mount.MakePoint(path)
 	if err != nil {
@@ -160,8 +160,8 @@ func makeMountPoint(path string) (made bool, err error) {
 	return made, err
 }
 
-// isMounted tells whether a storage is mounted where it is to be, and open to its
-// users: what lies over it is refused, as it would be taken for it.
+// isMounted reports whether a storage is mounted at its mount point. It returns an error if another
+// mount covers the storage, because users would find that mount instead.
 func (m *mounted) isMounted() (bool, error) {
 	mounts, err := mount.At(m.mountPoint)
 	at := slices.IndexFunc(mounts, m.is)
@@ -178,8 +178,8 @@ func (m *mounted) isMounted() (bool, error) {
 	return true, err
 }
 
-// unmount is never lazy: a volume that is still in use would be pulled from
-// under its users. What someone else has unmounted is gone, whatever lies there
+// unmount is never lazy: a lazy unmount would remove a volume that is still in use from under its
+// users. A storage that somebody else has unmounted counts as unmounted, whatever is mounted there
 // now.
 func unmount(m *mounted) error {
 	there, err := m.isMounted()
@@ -194,7 +194,7 @@ func unmountThere(m *mounted) error {
 	case errors.Is(err, unix.EBUSY):
 		return inUse(m.mountPoint, err)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, fs.ErrNotExist):
-		// Someone else has just unmounted it, or its path leads elsewhere.
+		// Somebody else has just unmounted it, or its path leads elsewhere.
 		if there, hidden := m.isMounted(); there || hidden != nil {
 			return cmp.Or(hidden, error(&fs.PathError{Op: "unmount", Path: m.mountPoint, Err: err}))
 		}

@@ -14,20 +14,19 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// isThere tells whether a storage that was written down is there still, by what
-// the kernel says.
+// isThere reports whether a storage from the state file is still mounted according to the kernel.
 func (m *mounted) isThere() (bool, error) {
 	there, err := m.driver.there(m)
 	if there {
-		return true, nil // be it covered: that is for whoever uses it
+		return true, nil // even if it is covered: the calls that use it check that
 	}
 	return false, err
 }
 
-// Recover takes over what the agent before this one has left: what its state
-// names and mountinfo has. It goes before any call. A state that makes no sense is
-// kept beside itself for people to read, and mountinfo is the truth then: what it held
-// is a stranger's until it is asked for again.
+// Recover takes over the storages that the previous agent has left: those that are both in its
+// state and in mountinfo. It must run before any call. An invalid state file is kept as a copy for
+// people to read, and the agent relies on mountinfo alone: each storage is then a stranger until a
+// call asks for it again.
 func (t *Table) Recover() error {
 	if t.state == nil {
 		return nil
@@ -100,7 +99,7 @@ func (t *Table) recover(r record) error {
 		return err
 	}
 	if !m.driver.device {
-		return nil // nothing watches it, and its root may hang
+		return nil // no watch on it, and its root may hang
 	}
 	if err := t.volumes.Own(m.mountPoint, r.identity(), r.Past); err != nil {
 		return fmt.Errorf("watch %s: %w", m.mountPoint, err)
@@ -108,12 +107,12 @@ func (t *Table) recover(r record) error {
 	return nil
 }
 
-// Follow saves whenever changed delivers, until ctx ends.
+// Follow saves the state each time changed delivers, until ctx ends.
 func (t *Table) Follow(ctx context.Context, changed <-chan struct{}) {
 	for {
 		select {
 		case <-changed:
-			if err := t.save(); err != nil && !errors.Is(err, fs.ErrClosed) { // the agent ends
+			if err := t.save(); err != nil && !errors.Is(err, fs.ErrClosed) { // the agent is ending
 				t.log.Error(err)
 			}
 		case <-ctx.Done():
@@ -122,7 +121,7 @@ func (t *Table) Follow(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// save writes down everything as it is now.
+// save writes the current state to the state file.
 func (t *Table) save() error {
 	if t.state == nil {
 		return nil
@@ -130,8 +129,8 @@ func (t *Table) save() error {
 	return t.state.Save(func() any { return t.snapshot() })
 }
 
-// saveOrLog is save where nothing hangs on it: an agent after this one finds what
-// was not struck out unmounted, or held by a container that is removed again.
+// saveOrLog is save for changes that may be lost: the next agent would find a storage that is
+// already unmounted, or one held by a container that will be removed again.
 func (t *Table) saveOrLog() {
 	if err := t.save(); err != nil {
 		t.log.Error(err)

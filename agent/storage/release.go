@@ -13,9 +13,9 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// Release lets go of everything that holder holds, the last mounted first, and
-// unmounts what nobody holds any more. What is still in use stays held, and is
-// named in the error; Release may be repeated.
+// Release releases everything that holder holds, the nested mounts first, and unmounts the storages
+// that nobody else holds. A storage that is still in use stays held and is named in the error.
+// Release may be repeated.
 func (t *Table) Release(ctx context.Context, holder string) error {
 	err := t.each(t.heldBy(func(m *mounted) bool { return m.holders[holder] }), func(m *mounted) error {
 		return t.release(ctx, holder, m.mountPoint)
@@ -23,7 +23,7 @@ func (t *Table) Release(ctx context.Context, holder string) error {
 	return errors.Join(err, t.refuseStrangers(holder))
 }
 
-// release has a holder let go of a storage.
+// release releases one storage for a holder.
 func (t *Table) release(ctx context.Context, holder, mountPoint string) error {
 	return t.inTurn(ctx, "unmount", mountPoint, func() error {
 		m := t.at(mountPoint)
@@ -50,7 +50,7 @@ func (t *Table) release(ctx context.Context, holder, mountPoint string) error {
 			t.saveOrLog()
 			return nil
 		}
-		err := t.save() // or the next agent would have the holder again, whom nobody removes any more
+		err := t.save() // otherwise the next agent would restore this holder, and no call would remove it
 		if err != nil {
 			t.mu.Lock()
 			m.holders[holder] = true
@@ -70,7 +70,7 @@ func (t *Table) couldGo(ctx context.Context, m *mounted, all []*mounted) error {
 	})
 }
 
-// couldUnmount is couldGo of what is mounted.
+// couldUnmount is the couldGo function of drivers that mount.
 func couldUnmount(ctx context.Context, t *Table, m *mounted, nested bool) error {
 	there, err := m.driver.there(m)
 	if err != nil || !there {
@@ -87,8 +87,8 @@ func couldUnmount(ctx context.Context, t *Table, m *mounted, nested bool) error 
 	})
 }
 
-// inUse is the answer where umount(2) has said that a mount is busy: another one is within it,
-// or a process uses it.
+// inUse returns the error after umount(2) has reported that a mount is busy: another mount is
+// within it, or a process uses it.
 func inUse(mountPoint string, err error) error {
 	all, _ := mount.All()
 	for _, m := range all {
@@ -99,14 +99,14 @@ func inUse(mountPoint string, err error) error {
 	return errkind.New(errkind.FailedPrecondition, "volume %s is in use by a process in the guest: end it and try again: %w", mountPoint, err)
 }
 
-// unmount unmounts a storage, removes the mount point that was made for it, and
-// proves its device free. It goes on where it was cut off, or failed in between.
+// unmount unmounts a storage, removes the mount point that was made for it, and proves that its
+// device is free. It may be repeated after a failure, and continues from there.
 func (t *Table) unmount(ctx context.Context, m *mounted) error {
 	defer t.atDisk(m)()
 	if err := t.flush(ctx, m); err != nil {
 		return err
 	}
-	if m.driver.device { // or two proofs, or a mount, meet each other's claim of it
+	if m.driver.device { // otherwise two proofs, or a proof and a mount, would collide on the exclusive claim
 		done, err := t.devices.turns.Take(ctx, m.origin().path)
 		if err != nil {
 			return errkind.New(errkind.DeadlineExceeded, "unmount %s: another call is at its device %s: %w", m.mountPoint, m.origin().path, err)
@@ -123,19 +123,19 @@ func (t *Table) unmount(ctx context.Context, m *mounted) error {
 		return err
 	}
 	if m.driver.volume && m.made {
-		// Not before: with a directory the kernel also takes away what is mounted on it
-		// in other namespaces (detach_mounts in vfs_rmdir), from under its users.
-		os.Remove(m.mountPoint) // refused where it is not empty, which is right
+		// Only after the unmount: when a directory is removed, the kernel also detaches the mounts
+		// on it in other namespaces (detach_mounts in vfs_rmdir), from under their users.
+		os.Remove(m.mountPoint) // fails if the directory is not empty, as intended
 	}
 	t.log.WithFields(logrus.Fields{"mountpoint": m.mountPoint, "device": m.origin().path}).Info("storage unmounted")
 	return nil
 }
 
-// flush waits until the disk has what was written so far, and answers: umount(2) takes
-// the mount out of the tree first and writes then, and on a disk that hangs the volume
-// would be out of sight, and written to.
+// flush waits until the disk has taken all earlier writes and answers. umount(2) takes the mount
+// out of the tree before it writes: on a disk that hangs, the volume would be out of sight and
+// still be written to.
 func (t *Table) flush(ctx context.Context, m *mounted) error {
-	if !m.driver.volume || m.fstype == "tmpfs" { // which has no disk
+	if !m.driver.volume || m.fstype == "tmpfs" { // a tmpfs has no disk
 		return nil
 	}
 	if there, err := m.driver.there(m); err != nil || !there {

@@ -16,16 +16,16 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// CheckReleased refuses a device, named as a Storage names it, that anything in the guest
-// uses: a storage of it that is mounted or being mounted, whoever holds it, or somebody
-// else. A device that the guest does not have is released. It changes nothing.
+// CheckReleased refuses a device, named as in a Storage, that is in use in the guest: by a storage
+// that is mounted or being mounted, whoever holds it, or by somebody else. A device that the guest
+// does not have counts as released. CheckReleased changes nothing.
 func (t *Table) CheckReleased(ctx context.Context, driverName, source string) error {
 	driver := driverOf(driverName)
 	if driver == nil || !driver.device {
 		return errkind.New(errkind.InvalidArgument, "driver %.40q: want one whose storages have a device, of %v", driverName, DeviceDrivers())
 	}
 	now, cancel := context.WithCancel(ctx)
-	cancel() // it is there, or it is not
+	cancel() // find must not wait for the device
 	from, err := driver.find(now, request{driver: driver, source: source})
 	missing := errors.Is(err, context.Canceled) || errors.Is(err, fs.ErrNotExist)
 	if err != nil && !missing {
@@ -48,15 +48,15 @@ func (t *Table) CheckReleased(ctx context.Context, driverName, source string) er
 	case errors.Is(err, unix.EBUSY):
 		return errkind.New(errkind.FailedPrecondition, "device %s is in use in the guest%s: end that and try again: %w", from.path, users(from.device.Number), err)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
-		return nil // it has just gone
+		return nil // the device has just gone
 	default:
 		return fmt.Errorf("whether device %s is free is not known: %w", from.path, err)
 	}
 }
 
-// refuseHeld refuses storages that are mounted, or being mounted, and names who has them.
-// One that somebody else has unmounted uses no device; one that we have may be mounted
-// again, until the call that has its turn ends.
+// refuseHeld refuses storages that are mounted or being mounted, and names their holders. A storage
+// that somebody else has unmounted uses no device. A storage of ours may be mounted again until the
+// call that has its turn ends.
 func (t *Table) refuseHeld(ctx context.Context, matches func(*mounted) bool) error {
 	for _, m := range t.known(matches) {
 		refuse := func() error {
@@ -90,9 +90,9 @@ func holderNames(holders []string) string {
 	return strings.Join(names, ", ")
 }
 
-// proveFree refuses a device that is still in use when it is mounted no more: in
-// another mount namespace, or below another device. A storage of the same device elsewhere in
-// the table is no such use, nor is a stranger that leaves with all others.
+// proveFree refuses a device that is still in use after its storage was unmounted: by another mount
+// namespace, or by a device stacked on it. Another storage in the table with the same device is not
+// counted, nor is a stranger that leaves together with all others.
 func (t *Table) proveFree(m *mounted) error {
 	if !m.driver.device {
 		return nil
@@ -105,7 +105,7 @@ func (t *Table) proveFree(m *mounted) error {
 	case err == nil:
 		return disk.Close()
 	case !isDevice(m.origin()), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
-		return nil // it is gone, or another one has its name
+		return nil // the device is gone, or another one has its name
 	case errors.Is(err, unix.EBUSY):
 		return stillInUse(m.mountPoint, m.origin().path, m.origin().device.Number, err)
 	default:
@@ -117,8 +117,7 @@ func stillInUse(mountPoint, path string, number uint64, err error) error {
 	return errkind.New(errkind.FailedPrecondition, "volume %s is unmounted, but its device %s is still in use in the guest%s: end that and try again: %w", mountPoint, path, users(number), err)
 }
 
-// isElsewhere reports whether another storage in the table has the same device, and is
-// mounted.
+// isElsewhere reports whether another storage in the table has the same device and is mounted.
 func (t *Table) isElsewhere(m *mounted) bool {
 	t.mu.Lock()
 	var others []*mounted
@@ -134,7 +133,7 @@ func (t *Table) isElsewhere(m *mounted) bool {
 	})
 }
 
-// isDevice reports whether an origin's node is still that device's.
+// isDevice reports whether an origin's node still belongs to that device.
 func isDevice(from origin) bool {
 	number, err := blockdev.NumberOf(from.path)
 	return err == nil && from.device.Same(mount.Device{Number: number, Seq: blockdev.SeqOf("/", number)})
@@ -143,8 +142,9 @@ func isDevice(from origin) bool {
 // maxUsers is how many users of a device are named.
 const maxUsers = 3
 
-// users names, in brackets, who can be found to use a device: other mounts of it, processes
-// in other mount namespaces that have it mounted, and the devices above it; "" where nobody is.
+// users lists, in brackets, the users of a device that can be found: other mounts of it, processes
+// in other mount namespaces that have it mounted, and devices stacked on it. It returns "" if none
+// is found.
 func users(number uint64) string {
 	var found []string
 	above, _ := os.ReadDir(fmt.Sprintf("/sys/dev/block/%d:%d/holders", unix.Major(number), unix.Minor(number)))

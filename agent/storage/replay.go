@@ -18,12 +18,12 @@ import (
 	"github.com/directvol/directvol/agent/turns"
 )
 
-// devices are the block devices below storages, one mount of each at a time.
+// devices are the block devices below storages. One device is mounted by one call at a time.
 type devices struct{ turns turns.Turns }
 
-// mount mounts an origin: where that is a disk, the one that was found, and no other that
-// has got its name since. It waits for a turn until ctx ends, and for the disk as long as
-// that wants.
+// mount mounts an origin. If the origin is a disk, mount accepts only the disk that was found, not
+// another one that has got the same name since. It waits for a turn until ctx ends, and for the
+// disk without a limit.
 func (d *devices) mount(ctx context.Context, r request, from origin) error {
 	fstype, ok := filesystem.Lookup(r.fstype)
 	if !ok {
@@ -49,8 +49,8 @@ func mountInTree(r request, from origin) error {
 	return unix.Mount(from.path, r.mountPoint, r.fstype, r.options.Flags, r.options.Data)
 }
 
-// keepDisk opens the disk that was found, if it is the one that its node leads to. While
-// it is open no other disk gets its number (bdev_alloc and disk_release in block/).
+// keepDisk opens the disk that was found, if its node still leads to it. While the disk is open, no
+// other disk gets its number (bdev_alloc and disk_release in block/).
 func keepDisk(from origin) (*os.File, error) {
 	disk, err := os.Open(from.path)
 	if err != nil {
@@ -69,8 +69,8 @@ func keepDisk(from origin) (*os.File, error) {
 	return disk, nil
 }
 
-// takeBackOther unmounts what has just been mounted by an origin's name and is not that
-// origin: no later call would know whose it is.
+// takeBackOther unmounts a mount that was just made by an origin's name but is not of that origin.
+// No later call would know the owner of such a mount.
 func takeBackOther(r request, from origin) error {
 	mounts, err := mount.At(r.mountPoint)
 	if err == nil && slices.ContainsFunc(mounts, func(at *mount.Info) bool { return r.isOf(from, at) }) {
@@ -85,23 +85,23 @@ func takeBackOther(r request, from origin) error {
 	return errors.Join(errkind.New(errkind.FailedPrecondition, "storage %s: what was mounted is not %s: call again", r.mountPoint, from.named(r.fstype)), err)
 }
 
-// mountDisk mounts a disk, and once more where the first mount has replayed a log
-// with a growth in it: the kernel has counted the groups before, and the next
-// growth would go by that. A growth was replayed if the mounted size differs from
-// the superblock's size before. Until then the mount has no place in the tree: no
-// call finds it, nobody can be in it, and it goes with this process.
+// mountDisk mounts a disk. It mounts the disk twice if the first mount has replayed a log that
+// contains a growth: the kernel counts the groups before the replay, and the next growth would use
+// that wrong count. A growth was replayed if the mounted size differs from the size in the
+// superblock before. Until that is known, the mount is not attached to the tree: no call finds it,
+// nobody can use it, and it ends with this process.
 func mountDisk(fstype filesystem.Type, r request, from origin) error {
 	fstype.BeforeMount()
 	r.options = r.options.With(neededOptions(fstype, r, from))
 	before, known := endOnDisk(fstype, from)
-	if !known || strings.Contains(r.options.Data, `"`) { // mount(2) alone knows what a quote is for
+	if !known || strings.Contains(r.options.Data, `"`) { // only mount(2) knows how to interpret a quote
 		return mountInTree(r, from)
 	}
 	first, err := mount.Detached(from.path, r.fstype, r.options)
 	if errors.Is(err, unix.EUCLEAN) {
-		// An xfs recovery that failed on groups beyond the filesystem's end has
-		// written the superblock that has them, if that was before them in the
-		// log: the next one goes by it.
+		// An xfs recovery that fails on groups beyond the filesystem's end has already written the
+		// superblock with these groups, if the superblock came before them in the log. The next
+		// recovery then succeeds.
 		if now, _ := endOnDisk(fstype, from); now > before {
 			before = now
 			first, err = mount.Detached(from.path, r.fstype, r.options)
@@ -112,26 +112,26 @@ func mountDisk(fstype filesystem.Type, r request, from origin) error {
 	}
 	defer first.Close()
 	after, err := endMounted(fstype, first, from)
-	if err != nil { // unproven, it gets no place
+	if err != nil { // without proof the mount is not attached
 		return fmt.Errorf("find where it ends: %w", err)
 	}
 	if after == before {
 		return mount.Place(first, r.mountPoint)
 	}
-	first.Close() // which unmounts it
+	first.Close() // this unmounts it
 	disk, err := claim(from.path)
-	if err != nil { // looked at: mounted elsewhere, it would be counted with as it is
+	if err != nil { // check: if it is mounted elsewhere, the wrong group count would stay
 		return errkind.New(errkind.FailedPrecondition, "%s was cut off while it grew and has to be mounted twice, but somebody in the guest has mounted it meanwhile: unmount it there and try again: %w", from.path, err)
 	}
 	disk.Close()
 	return mountInTree(r, from)
 }
 
-// neededOptions are those that a disk needs and that were not asked for.
+// neededOptions returns an option that the disk needs and the request does not set.
 func neededOptions(fstype filesystem.Type, r request, from origin) string {
 	disk, err := os.Open(from.path)
 	if err != nil {
-		return "" // mount(2) says what is wrong
+		return "" // mount(2) reports the problem
 	}
 	defer disk.Close()
 	options := fstype.Options(disk)
@@ -142,22 +142,22 @@ func neededOptions(fstype filesystem.Type, r request, from origin) string {
 	return options
 }
 
-// claim opens a block device that is mounted nowhere.
+// claim opens a block device exclusively, which fails if it is mounted anywhere.
 func claim(path string) (*os.File, error) { return os.OpenFile(path, os.O_RDONLY|unix.O_EXCL, 0) }
 
-// endOnDisk is where the superblock on a disk has the filesystem end. It is not
-// known of one that is mounted already: nothing is replayed then.
+// endOnDisk returns the filesystem's end according to the superblock on the disk. known is false if
+// the disk is mounted already, because nothing is replayed then.
 func endOnDisk(fstype filesystem.Type, from origin) (blocks uint64, known bool) {
 	disk, err := claim(from.path)
 	if err != nil {
-		return 0, false // mount(2) says what is wrong
+		return 0, false // mount(2) reports the problem
 	}
 	defer disk.Close()
 	blocks, err = fstype.EndOnDisk(disk)
-	return blocks, err == nil // what is no such filesystem mount(2) refuses
+	return blocks, err == nil // mount(2) refuses a disk without this filesystem
 }
 
-// endMounted is where the filesystem ends that has just been mounted.
+// endMounted returns where the filesystem that was just mounted ends.
 func endMounted(fstype filesystem.Type, mounted *os.File, from origin) (blocks uint64, err error) {
 	fd, err := unix.Openat(int(mounted.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

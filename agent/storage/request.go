@@ -13,21 +13,20 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// request is a Storage that has been found to make sense.
+// request is a Storage that was parsed and checked.
 type request struct {
 	driver     *driver
 	source     string
 	fstype     string
 	options    mount.Options
-	taken      uintptr // flags that it takes back: from a mount that is given new options
+	taken      uintptr // flags that an update clears
 	mountPoint string
 	shared     bool
-	serial     string // of the disk, as the host has promised it; "" where it has not
+	serial     string // the disk's serial that the host has promised, or ""
 }
 
-// isHostOnly reports whether CSI drivers pass an option on that means something to
-// mount(8), fstab or the kubelet, or is the default, but nothing to a filesystem, which
-// would refuse it.
+// isHostOnly reports whether an option means something only to mount(8), fstab or the kubelet, or
+// is the default. CSI drivers pass such options on, and a filesystem would refuse them.
 func isHostOnly(option string) bool { return slices.Contains(contract.HostOptions, option) }
 
 func parse(s *agentpb.Storage) (request, error) {
@@ -69,14 +68,14 @@ func parse(s *agentpb.Storage) (request, error) {
 	return r, nil
 }
 
-// serialOption is the one of a Storage's driver_options that names the disk which is
-// meant: the device at the source is waited for until it has that serial.
+// serialOption is the option in a Storage's driver_options that names the intended disk. Calls wait
+// until the device at the source has this serial.
 const serialOption = "serial="
 
-// serialBytes are more than any bus has: an NVMe disk has 20, a SCSI one 252.
+// serialBytes is the longest serial of any bus: an NVMe disk has 20 bytes, a SCSI disk 252.
 const serialBytes = 252
 
-// promisedSerial takes the serial from a device's driver_options, and returns the others.
+// promisedSerial extracts the serial from a device's driver_options, and returns the other options.
 func promisedSerial(driver *driver, all []string) (serial string, others []string, err error) {
 	for _, option := range all {
 		text, ok := strings.CutPrefix(option, serialOption)

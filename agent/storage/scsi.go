@@ -6,7 +6,7 @@ import (
 	"github.com/directvol/directvol/agent/blockdev"
 )
 
-// scsi is a disk behind the guest's SCSI controller, by its ID and LUN.
+// scsi is a disk behind the guest's SCSI controller, named by its ID and LUN.
 var scsi = &driver{
 	name: "scsi", device: true, volume: true,
 	check: checkDiskFilesystem,

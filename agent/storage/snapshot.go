@@ -10,23 +10,23 @@ import (
 	"github.com/directvol/directvol/agent/state"
 )
 
-// stateVersion counts what was added to the contents of the state file. Any version is
-// read as far as its fields are known, and keeps the others.
+// stateVersion counts the additions to the contents of the state file. An agent reads any version
+// as far as it knows the fields, and keeps the other fields.
 const stateVersion = 2
 
-// snapshot is what the state file holds: who holds what. The kernel knows what is mounted,
-// and not for whom. A storage is written down before it is mounted and struck out after it
-// is unmounted, so that whenever the agent is killed, no mount is missing in it.
+// snapshot is the contents of the state file: the holders of each storage. The kernel knows which
+// storages are mounted, but not for whom. A storage is recorded before it is mounted and removed
+// after it is unmounted, so that no mount is missing from the file whenever the agent is killed.
 type snapshot struct {
 	state.Header
 	Destroyed bool     `json:"sandbox_destroyed,omitempty"`
-	Heard     uint64   `json:"kernel_log,omitempty"` // the last record whose meaning is in Past
+	Heard     uint64   `json:"kernel_log,omitempty"` // the last record of the kernel's log that Past accounts for
 	Storages  []record `json:"storages"`
 
 	more state.Rest
 }
 
-// record is a storage, and what it takes to find it in mountinfo.
+// record is a storage and the data to find it in mountinfo.
 type record struct {
 	Driver     string      `json:"driver"`
 	Source     string      `json:"source"`
@@ -34,26 +34,26 @@ type record struct {
 	Flags      uintptr     `json:"flags,omitempty"` // of mount(2)
 	Data       string      `json:"data,omitempty"`
 	MountPoint string      `json:"mount_point"`
-	Made       bool        `json:"made,omitempty"` // the mount point is ours to remove
+	Made       bool        `json:"made,omitempty"` // the agent made the mount point and removes it
 	Device     string      `json:"device"`
 	Number     uint64      `json:"number,omitempty"`  // dev_t
 	Seq        uint64      `json:"diskseq,omitempty"` // of the disk with that number; since version 2
 	Holders    []string    `json:"holders"`
-	MountID    int         `json:"mount_id,omitempty"` // of Mount, for agents of version 1
+	MountID    int         `json:"mount_id,omitempty"` // Mount.ID, for agents of version 1
 	Past       health.Past `json:"past,omitzero"`
 
-	// Mount is the mount that was made, and that Past is about. A later version may
-	// know more of it, and goes by as much as is there; since version 2.
+	// Mount is the mount that was made and that Past describes. A later version may add fields; an
+	// agent uses those that are present. Since version 2.
 	Mount mount.Identity `json:"mount,omitzero"`
 
 	more state.Rest
 }
 
-// snapshot is everything as it is now.
+// snapshot returns the current state.
 func (t *Table) snapshot() snapshot {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	// Heard first: what is heard meanwhile is heard twice then, and not never.
+	// Heard is read first: a record that arrives meanwhile is then processed twice, not lost.
 	now := t.past
 	now.Header = t.state.Header(max(now.Version, stateVersion))
 	now.Destroyed, now.Heard, now.Storages = t.ended, t.volumes.Heard(), []record{}
@@ -69,9 +69,9 @@ func (t *Table) snapshot() snapshot {
 	return now
 }
 
-// recordOf is a storage as it is written down.
+// recordOf returns the record of a storage.
 func recordOf(m *mounted, of mount.Identity, past health.Past) record {
-	if !of.Same(m.mount()) { // somebody has mounted something there meanwhile
+	if !of.Same(m.mount()) { // somebody else has mounted something there meanwhile
 		past = health.Past{}
 	}
 	return record{
@@ -81,7 +81,7 @@ func recordOf(m *mounted, of mount.Identity, past health.Past) record {
 	}
 }
 
-// identity is of the mount that Past is about, as far as the record's version knows it.
+// identity returns the mount that Past describes, as far as the record's version knows it.
 func (r record) identity() mount.Identity {
 	if r.Mount.IsMount() || r.MountID == 0 {
 		return r.Mount
@@ -89,8 +89,8 @@ func (r record) identity() mount.Identity {
 	return mount.Identity{ID: r.MountID, FSType: r.FSType, Number: r.Number}
 }
 
-// heldOrNeeded are a storage's holders, and those that calls under way would add:
-// where the agent ends now, the next one takes these for holders.
+// heldOrNeeded returns a storage's holders and those that calls in progress would add. If the agent
+// ends now, the next agent regards all of them as holders.
 func (m *mounted) heldOrNeeded() []string {
 	all := maps.Clone(m.holders)
 	for _, holder := range m.calls {
@@ -99,8 +99,8 @@ func (m *mounted) heldOrNeeded() []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// mounted is recordOf's inverse. A record that no agent can have written is
-// refused: what it names would be unmounted one day.
+// mounted is the inverse of recordOf. It refuses a record that no agent can have written, because
+// the agent would later unmount the path in it.
 func (r record) mounted() (*mounted, error) {
 	m := &mounted{
 		request: request{driver: driverOf(r.Driver), source: r.Source, fstype: r.FSType, options: mount.Options{Flags: r.Flags, Data: r.Data}, mountPoint: r.MountPoint},
@@ -121,7 +121,7 @@ func (r record) mounted() (*mounted, error) {
 	return m, m.driver.check(m.request)
 }
 
-// The known fields alone, so that the methods below do not call themselves.
+// These types have only the known fields and no methods, so that the methods below do not recurse.
 type (
 	knownSnapshot snapshot
 	knownRecord   record

@@ -14,38 +14,38 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// stranger is a mount that this agent has not made and cannot tell whose it is: of
-// another version's state, or of one that cannot be read. While it is there no
-// container that may have it is removed with OK, which would have the host pull its
-// disk. A storage that is asked for at its mount point takes it over, with its holders.
+// stranger is a mount that this agent has not made and whose holder is not known: from the state of
+// another version, or from a state file that cannot be read. While the mount exists, the removal of
+// a container that may hold it does not answer OK, because the host would then remove its disk. A
+// request for a storage at the same mount point takes the mount over, with its holders.
 type stranger struct {
 	mountPoint string
-	holders    []string // who may have it: everybody where there is nobody
-	record     record   // as it was read, for the agent after this one
-	leaving    bool     // with a destroy: it may be in use, or come back, and in no list of mounts
+	holders    []string // the possible holders; empty means any
+	record     record   // as it was read, written back for the next agent
+	leaving    bool     // set during a destroy: the mount may be in use or come back although mountinfo does not show it
 
-	disks []mount.Device // that a destroy has unmounted it from: one may be in use elsewhere
+	disks []mount.Device // the disks that a destroy has unmounted; one may still be in use elsewhere
 }
 
-// storageRoot is where the hosts that we know have storages mounted.
+// storageRoot is the directory below which all known hosts mount storages.
 const storageRoot = "/run/kata-containers/"
 
-// strangersOf are the mounts below storageRoot, for a state that cannot be read.
+// strangersOf returns the mounts below storageRoot, for a state file that cannot be read.
 func strangersOf(all []*mount.Info) (found []stranger) {
 	for _, m := range all {
-		if strings.HasPrefix(m.Mountpoint, storageRoot) && mount.OnDisk(m) { // of those without a disk nothing is lost
+		if strings.HasPrefix(m.Mountpoint, storageRoot) && mount.OnDisk(m) { // removing a mount without a disk loses nothing
 			found = append(found, stranger{mountPoint: m.Mountpoint, record: record{MountPoint: m.Mountpoint, Device: m.Source, FSType: m.FSType}})
 		}
 	}
 	return found
 }
 
-// mayHold reports whether a holder may have the mount.
+// mayHold reports whether holder may hold the mount.
 func (s stranger) mayHold(holder string) bool {
 	return len(s.holders) == 0 || slices.Contains(s.holders, holder)
 }
 
-// strangerHolders are the holders of the stranger at a mount point, if it is one.
+// strangerHolders returns the holders of the stranger at a mount point, if there is a stranger.
 func (t *Table) strangerHolders(mountPoint string) (map[string]bool, error) {
 	left, err := t.remaining()
 	holders := map[string]bool{}
@@ -83,8 +83,7 @@ func (t *Table) remaining() ([]stranger, error) {
 	return slices.Clone(t.strangers), errors.Join(errs...)
 }
 
-// refuseStrangers is the answer to a holder who may have a mount that this agent does
-// not know.
+// refuseStrangers returns an error if holder may hold a mount that this agent does not know.
 func (t *Table) refuseStrangers(holder string) error {
 	left, err := t.remaining()
 	if err != nil {
@@ -98,14 +97,13 @@ func (t *Table) refuseStrangers(holder string) error {
 	return nil
 }
 
-// foreign is the driver of a stranger, while it leaves with all other storages at the
-// sandbox's end.
+// foreign is the driver of a stranger while ReleaseAll unmounts it together with all storages.
 var foreign = &driver{
 	name: "foreign", volume: true,
 	mount: func(_ context.Context, _ *devices, r request, _ origin) (did, error) {
 		return did{}, errkind.New(errkind.FailedPrecondition, "storage %s is unmounted, and how it was mounted is not known", r.mountPoint)
 	},
-	unmount: func(m *mounted) error { // the topmost one
+	unmount: func(m *mounted) error { // unmounts the topmost mount
 		if there, err := m.driver.there(m); !there || err != nil {
 			return err
 		}
@@ -121,7 +119,7 @@ var foreign = &driver{
 	},
 }
 
-// leavers are the strangers as storages that nobody holds, one for each mount point.
+// leavers returns the strangers as storages that nobody holds, one per mount point.
 func (t *Table) leavers() (all []*mounted, err error) {
 	left, err := t.remaining()
 	seen := map[string]bool{}
@@ -145,8 +143,8 @@ func (t *Table) setLeaving(mountPoint string, leaving bool) {
 	}
 }
 
-// leavesWithStranger reports whether a stranger that leaves has a disk, too: then it is the
-// departure that proves it free, when all have gone.
+// leavesWithStranger reports whether a leaving stranger uses the same disk. If so, the departure
+// proves the disk free after all have gone.
 func (t *Table) leavesWithStranger(disk mount.Device) bool {
 	t.mu.Lock()
 	known := slices.Clone(t.strangers)
@@ -162,8 +160,8 @@ func (t *Table) leavesWithStranger(disk mount.Device) bool {
 	})
 }
 
-// refuseToHideStranger refuses to mount over a folder above a stranger, which nobody could
-// unmount then.
+// refuseToHideStranger refuses to mount over a parent directory of a stranger, because nobody could
+// unmount the stranger then.
 func (t *Table) refuseToHideStranger(m *mounted) error {
 	left, err := t.remaining()
 	for _, s := range left {
@@ -174,8 +172,8 @@ func (t *Table) refuseToHideStranger(m *mounted) error {
 	return err
 }
 
-// noteDisks has a stranger stay one until the disks of its topmost mount are free, and
-// has the departure know them, and those of the mounts above it.
+// noteDisks records the disks of a stranger's topmost mount, in addition to those of the mounts
+// above it. The stranger is remembered until these disks are free, and the departure checks them.
 func (t *Table) noteDisks(one *departing) {
 	if one.driver != foreign {
 		return
@@ -199,8 +197,8 @@ func (t *Table) noteDisks(one *departing) {
 	}
 }
 
-// inUseStill returns a disk's path, and an error where somebody uses it, or that is not
-// known. A disk that has gone is used by nobody.
+// inUseStill returns a disk's path, and an error if the disk is in use or its state is not known. A
+// disk that is gone counts as unused.
 func inUseStill(disk mount.Device) (path string, err error) {
 	device, err := blockdev.ByNumber(disk.Number)
 	if err != nil || !disk.Same(mount.Device{Number: device.Number, Seq: device.Seq}) {

@@ -1,12 +1,10 @@
-// Package storage is what a Storage message means: which device it names,
-// where that is mounted, and who holds it. A storage is mounted once and held
-// by the sandbox or by containers; the last one to let go has it unmounted, and
-// its device proven free.
+// Package storage implements Storage messages: which device a message names, where it is mounted,
+// and who holds it. A storage is mounted once and held by the sandbox or by containers. When the
+// last holder releases it, it is unmounted, and its device is proven free.
 //
-// A call owns what it needs until it has ended: no other call's failure takes that
-// away, and its own failure undoes exactly what it has added. Calls wait for disks
-// as long as these want, and go on when their caller's time is over: who calls, does
-// so in a goroutine of its own (agent/sandbox).
+// A call owns what it needs until it ends: the failure of another call does not take that away, and
+// its own failure undoes exactly what it has added. Calls wait for disks without a limit and go on
+// after their caller's deadline, so a caller runs them in a separate goroutine (agent/sandbox).
 package storage
 
 import (
@@ -29,12 +27,11 @@ import (
 	"github.com/directvol/directvol/agent/turns"
 )
 
-// Sandbox is the holder of what outlives every container.
+// Sandbox is the holder of storages that outlive every container.
 const Sandbox = ""
 
-// Volumes are what storages need of volume.Table, which says of each method what it does: a
-// storage that is mounted is a volume, which is watched, and which may be growing when it is
-// to be unmounted.
+// Volumes are the methods of volume.Table that this package needs; volume.Table documents them. A
+// mounted storage is a volume, which is watched and may be growing when it has to be unmounted.
 type Volumes interface {
 	Own(path string, of mount.Identity, past health.Past) error
 	Disown(path string)
@@ -50,60 +47,60 @@ type Volumes interface {
 	Quiet(ctx context.Context, path string, do func() (gone bool, err error)) error
 }
 
-// Table knows the storages and their holders.
+// Table holds the storages and their holders.
 type Table struct {
 	log     *logrus.Entry
 	volumes Volumes
-	hotplug time.Duration // how long a device that is being plugged in is awaited
+	hotplug time.Duration // how long to wait for a device that is being plugged in
 	state   *state.File
 	turns   turns.Turns // by mount point
 	devices devices
 
 	mu        sync.Mutex
-	past      snapshot // of the state that was read: what is written back as it was
+	past      snapshot // the state that was read; its unknown fields are written back
 	strangers []stranger
-	ended     bool                // the sandbox is destroyed
+	ended     bool                // the sandbox was destroyed
 	mounts    map[string]*mounted // by mount point
-	intents   map[string]*mounted // that are being mounted, for the state
-	atDisks   map[*mounted]bool   // that calls are at which may wait for the disk
+	intents   map[string]*mounted // storages that are being mounted, for the state file
+	atDisks   map[*mounted]bool   // storages at whose disk a call is, and may have to wait
 }
 
-// mounted is a storage that is mounted. It is changed in its mount point's turn
-// and under Table.mu, so that either is enough to read it: but for its owners and again,
-// which Table.mu alone guards, and what which guards. It gets new owners and loses its last
-// one in its turn only, and is unmounted in the same one.
+// mounted is a storage that is mounted. It is changed only in its mount point's turn and under
+// Table.mu, so that either is enough to read it. There are two exceptions: Table.mu alone guards
+// holders, calls and again, and the mutex which guards the fields below it. A storage gets new
+// holders and loses its last one only in its turn, and is unmounted in the same turn.
 type mounted struct {
 	request
-	made    bool // the mount point's directory is ours to remove
-	found   bool // somebody else's mount, that calls under way alone need: it stays where they fail
-	again   bool // it is being mounted again
+	made    bool // the agent made the mount point's directory and removes it
+	found   bool // somebody else's mount that only calls in progress need: it stays mounted if they fail
+	again   bool // the storage is being mounted again
 	holders map[string]bool
-	calls   map[*call]string // that need it, and for whom: a holder once they have succeeded
+	calls   map[*call]string // calls that need it, with the holder that each adds if it succeeds
 
-	which    sync.Mutex // of from and identity, set in the turn and read at any time
+	which    sync.Mutex // guards from and identity, which are set in the turn and read at any time
 	from     origin
-	identity mount.Identity // of the mount that was made or taken over; not known before that
+	identity mount.Identity // of the mount that was made or taken over; zero before that
 
 	uuids flight.Flights[origin, string]
 
-	more state.Rest // of its record
+	more state.Rest // unknown fields of its record
 }
 
-// NewTable returns a Table that holds nothing yet. hotplug is how long a
-// device is awaited that the guest does not see yet; file is nil where no state is
-// kept, which is right for PID 1: the guest ends with it.
+// NewTable returns a Table that holds nothing yet. hotplug is how long to wait for a device that
+// the guest does not see yet. file is nil if no state is kept, which is right for PID 1: the guest
+// ends with it.
 func NewTable(log *logrus.Entry, volumes Volumes, hotplug time.Duration, file *state.File) *Table {
 	return &Table{log: log, volumes: volumes, hotplug: hotplug, state: file, mounts: map[string]*mounted{}, intents: map[string]*mounted{}, atDisks: map[*mounted]bool{}}
 }
 
-// Ended reports whether the sandbox is destroyed: nothing can be held then.
+// Ended reports whether the sandbox was destroyed; no storage can be held then.
 func (t *Table) Ended() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.ended
 }
 
-// End sets what Ended says. It is written down, or stays as it was.
+// End sets the value that Ended reports. If the state file cannot be written, the value stays.
 func (t *Table) End(ended bool) error {
 	t.mu.Lock()
 	was := t.ended
@@ -123,8 +120,8 @@ func (t *Table) End(ended bool) error {
 
 var errEnded = errkind.New(errkind.FailedPrecondition, "the sandbox is destroyed: nothing can be mounted in it")
 
-// inTurn runs do in a mount point's turn. do makes system calls that take as long as
-// a disk wants.
+// inTurn runs do in a mount point's turn. do makes system calls that may wait for a disk without a
+// limit.
 func (t *Table) inTurn(ctx context.Context, what, mountPoint string, do func() error) error {
 	done, err := t.turns.Take(ctx, mountPoint)
 	if err != nil {
@@ -134,7 +131,7 @@ func (t *Table) inTurn(ctx context.Context, what, mountPoint string, do func() e
 	return do()
 }
 
-// heldBy returns storages, nested ones first.
+// heldBy returns the mounted storages that match, nested ones first.
 func (t *Table) heldBy(matches func(*mounted) bool) []*mounted {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -147,7 +144,7 @@ func (t *Table) heldBy(matches func(*mounted) bool) []*mounted {
 	return nestedFirst(found)
 }
 
-// known returns storages that are mounted, or being mounted, in no order.
+// known returns the storages that match and are mounted or being mounted, in no order.
 func (t *Table) known(matches func(*mounted) bool) []*mounted {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -175,8 +172,8 @@ func (t *Table) at(mountPoint string) *mounted {
 	return t.mounts[mountPoint]
 }
 
-// each does something with each of storages, which have nested ones first, and with all at
-// once, but that each waits for those within it. A panic in it is an error.
+// each calls do for all storages concurrently; all must have nested ones first. A storage waits for
+// those nested in it. A panic in do becomes an error.
 func (t *Table) each(all []*mounted, do func(*mounted) error) error {
 	errs, done := make([]error, len(all)), make([]chan struct{}, len(all))
 	var wait sync.WaitGroup
@@ -196,7 +193,7 @@ func (t *Table) each(all []*mounted, do func(*mounted) error) error {
 	return errors.Join(errs...)
 }
 
-// safely turns a panic into an error: nobody above a goroutine does.
+// safely turns a panic into an error, because do runs in a goroutine of its own.
 func (t *Table) safely(m *mounted, do func(*mounted) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/directvol/directvol/agent/errkind"
 )
 
-// virtioFS is a folder of the host, by the tag of its device
-// (Documentation/filesystems/virtiofs.rst). The kernel needs its module virtiofs.
+// virtioFS is a directory of the host, named by the tag of its device
+// (Documentation/filesystems/virtiofs.rst). The kernel needs the module virtiofs.
 var virtioFS = &driver{
 	name: "virtio-fs", volume: true,
 	check: func(r request) error {
@@ -31,15 +31,15 @@ var virtioFS = &driver{
 	mount: mountTag, unmount: unmount, there: (*mounted).isMounted, couldGo: couldUnmount,
 }
 
-// tagBytes is how long a device's tag can be (virtio 1.2, 5.11.4).
+// tagBytes is the longest tag of a device (virtio 1.2, 5.11.4).
 const tagBytes = 36
 
-// tagLimit is how long to wait for a device with the tag.
+// tagLimit bounds the wait for a device with the tag.
 const tagLimit = time.Second
 
-// mountTag tries again as long as no device has the tag. A new device is in sysfs before
-// its driver knows the tag, and an event follows when it does. mount(2) answers a wrong
-// option with EINVAL too, so that refusal comes a second later.
+// mountTag retries while no device has the tag. A new device appears in sysfs before its driver
+// knows the tag, and an event follows when the driver does. mount(2) also answers EINVAL for a
+// wrong option, so that this error is returned one second later.
 func mountTag(ctx context.Context, d *devices, r request, from origin) (done did, err error) {
 	ctx, cancel := context.WithTimeout(ctx, tagLimit)
 	defer cancel()
@@ -53,8 +53,8 @@ func mountTag(ctx context.Context, d *devices, r request, from origin) (done did
 	return done, err
 }
 
-// hasShare tells whether there is any virtio-fs device: kernels before 6.9 do
-// not show whose tag it has, and mount(2) answers EINVAL where it is another's.
+// hasShare reports whether any virtio-fs device exists. Kernels before 6.9 do not show a device's
+// tag, and mount(2) answers EINVAL if no device has the requested tag.
 func hasShare() (bool, error) {
 	found, err := filepath.Glob("/sys/bus/virtio/drivers/virtiofs/virtio*")
 	return len(found) > 0, err

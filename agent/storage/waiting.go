@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// atDisk notes that a call is at a storage's disk, for which it may have to wait, until
-// done. It is for who has the mount point's turn.
+// atDisk notes, until done is called, that a call is at a storage's disk and may have to wait for
+// it. The caller has the mount point's turn.
 func (t *Table) atDisk(m *mounted) (done func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -19,8 +19,8 @@ func (t *Table) atDisk(m *mounted) (done func()) {
 	}
 }
 
-// Waiting names the disks that calls may wait for which mount or unmount storages of some
-// holders, or anybody's where none is named: each disk, and where.
+// Waiting lists the disks, each with its mount point, that calls may be waiting for while they
+// mount or unmount storages of the given holders. Without holders it lists those of all storages.
 func (t *Table) Waiting(holders ...string) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
