@@ -9,9 +9,9 @@ import (
 	"github.com/directvol/directvol/agent/health"
 )
 
-// Conditions returns the conditions of the volumes mounted at paths, in the order of paths: none of
-// one that cannot be asked. It asks all at the same time: one that hangs takes as long as Stats
-// does, and counts as slow.
+// Conditions returns the conditions of the volumes mounted at paths, in the order of paths; none
+// for a volume that cannot be measured. It measures all at the same time. A volume whose disk hangs
+// takes as long as Stats does, and counts as slow.
 func (t *Table) Conditions(ctx context.Context, paths []string) [][]health.Condition {
 	found := make([][]health.Condition, len(paths))
 	var all sync.WaitGroup
@@ -19,7 +19,7 @@ func (t *Table) Conditions(ctx context.Context, paths []string) [][]health.Condi
 		all.Go(func() {
 			stats, err := t.Stats(ctx, path)
 			found[i] = stats.Conditions
-			if errkind.Of(err) == errkind.DeadlineExceeded { // it has not answered yet
+			if errkind.Of(err) == errkind.DeadlineExceeded { // no answer yet
 				found[i] = health.Unanswered(nil, "filesystem", path, 0, time.Time{})
 			}
 		})

@@ -9,15 +9,14 @@ import (
 	"github.com/directvol/directvol/agent/errkind"
 )
 
-// Flush has the disk of the volume at path take what was written so far, and answer, and
-// waits until it has: where ctx ends before, or the disk hangs for hungLimit, the error says
-// which disk. However often it is
-// called, one thread waits for the disk, and whoever waits for a flush that began after his
-// call needs no other one. What fails otherwise is for fsync's callers to know.
+// Flush makes the disk of the volume at path take all earlier writes, and waits until the disk
+// answers. If ctx ends first, or the disk hangs for hungLimit, the error names the disk. However
+// often Flush is called, one thread per volume waits for the disk. A flush that began after a call
+// serves that call too. Other failures are reported to callers of fsync.
 func (t *Table) Flush(ctx context.Context, path string) error {
 	v, err := t.Lookup(path)
 	if kind := errkind.Of(err); err != nil && (kind == errkind.NotFound || kind == errkind.InvalidArgument) {
-		return nil // it is not mounted any more
+		return nil // not mounted any more
 	} else if err != nil {
 		return err
 	}
@@ -35,8 +34,8 @@ func (t *Table) Flush(ctx context.Context, path string) error {
 	})
 }
 
-// hungLimit is how long a flush waits for a disk that hangs, by the kernel's counts: whoever
-// has more time than that learns it early.
+// hungLimit bounds how long a flush waits for a disk that hangs according to the kernel's counters.
+// A caller with a longer deadline gets its error earlier.
 const hungLimit = 8 * time.Second
 
 var errHangs = fmt.Errorf("it has hung for %v or more", hungLimit)
@@ -63,8 +62,8 @@ func whileAnswering(ctx context.Context, hangs func() bool) (context.Context, co
 	return ctx, func() { cancel(nil) }
 }
 
-// flush does what Flush says, where no flush has ended that has a higher number than
-// before. The volume is locked.
+// flush implements Flush, unless a flush with a number above before has ended. The caller has
+// locked the volume.
 func (v *Volume) flush(before uint64) {
 	v.mu.Lock()
 	ended := v.flushed > before
@@ -77,7 +76,7 @@ func (v *Volume) flush(before uint64) {
 		return
 	}
 	syncFS(v.Mountpoint)
-	if v.Device.Path != "" { // a filesystem that has nothing to write asks it nothing
+	if v.Device.Path != "" { // a filesystem with nothing to write sends the disk no request
 		_ = blockdev.Ask(v.Device.Path)
 		_ = blockdev.Flush(v.Device.Path)
 	}

@@ -15,15 +15,15 @@ import (
 	"github.com/directvol/directvol/agent/turns"
 )
 
-// lookLimit is how long a filesystem is waited for that is to tell whether a path which
-// is no mount point is there.
+// lookLimit bounds the wait for a filesystem to answer whether a path that is no mount point
+// exists.
 const lookLimit = time.Second
 
-// look is mount.Look, which waits for nobody at a mount point, but for the server of a
-// filesystem that the path leads through, and that may have been mounted there since the
-// volume was found. Another path may have its filesystem read a disk. If one hangs, one
-// thread a mount waits for it, whatever paths are asked for; a question for a known volume
-// waits for none about paths inside it.
+// look returns the mark of the mount at path. At a mount point, mount.Look does not block, except
+// on the server of a filesystem that the path leads through, which may have been mounted there
+// since the volume was found. For any other path, the filesystem may have to read a disk. If a
+// filesystem hangs, one thread per mount waits for it, whatever paths are asked for. A lookup of a
+// known volume never waits for lookups of paths inside it.
 func (t *Table) look(path string, known *Volume) (mount.Mark, error) {
 	if known != nil && known.behind == "" {
 		return walk(&t.looks, path, path, true)
@@ -45,9 +45,9 @@ func (t *Table) look(path string, known *Volume) (mount.Mark, error) {
 	return walk(&t.walks, path, through, mounted)
 }
 
-// walk is look, in its turn, where the filesystem mounted at through may not answer. A path
-// that is no mount point may hold symbolic links: it is not followed through one, which could
-// lead into any other filesystem.
+// walk runs mount.Look in the turn of through, the mount point of a filesystem that may not answer.
+// It does not follow symbolic links in a path that is no mount point, because a link could lead
+// into any other filesystem.
 func walk(among *turns.Turns, path, through string, mounted bool) (mount.Mark, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), lookLimit)
 	defer cancel()
@@ -79,8 +79,9 @@ func walk(among *turns.Turns, path, through string, mounted bool) (mount.Mark, e
 	}
 }
 
-// refuseLate is the answer to who has waited for the filesystem at through. Where that is the
-// volume's own path, another one has been mounted over a folder above since it was found.
+// refuseLate returns the error for a caller that has waited for the filesystem at through. If
+// through is the volume's own path, another filesystem has been mounted over a parent directory
+// since the volume was found, and the error names that filesystem.
 func refuseLate(path, through string) error {
 	if all, err := mount.All(); err == nil && through == path {
 		through = cmp.Or(mount.Behind(all, path), path)
@@ -88,8 +89,8 @@ func refuseLate(path, through string) error {
 	return errkind.New(errkind.DeadlineExceeded, "volume %.200q: the filesystem at %s, which the path leads through, does not answer whether it exists", path, through)
 }
 
-// linkIn returns the first part of a clean path that is a symbolic link, or "": what is
-// behind a link is not looked at. It waits for the filesystems that the path leads through.
+// linkIn returns the first prefix of a clean path that is a symbolic link, or "". It does not look
+// behind a link. It waits for the filesystems that the path leads through.
 func linkIn(path string) string {
 	for end := 1; end <= len(path); end++ {
 		if end < len(path) && path[end] != '/' {
@@ -99,7 +100,7 @@ func linkIn(path string) string {
 		if err == nil {
 			return path[:end]
 		}
-		if !errors.Is(err, unix.EINVAL) { // it is no link, and may have more in it
+		if !errors.Is(err, unix.EINVAL) { // it is no link, and the path may continue
 			return ""
 		}
 	}

@@ -20,21 +20,20 @@ import (
 	"github.com/directvol/directvol/agent/health"
 )
 
-// Resize grows the filesystem to size, which is the disk's bytes as the host
-// has it; 0 means to the device's end. A filesystem that ends within a block of
-// size is left as it is: that is success, any number of times. So is one that
-// ends where such a request leads: an xfs is made to end with an allocation
-// group, or with the device. A device that is still smaller is awaited, for wait
-// at most and until shortly before ctx's deadline; then the refusal is
-// DeadlineExceeded. Nothing ever shrinks.
+// Resize grows the filesystem to size, the disk's size in bytes as the host sees it; 0 means to the
+// device's end. A filesystem that ends within one block of size is left as it is: that is success,
+// any number of times. A filesystem that already ends where the request leads is left as it is,
+// too: an xfs is made to end with an allocation group, or with the device. If the device is still
+// smaller than size, Resize waits for it, at most for wait and until shortly before ctx's deadline;
+// then the error is DeadlineExceeded. Nothing ever shrinks.
 func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) error {
 	return v.reach(ctx, size, func(ctx context.Context, g *growth) error { return v.resize(ctx, g, size, wait) })
 }
 
-// Resize is Resize of the volume at path.
+// Resize is Volume.Resize of the volume at path.
 func (t *Table) Resize(ctx context.Context, path string, size uint64, wait time.Duration) error {
 	if v := t.at(path); v != nil && v.isCurrent() {
-		// It looks itself at what it has opened, and finds what was mounted in this moment.
+		// Resize checks the files that it has opened, and so notices a mount made at this moment.
 		if err := v.Resize(ctx, size, wait); errkind.Of(err) != errkind.NotFound {
 			return err
 		}
@@ -46,11 +45,11 @@ func (t *Table) Resize(ctx context.Context, path string, size uint64, wait time.
 	return v.Resize(ctx, size, wait)
 }
 
-// ResizeAtOnce is Resize of a healthy volume whose disk has the size already: it waits for
-// the growth's own reads and writes and for nothing else, and ends between two steps of
-// the growth when ctx does. false means that Resize is to be called, which goes on from
-// there, or says why the volume does not grow. It is for the goroutine that reads a
-// connection: whoever calls Resize while it still waits for the disk waits for its end.
+// ResizeAtOnce is Resize of a healthy volume whose disk already has the size. It waits for nothing
+// but the growth's own reads and writes, and stops between two steps of the growth when ctx ends.
+// If it returns false, the caller calls Resize, which continues from there or reports why the
+// volume does not grow. ResizeAtOnce is for the goroutine that reads a connection. A Resize that is
+// called while ResizeAtOnce waits for the disk waits for it to return.
 func (t *Table) ResizeAtOnce(ctx context.Context, path string, size uint64) bool {
 	v := t.at(path)
 	if v == nil || v.replaced(nil) {
@@ -58,7 +57,7 @@ func (t *Table) ResizeAtOnce(ctx context.Context, path string, size uint64) bool
 	}
 	conditions, ok := v.conditionsAtOnce()
 	if !ok || len(conditions) > 0 {
-		return false // its disk may be slow, or hang
+		return false // the disk may be slow, or hang
 	}
 	done, ok := v.aloneAtOnce()
 	if !ok {
@@ -73,7 +72,7 @@ func (t *Table) ResizeAtOnce(ctx context.Context, path string, size uint64) bool
 	}) == nil
 }
 
-// errStillSmaller means that Resize has to wait for the device.
+// errStillSmaller means that Resize must wait for the device.
 var errStillSmaller = errors.New("the device is smaller than the size that is asked for")
 
 // CheckResize is Volume.CheckResize of the volume at path.
@@ -85,37 +84,36 @@ func (t *Table) CheckResize(ctx context.Context, path string, size uint64) error
 	return v.CheckResize(ctx, size)
 }
 
-// CheckResize refuses what Resize to size would refuse once the disk has grown
-// to it, and changes nothing: for the caller who is about to grow the disk,
-// which it does for good.
+// CheckResize refuses everything that Resize to size would refuse after the disk has grown, and
+// changes nothing. It is for a caller that is about to grow the disk, which cannot be undone.
 func (v *Volume) CheckResize(ctx context.Context, size uint64) error {
 	return v.reach(ctx, size, func(_ context.Context, g *growth) error {
 		if size != 0 {
 			return nil
 		}
-		return g.fstype.CanGrow(g.Mounted, g.before.Blocks+1) // at all
+		return g.fstype.CanGrow(g.Mounted, g.before.Blocks+1) // whether it can grow at all
 	})
 }
 
-// reach runs do with the volume locked and open, if the filesystem could ever have
-// the size. Its caller is answered in time, whatever the disk does.
+// reach runs do with the volume locked and open, if the filesystem could ever have the size. The
+// caller gets an answer before its deadline, whatever the disk does.
 func (v *Volume) reach(ctx context.Context, size uint64, do func(context.Context, *growth) error) error {
-	if err := v.refuseInaccessible(); err != nil { // at once, though something in it may wait for the disk
+	if err := v.refuseInaccessible(); err != nil { // before the lock: a call that has it may be waiting for the disk
 		return err
 	}
 	return v.inTime(ctx, func(ctx context.Context) error { return v.reachOpen(ctx, size, do) })
 }
 
-// lastWords is how long a call that was told to end has to say why.
+// lastWords is how long do may take to return its own error after its context has ended.
 const lastWords = 100 * time.Millisecond
 
-// lookAfter is from when on it is looked what comes from the disk: most calls have ended by
-// then. Of one that had less time nothing is said of its disk.
+// lookAfter is the age of a call at which inTime starts to count the disk's finished requests; most
+// calls have ended by then. The error of a call with less time does not mention the disk.
 const lookAfter = 100 * time.Millisecond
 
-// inTime runs do alone in the volume, which it is until do has ended: on a disk that
-// hangs one thread does, however often it is asked. A panic in it is the caller's, who
-// is there in all but the last moment.
+// inTime runs do while it alone has the volume, until do returns: if the disk hangs, only one
+// thread waits for it, however many calls there are. A panic in do is passed to the caller, unless
+// the caller has already given up.
 func (v *Volume) inTime(ctx context.Context, do func(context.Context) error) error {
 	done, err := v.alone(ctx)
 	if err != nil {
@@ -132,7 +130,7 @@ func (v *Volume) inTime(ctx context.Context, do func(context.Context) error) err
 			}
 		}()
 		answer <- do(early)
-		runtime.Gosched() // the caller first, then the watch
+		runtime.Gosched() // let the caller run first, then the watch
 	}()
 	late := make(chan struct{})
 	defer context.AfterFunc(early, func() {
@@ -174,7 +172,7 @@ func (v *Volume) reachOpen(ctx context.Context, size uint64, do func(context.Con
 	return do(ctx, g)
 }
 
-// resize is Resize, locked and open.
+// resize implements Resize on a volume that is locked and open.
 func (v *Volume) resize(ctx context.Context, g *growth, size uint64, wait time.Duration) (err error) {
 	if size == 0 {
 		size, err = blockdev.SizeOf(g.Disk)
@@ -191,17 +189,17 @@ func (v *Volume) resize(ctx context.Context, g *growth, size uint64, wait time.D
 	if goal > g.before.Blocks {
 		return v.grow(ctx, g, goal)
 	}
-	// It may have grown by a call that was cut off, or by somebody else's.
+	// An interrupted call, or somebody else, may have grown it.
 	if err := g.fstype.Settle(ctx, g.Mounted); err != nil {
 		return v.growError(err)
 	}
 	return nil
 }
 
-// canReach refuses a size that the filesystem can never have, and every one on a disk that
-// ends before it does.
+// canReach refuses a size that the filesystem can never have. It refuses every size if the disk
+// ends before the filesystem does.
 func (v *Volume) canReach(g *growth, size uint64) error {
-	if has, err := blockdev.SizeOf(g.Disk); err != nil { // behind the look at the filesystem's end
+	if has, err := blockdev.SizeOf(g.Disk); err != nil { // after the filesystem's end was read
 		return v.growError(err)
 	} else if !g.before.EndsWithin(has) {
 		return errkind.New(errkind.FailedPrecondition, "volume %s cannot grow: %s on %s ends at %d bytes, and its disk has only %d: unmount it, give the disk its size and its content back, check it and mount it",
@@ -217,16 +215,16 @@ func (v *Volume) canReach(g *growth, size uint64) error {
 	return g.fstype.CanGrow(g.Mounted, goal)
 }
 
-// growth is an open filesystem that can grow. While it is open the volume is not
-// unmounted, and its directory is that of no other.
+// growth is an open filesystem that can grow. While it is open, the volume cannot be unmounted, so
+// its directory cannot become another volume's.
 type growth struct {
 	filesystem.Mounted
 	fstype filesystem.Type
 	before filesystem.Geometry
 }
 
-// goal is the block at which the filesystem is to end for a size in bytes; 0
-// leads to the device's end as it is now.
+// goal returns the block at which the filesystem is to end for a size in bytes; 0 means the current
+// end of the device.
 func (g *growth) goal(size uint64) (uint64, error) {
 	device, err := blockdev.SizeOf(g.Disk)
 	if err != nil {
@@ -238,7 +236,7 @@ func (g *growth) goal(size uint64) (uint64, error) {
 	return g.fstype.Goal(g.before, size/g.before.BlockSize, device/g.before.BlockSize), nil
 }
 
-// open opens the volume to grow it, or says why nothing grows it.
+// open opens the volume to grow it, or reports why it cannot grow.
 func (v *Volume) open() (*growth, error) {
 	refuse := func(format string, args ...any) (*growth, error) {
 		return nil, errkind.New(errkind.FailedPrecondition, "volume %s cannot grow: "+format, append([]any{v.Mountpoint}, args...)...)
@@ -274,8 +272,8 @@ func (v *Volume) open() (*growth, error) {
 	return refuse("the superblock of %s records errors (%d): unmount, run %s on the detached disk and mount it again", v.Device.Path, count, fstype.Faults.Repair)
 }
 
-// refuseInaccessible refuses to grow what cannot be written to, and what may have lost its
-// end. A slow volume may grow, and so may one that nobody has looked at yet.
+// refuseInaccessible refuses to grow a volume that cannot be written to or that may have lost its
+// end. A slow volume may grow, and so may one that was not probed yet.
 func (v *Volume) refuseInaccessible() error {
 	if v.watch == nil {
 		return nil
@@ -289,8 +287,8 @@ func (v *Volume) refuseInaccessible() error {
 	return nil
 }
 
-// openBoth opens the volume's disk and its root, once for all that is asked of
-// them: each open takes as long as a short call.
+// openBoth opens the volume's disk and root directory once for the whole call, because each open
+// takes as long as a short call.
 func (v *Volume) openBoth(fstype filesystem.Type) (*growth, error) {
 	disk, err := os.Open(v.Device.Path)
 	if err != nil {
@@ -309,7 +307,7 @@ func (g *growth) close() {
 	g.Disk.Close()
 }
 
-// check refuses a directory that is not this volume's any more, or read-only.
+// check refuses a directory that is read-only or no longer this volume's.
 func (v *Volume) check(dir *os.File) error {
 	if mine, err := v.identity.Has(dir); err != nil {
 		return err
@@ -326,13 +324,13 @@ func (v *Volume) check(dir *os.File) error {
 	return nil
 }
 
-// repair is the command that mends the volume's filesystem on a detached disk.
+// repair returns the command that repairs the volume's filesystem on a detached disk.
 func (v *Volume) repair() string {
 	fstype, _ := filesystem.Lookup(v.FSType)
 	return fstype.Faults.Repair
 }
 
-// growError gives what the kernel refuses while growing its kind.
+// growError gives an error that the kernel returns during a growth its kind.
 func (v *Volume) growError(err error) error {
 	refuse := func(kind errkind.Kind, why string) error {
 		return errkind.New(kind, "volume %s cannot grow: %s: %w", v.Mountpoint, why, err)
@@ -340,7 +338,7 @@ func (v *Volume) growError(err error) error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return refuse(errkind.DeadlineExceeded, "its time was over; try again, it goes on from here")
-	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EAGAIN): // ext4's answer, xfs's
+	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EAGAIN): // from ext4 and from xfs
 		return refuse(errkind.DeadlineExceeded, "the kernel is resizing it already; try again")
 	case errors.Is(err, unix.EIO), errors.Is(err, unix.EROFS), errors.Is(err, unix.ESHUTDOWN):
 		return refuse(errkind.FailedPrecondition, v.FSType+" on "+v.Device.Path+" has stopped after an error: mend the disk, unmount and mount it again")
@@ -354,8 +352,8 @@ func (v *Volume) growError(err error) error {
 	return err
 }
 
-// awaitSize waits until the device has at least size bytes. What has to be done before a
-// growth, or before an answer where there is none to make, it does before it waits.
+// awaitSize waits until the device has at least size bytes. Before it waits, it does the work that
+// has to precede a growth, or an answer without one.
 func (v *Volume) awaitSize(ctx context.Context, g *growth, size uint64, wait time.Duration) error {
 	if has, err := blockdev.SizeOf(g.Disk); err != nil || has >= size {
 		return err
@@ -372,8 +370,8 @@ func (v *Volume) awaitSize(ctx context.Context, g *growth, size uint64, wait tim
 	return err
 }
 
-// grow makes the call, and holds the kernel to it: what is left at the end is
-// no more than the filesystem cannot use.
+// grow grows the filesystem and verifies the result: it may fall short of goal only by blocks that
+// the filesystem cannot use.
 func (v *Volume) grow(ctx context.Context, g *growth, goal uint64) error {
 	if err := g.fstype.Grow(ctx, g.Mounted, goal); err != nil {
 		return v.growError(err)

@@ -14,35 +14,35 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// Usage is how much of something a volume has: bytes, or inodes.
+// Usage counts bytes or inodes of a volume.
 type Usage struct {
 	Total, Used, Available uint64
 }
 
-// Stats is what a volume holds and how it is.
+// Stats are a volume's usage and conditions.
 type Stats struct {
 	Bytes, Inodes Usage
-	Conditions    []health.Condition // none where it is healthy
+	Conditions    []health.Condition // empty if the volume is healthy
 	at            time.Time
-	fsid          unix.Fsid // of a tmpfs, which one it was: on kernels before 6.8 nothing else tells
+	fsid          unix.Fsid // identifies a tmpfs; on kernels before 6.8 nothing else does
 }
 
-// measureLimit is how long statistics wait for a filesystem that does not
-// answer, before they are answered from memory. Kata's clients give up after 2 s.
+// measureLimit is how long Stats waits for a filesystem before it answers with the last known
+// values. Kata's clients give up after 2 s.
 const measureLimit = time.Second
 
-// measurement is a statfs that is under way, for all who ask meanwhile: of a
-// filesystem that hangs, one thread waits and not one a call.
+// measurement is a statfs in progress, shared by all callers: if the filesystem hangs, one thread
+// waits for it, not one per call.
 type measurement struct {
-	began time.Time     // when somebody first waited for it
-	done  chan struct{} // nil until somebody waits for it; closed at its end
+	began time.Time     // when a caller first waited for it
+	done  chan struct{} // nil until a caller waits; closed when the measurement ends
 	stats *Stats
 	err   error
 }
 
-// Stats measures the volume at path as the kubelet does: what is available
-// leaves root's reserve out, what is used does not. A filesystem that does not
-// answer in time is answered for from memory, with a condition that says so.
+// Stats measures the volume at path as the kubelet does: Available excludes root's reserve, and
+// Used does not count that reserve as used. For a filesystem that does not answer in time, Stats
+// returns the last known values with a condition that says so.
 func (t *Table) Stats(ctx context.Context, path string) (Stats, error) {
 	v, err := t.Lookup(path)
 	if err != nil {
@@ -51,13 +51,13 @@ func (t *Table) Stats(ctx context.Context, path string) (Stats, error) {
 	return t.statsOf(ctx, v)
 }
 
-// statsOf is Stats of a volume that was mounted when it was looked up.
+// statsOf is Stats of a volume that was mounted at its lookup.
 func (t *Table) statsOf(ctx context.Context, v *Volume) (Stats, error) {
 	stats, err := v.stats(ctx)
 	if !errors.Is(err, errOtherMount) {
 		return stats, err
 	}
-	// It was mounted again since Lookup.
+	// The volume was mounted again after Lookup.
 	t.lost(v)
 	if v, err = t.Lookup(v.Mountpoint); err != nil {
 		return Stats{}, err
@@ -90,10 +90,10 @@ func (v *Volume) stats(ctx context.Context) (Stats, error) {
 	return stats, nil
 }
 
-// StatsAtOnce is Stats where nothing has to be waited for, and otherwise false.
-// It is for the goroutine that reads a connection. While FollowMounts runs and no mount
-// changes it makes one system call: then somebody else's mount in the volume's place is
-// found as soon as the kernel has woken who follows, and what it holds at once.
+// StatsAtOnce is Stats if nothing has to be waited for; otherwise ok is false. It is for the
+// goroutine that reads a connection. While FollowMounts runs and no mount changes, StatsAtOnce
+// makes one system call. In that case it notices another mount in the volume's place only when the
+// kernel has woken FollowMounts, but notices another filesystem there at once.
 func (t *Table) StatsAtOnce(path string) (Stats, bool) {
 	v := t.at(path)
 	if v == nil {
@@ -116,10 +116,10 @@ func (t *Table) StatsAtOnce(path string) (Stats, bool) {
 	return stats, true
 }
 
-// conditionsAtOnce returns what is wrong with a volume that is known and whose
-// statfs waits for nobody: one that is watched, or a tmpfs, which has no device
-// that could fail. virtio-fs, FUSE and NFS ask a server, which may not answer: for what lies
-// behind one, too.
+// conditionsAtOnce returns the conditions of a known volume whose statfs does not block: a volume
+// that is watched, or a tmpfs, which has no device that could fail. ok is false for virtio-fs, FUSE
+// and NFS, which ask a server that may not answer, and for volumes whose path leads through such a
+// filesystem.
 func (v *Volume) conditionsAtOnce() ([]health.Condition, bool) {
 	switch {
 	case v.behind != "":
@@ -130,9 +130,9 @@ func (v *Volume) conditionsAtOnce() ([]health.Condition, bool) {
 	return v.watch.Latest()
 }
 
-// beginAgain makes the measurement of a volume that was measured before, when the mount was
-// looked at: only against that can its filesystem be told from another one. It returns nil
-// where there is none to make.
+// beginAgain starts a measurement of a volume that was measured before, when its mount was checked:
+// only the earlier measurement can tell its filesystem from another one. It returns nil if there is
+// no earlier measurement, or if one is in progress.
 func (v *Volume) beginAgain() *measurement {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -143,8 +143,8 @@ func (v *Volume) beginAgain() *measurement {
 	return v.measuring
 }
 
-// begin joins the measurement that is under way, or makes one, which the caller
-// is to measure. Either is waited for by its done.
+// begin joins the measurement in progress, or makes one, which the caller must then measure. In
+// both cases the caller waits for done.
 func (v *Volume) begin() (m *measurement, mine bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -160,7 +160,7 @@ func (v *Volume) begin() (m *measurement, mine bool) {
 
 func (v *Volume) measure(m *measurement) {
 	m.stats, m.err = statfs(v.Mountpoint)
-	other := v.replaced(m.stats) // behind it: a mount in between is found
+	other := v.replaced(m.stats) // after statfs, so that a mount in between is noticed
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if m.err == nil && (other || v.FSType == "tmpfs" && v.last != nil && m.stats.fsid != v.last.fsid) {
@@ -175,7 +175,7 @@ func (v *Volume) measure(m *measurement) {
 	}
 }
 
-// isCurrent reports whether no mount has changed since the volume was seen in its place.
+// isCurrent reports whether no mount has changed since the volume was last seen in its place.
 func (v *Volume) isCurrent() bool {
 	now := v.changes.Now()
 	v.mu.Lock()
@@ -183,9 +183,10 @@ func (v *Volume) isCurrent() bool {
 	return now != 0 && now == v.seen
 }
 
-// replaced reports whether the volume is not what its path leads to any more. It looks where a
-// mount has changed, and where statfs answers with another identity than last: what was
-// mounted, or unmounted, in this moment. Of what cannot be looked at it says nothing.
+// replaced reports whether the volume's path no longer leads to the volume. It checks the path if a
+// mount has changed, and if statfs returns another filesystem ID than last time, which means that
+// something was mounted or unmounted just now. If the path cannot be checked, replaced returns
+// false.
 func (v *Volume) replaced(stats *Stats) bool {
 	v.mu.Lock()
 	another := v.last != nil && stats != nil && stats.fsid != v.last.fsid
@@ -207,7 +208,7 @@ func (v *Volume) replaced(stats *Stats) bool {
 	return false
 }
 
-// errOtherMount means that the path leads to another filesystem by now.
+// errOtherMount means that the path now leads to another filesystem.
 var errOtherMount = errkind.New(errkind.NotFound, "it was unmounted")
 
 func statfs(path string) (*Stats, error) {
@@ -224,8 +225,8 @@ func statfs(path string) (*Stats, error) {
 	}, nil
 }
 
-// remembered is the last statistics, where the filesystem has not answered for a while. A
-// caller who waits for less learns only that.
+// remembered returns the last statistics if the filesystem has not answered for measureLimit. For a
+// shorter wait it returns an error.
 func (v *Volume) remembered(waited time.Duration) (Stats, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

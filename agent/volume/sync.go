@@ -16,14 +16,14 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// syncLimit bounds how long Sync waits for a disk from which nothing comes: its caller waits
-// for 10 s or more, and nobody else is served meanwhile.
+// syncLimit bounds how long Sync waits for a disk that completes no request. Sync's caller waits
+// for 10 s or more, and no other call is served meanwhile.
 const syncLimit = 2 * time.Second
 
-// Sync has every disk in the guest take what was written, whoever has mounted it: each
-// filesystem by itself, so that one that hangs is named, and then what no path leads to any
-// more. However often it is called, one thread a volume waits for its disk. A slow disk is
-// waited for until ctx ends.
+// Sync makes every disk in the guest take all earlier writes, whoever has mounted it. It flushes
+// each filesystem separately, so that the error names one that hangs, and then syncs those that no
+// path leads to any more. However often Sync is called, one thread per volume waits for the disk.
+// It waits for a slow disk until ctx ends.
 func (t *Table) Sync(ctx context.Context) error {
 	flushing, cancel := t.Patient(ctx, syncLimit)
 	defer cancel()
@@ -37,7 +37,7 @@ func (t *Table) Sync(ctx context.Context) error {
 	for i, path := range paths {
 		wait.Go(func() {
 			defer func() {
-				if p := recover(); p != nil { // nobody above a goroutine does
+				if p := recover(); p != nil { // no caller of this goroutine recovers
 					errs[i] = fmt.Errorf("volume %s: panic: %v\n%s", path, p, debug.Stack())
 				}
 			}()
@@ -53,8 +53,8 @@ func (t *Table) Sync(ctx context.Context) error {
 	return t.syncing.wait(syncing)
 }
 
-// Patient is health.Patient of the disks of volumes that are flushed, grown or unmounted at
-// the time: no watch asks them anything meanwhile.
+// Patient is health.Patient for the disks of volumes that are being flushed, grown or unmounted. No
+// watch sends these disks a request meanwhile.
 func (t *Table) Patient(ctx context.Context, silence time.Duration) (context.Context, context.CancelFunc) {
 	return health.Patient(ctx, silence, func(device uint64) bool {
 		t.mu.Lock()
@@ -68,8 +68,7 @@ func (t *Table) Patient(ctx context.Context, silence time.Duration) (context.Con
 	})
 }
 
-// onePathEach returns a path to each filesystem that has a block device and is not hidden
-// everywhere.
+// onePathEach returns one path to each filesystem that has a block device and is visible somewhere.
 func onePathEach(mounts []*mount.Info) (paths []string) {
 	type device struct{ major, minor int }
 	known := map[device]bool{}
@@ -82,7 +81,7 @@ func onePathEach(mounts []*mount.Info) (paths []string) {
 	return paths
 }
 
-// syncFS is syncfs(2). What fails is for fsync's callers to know.
+// syncFS is syncfs(2). Its errors are reported to callers of fsync.
 func syncFS(mountPoint string) {
 	dir, err := os.Open(mountPoint)
 	if err != nil {
@@ -92,16 +91,16 @@ func syncFS(mountPoint string) {
 	_ = unix.Syncfs(int(dir.Fd()))
 }
 
-// syncing is sync(2), one at a time for all who call.
+// syncing runs sync(2), one at a time for all callers.
 type syncing struct {
 	mu    sync.Mutex
-	ended chan struct{} // of the one that goes on
+	ended chan struct{} // of the sync in progress
 }
 
-// wait returns when a sync has ended that began after the call.
+// wait returns when a sync that began after the call has ended.
 func (s *syncing) wait(ctx context.Context) error {
 	joined, ended := s.begin()
-	if joined { // it began before what was written last
+	if joined { // the sync may have begun before the last writes
 		select {
 		case <-ended:
 			_, ended = s.begin()
@@ -116,8 +115,7 @@ func (s *syncing) wait(ctx context.Context) error {
 	}
 }
 
-// begin returns what is closed when a sync has ended: one that goes on, which is joined, or
-// one that begins.
+// begin joins the sync in progress or starts one. ended is closed when that sync has ended.
 func (s *syncing) begin() (joined bool, ended <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

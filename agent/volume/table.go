@@ -1,7 +1,6 @@
-// Package volume is the heart of the agent: one mounted volume, and the table
-// of them. The kernel's mountinfo is the truth, so that a volume which someone
-// else has mounted is a volume too; the table only remembers what it has seen.
-// A volume grows by one call at a time, under its own lock, and is not unmounted
+// Package volume implements mounted volumes and the table of them. The kernel's mountinfo is
+// authoritative: a volume that somebody else has mounted is a volume too, and the table only caches
+// what it has seen. A volume grows by one call at a time, under its own lock, and is not unmounted
 // meanwhile.
 package volume
 
@@ -19,49 +18,49 @@ import (
 	"github.com/directvol/directvol/agent/turns"
 )
 
-// Table finds volumes by where they are mounted.
+// Table finds volumes by their mount points.
 type Table struct {
 	monitor *health.Monitor
 	syncing syncing
 
-	walks   turns.Turns // into mounts, by mount point
-	looks   turns.Turns // at volumes that are known, by mount point
+	walks   turns.Turns // for lookups inside mounts, by mount point
+	looks   turns.Turns // for lookups of known volumes, by mount point
 	changes mount.Changes
 
 	mu      sync.Mutex
 	volumes map[string]*Volume // by mount point
-	hidden  []*Volume          // that other mounts cover, and that are mounted still
+	hidden  []*Volume          // covered by other mounts, but still mounted
 }
 
-// NewTable returns a Table whose volumes are watched by monitor.
+// NewTable returns a Table whose volumes monitor watches.
 func NewTable(monitor *health.Monitor) *Table {
 	return &Table{monitor: monitor, volumes: map[string]*Volume{}}
 }
 
-// Heard is the last record of the kernel's log whose meaning is in Past, for the agent after
-// this one.
+// Heard returns the number of the last record of the kernel's log that Past accounts for. It is
+// saved for the next agent.
 func (t *Table) Heard() uint64 { return t.monitor.Heard() }
 
-// HearFrom has the kernel's log read from behind a record that the agent before this one has
-// Heard.
+// HearFrom makes the monitor read the kernel's log from the record after the one that the previous
+// agent's Heard returned.
 func (t *Table) HearFrom(record uint64) { t.monitor.HearFrom(record) }
 
-// FollowMounts has statistics look at a volume's mount only when mounts have changed, until
-// ctx ends. It returns ctx's error, or why it cannot.
+// FollowMounts tracks changes of mounts until ctx ends, so that statistics check a volume's mount
+// only after a change. It returns ctx's error, or the reason why mounts cannot be followed.
 func (t *Table) FollowMounts(ctx context.Context) error { return t.changes.Follow(ctx) }
 
-// Lookup returns the volume that is mounted at path. What does not exist is
-// NotFound, what is no mount point InvalidArgument. A volume that nobody owns is watched
-// without a write to it.
+// Lookup returns the volume that is mounted at path. The error is NotFound if path does not exist,
+// and InvalidArgument if it is no mount point. A volume that nobody owns is watched without writes
+// to it.
 func (t *Table) Lookup(path string) (*Volume, error) {
 	return t.lookup(path, mount.Identity{}, health.Past{}, t.look)
 }
 
-// Own is Lookup for who has mounted the volume, or has taken it over, and unmounts it: its
-// health is probed by writing from now on. past is what was remembered of a mount
-// before the agent's restart. It is of no account where another one is there now, or the
-// volume is known already. Where a server that the path leads through does not answer in
-// time, mountinfo says what is mounted there.
+// Own is Lookup for a caller that has mounted the volume, or has taken it over, and will unmount
+// it. From now on the volume's health is probed by writing. past is what an agent before this one
+// remembered of the mount with the identity of; it is ignored if another mount is there now, or if
+// the volume is known already. If a server that the path leads through does not answer in time,
+// mountinfo decides which mount is there.
 func (t *Table) Own(path string, of mount.Identity, past health.Past) error {
 	v, err := t.lookup(path, of, past, t.look)
 	if errkind.Of(err) == errkind.DeadlineExceeded {
@@ -73,13 +72,13 @@ func (t *Table) Own(path string, of mount.Identity, past health.Past) error {
 	return err
 }
 
-// Observe is Lookup for who only wants the volume to be watched from now on.
+// Observe is Lookup for a caller that only wants the volume to be watched from now on.
 func (t *Table) Observe(path string) error {
 	_, err := t.Lookup(path)
 	return err
 }
 
-// Disown ends Own for who leaves the volume at path mounted, as somebody else's.
+// Disown undoes Own for a caller that leaves the volume at path mounted, as somebody else's.
 func (t *Table) Disown(path string) {
 	if v := t.known(path); v != nil && v.watch != nil {
 		v.watch.Disown()
@@ -106,7 +105,7 @@ func (t *Table) lookup(path string, of mount.Identity, past health.Past, look fu
 		}
 		if err != nil {
 			if known != nil && errkind.Of(err) != errkind.DeadlineExceeded {
-				t.lost(known) // someone else has unmounted it, or covered it
+				t.lost(known) // somebody else has unmounted or covered it
 			}
 			return nil, refuseLook(path, err)
 		}
@@ -119,7 +118,7 @@ func (t *Table) lookup(path string, of mount.Identity, past health.Past, look fu
 		found.changes = &t.changes
 		if found = t.replace(path, known, found); found != nil {
 			return found, nil
-		} // or another call has found a newer mount meanwhile
+		} // otherwise another call has found a newer mount meanwhile
 	}
 }
 
@@ -129,7 +128,7 @@ func (t *Table) at(path string) *Volume {
 	return t.volumes[path]
 }
 
-// known returns the volume that was seen at path last, also where it is hidden now.
+// known returns the volume that was last seen at path, even if it is hidden now.
 func (t *Table) known(path string) *Volume {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -144,9 +143,9 @@ func (t *Table) known(path string) *Volume {
 	return nil
 }
 
-// replace puts a volume into the place of the one that the caller has seen there; nil
-// stands for none. It returns the one that is there now, which is a hidden one where found is
-// that one's mount; nil where another call has been faster.
+// replace puts found in the place of known, the volume that the caller has seen at path (nil for
+// none). It returns the volume that is there now, which is a hidden one if found is the same mount.
+// It returns nil if another call has replaced known first.
 func (t *Table) replace(path string, known, found *Volume) *Volume {
 	stand := standing()
 	t.mu.Lock()
@@ -173,8 +172,8 @@ func (t *Table) replace(path string, known, found *Volume) *Volume {
 	return found
 }
 
-// standing returns what tells whether a volume is mounted still, in sight or not. Where
-// mountinfo cannot be read nothing is.
+// standing returns a function that reports whether a volume is still mounted, visible or not. If
+// mountinfo cannot be read, the function returns false.
 func standing() func(*Volume) bool {
 	mounts, _ := mount.All()
 	return func(v *Volume) bool {
@@ -182,8 +181,8 @@ func standing() func(*Volume) bool {
 	}
 }
 
-// hide forgets a volume, but for one that is mounted still: when it is seen again it is
-// whose it was, with what is remembered of it, and under its own lock. t.mu is held.
+// hide takes a volume out of sight, and keeps it as hidden if it is still mounted. When it is
+// visible again it has the same owner, past and lock. t.mu is held.
 func (t *Table) hide(v *Volume, current func(*Volume) bool) {
 	delete(t.volumes, v.Mountpoint)
 	if v.watch != nil {
@@ -193,7 +192,7 @@ func (t *Table) hide(v *Volume, current func(*Volume) bool) {
 	t.forgetHidden(func(v *Volume) bool { return !current(v) })
 }
 
-// forgetHidden forgets hidden volumes. t.mu is held.
+// forgetHidden forgets the hidden volumes that match. t.mu is held.
 func (t *Table) forgetHidden(which func(*Volume) bool) {
 	t.hidden = slices.DeleteFunc(t.hidden, func(v *Volume) bool {
 		gone := which(v)
@@ -214,9 +213,9 @@ func refuseLook(path string, err error) error {
 	return err
 }
 
-// Quiet calls do while neither a probe nor a growth is in the volume at path, and forgets the
-// volume where do has unmounted it. If a probe or growth has not ended before ctx, Quiet
-// returns an error and does not call do.
+// Quiet calls do while neither a probe nor a growth is in the volume at path. It forgets the volume
+// if do has unmounted it. If a probe or growth has not ended before ctx, Quiet returns an error and
+// does not call do.
 func (t *Table) Quiet(ctx context.Context, path string, do func() (gone bool, err error)) error {
 	v := t.known(path)
 	if v == nil {
@@ -235,8 +234,8 @@ func (t *Table) Quiet(ctx context.Context, path string, do func() (gone bool, er
 	return err
 }
 
-// Past returns what the watch of the volume at path remembers, and of which
-// mount: of none, and nothing, where no volume is watched there.
+// Past returns what the watch of the volume at path remembers, and the mount that this is about.
+// Both are zero if no volume is watched there.
 func (t *Table) Past(path string) (of mount.Identity, past health.Past) {
 	v := t.known(path)
 	if v == nil || v.watch == nil {
@@ -245,15 +244,15 @@ func (t *Table) Past(path string) (of mount.Identity, past health.Past) {
 	return v.identity, v.watch.Past()
 }
 
-// Remember adds what was remembered of the volume at path before it was unmounted, where it
-// is mounted again as it was.
+// Remember adds what was remembered of the volume at path before it was unmounted, after it was
+// mounted again as before.
 func (t *Table) Remember(path string, past health.Past) {
 	if v := t.at(path); v != nil && v.watch != nil && past != (health.Past{}) {
 		v.watch.Remember(past)
 	}
 }
 
-// Forget ends what the table knows of the volume at path, if there is one.
+// Forget forgets the volume at path, if there is one.
 func (t *Table) Forget(path string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -263,7 +262,7 @@ func (t *Table) Forget(path string) {
 	t.forgetHidden(func(v *Volume) bool { return v.Mountpoint == path })
 }
 
-// forget ends what the table does with a volume. t.mu is held, so nothing is waited for.
+// forget forgets a volume. t.mu is held, so forget must not block.
 func (t *Table) forget(v *Volume) {
 	delete(t.volumes, v.Mountpoint)
 	if v.watch != nil {
@@ -271,8 +270,8 @@ func (t *Table) forget(v *Volume) {
 	}
 }
 
-// lost ends a volume that is not mounted any more, or not in sight, and no other one that
-// is at its place by now: the next question starts anew.
+// lost forgets a volume that is no longer mounted or visible, but not another volume that is in its
+// place by now. The next lookup starts anew.
 func (t *Table) lost(v *Volume) {
 	stand := standing()
 	t.mu.Lock()

@@ -17,28 +17,28 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// Volume is one mount, for as long as it is mounted.
+// Volume is one mount for as long as it is mounted.
 type Volume struct {
 	Mountpoint string
-	FSType     string          // as mountinfo has it
-	Device     blockdev.Device // zero where no block device is below
+	FSType     string          // as in mountinfo
+	Device     blockdev.Device // zero if there is no block device
 	identity   mount.Identity
 	behind     string        // the mount point of a filesystem with a server that the path leads through, or ""
-	watch      *health.Watch // nil where no block device is below
-	past       health.Past   // for the watch to begin with
-	growing    chan struct{} // the lock: a call that waits for it can be given up
+	watch      *health.Watch // nil if there is no block device
+	past       health.Past   // the initial past of the watch
+	growing    chan struct{} // the lock; a channel, so that a waiting call can give up
 	changes    *mount.Changes
 
 	mu        sync.Mutex
-	measuring *measurement // nil where none is under way
+	measuring *measurement // nil if none is in progress
 	last      *Stats       // nil until one has succeeded
-	seen      uint64       // the count of changes at which the mount was seen in its place; 0 for none
-	flushes   uint64       // that have begun
-	flushed   uint64       // the last of them that has ended
+	seen      uint64       // the count of changes at which the mount was last seen in its place, or 0
+	flushes   uint64       // the number of flushes that have begun
+	flushed   uint64       // the number of the last flush that has ended
 }
 
-// discover makes a Volume, not watched yet, of the mount with a mark; where there is
-// none, of the topmost one.
+// discover makes a Volume, not watched yet, of the mount with the mark, or of the topmost mount if
+// mark is zero.
 func discover(path string, mark mount.Mark) (*Volume, error) {
 	mounts, err := mount.All()
 	if err != nil {
@@ -50,7 +50,7 @@ func discover(path string, mark mount.Mark) (*Volume, error) {
 			continue
 		}
 		v := &Volume{Mountpoint: path, FSType: info.FSType, identity: identity, behind: mount.Behind(mounts, path), growing: make(chan struct{}, 1)}
-		if len(identity.Devices) == 1 { // tmpfs, virtio-fs and overlay have none, a btrfs may have more
+		if len(identity.Devices) == 1 { // tmpfs, virtio-fs and overlay have no device, a btrfs may have several
 			v.Device, err = deviceOf(identity.Devices[0], info.Source)
 		}
 		return v, err
@@ -60,18 +60,18 @@ func discover(path string, mark mount.Mark) (*Volume, error) {
 
 func deviceOf(d mount.Device, source string) (blockdev.Device, error) {
 	device, err := blockdev.ByNumber(d.Number)
-	if errors.Is(err, fs.ErrNotExist) { // pulled from under the mount
+	if errors.Is(err, fs.ErrNotExist) { // the disk was removed from under the mount
 		return blockdev.Device{Path: source, Name: filepath.Base(source), Number: d.Number, Seq: d.Seq}, nil
 	}
 	return device, err
 }
 
-// Owned reports whether somebody owns the volume, so that it is probed by writing.
+// Owned reports whether the volume has an owner, and so is probed by writing.
 func (v *Volume) Owned() bool { return v.watch != nil && v.watch.Owned() }
 
-// alone waits, until shortly before ctx ends, for the volume's lock, and until no probe is in
-// it: what grows it, freezes it, flushes or unmounts it is all that waits for its disk then,
-// until done.
+// alone waits, until shortly before ctx ends, for the volume's lock and for the end of a probe in
+// progress. Until done is called, only the call that grows, freezes, flushes or unmounts the volume
+// waits for its disk.
 func (v *Volume) alone(ctx context.Context) (done func(), err error) {
 	if err := v.lock(ctx); err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (v *Volume) alone(ctx context.Context) (done func(), err error) {
 	return func() { v.watch.Resume(); v.unlock() }, nil
 }
 
-// aloneAtOnce is alone where nothing has to be waited for, and otherwise false.
+// aloneAtOnce is alone if nothing has to be waited for; otherwise ok is false.
 func (v *Volume) aloneAtOnce() (done func(), ok bool) {
 	select {
 	case v.growing <- struct{}{}:
@@ -105,13 +105,13 @@ func (v *Volume) aloneAtOnce() (done func(), ok bool) {
 	return func() { v.watch.Resume(); v.unlock() }, true
 }
 
-// lock waits for the volume's lock until shortly before ctx ends: who waits is to
-// learn for what.
+// lock waits for the volume's lock. It gives up shortly before ctx's deadline, so that the error
+// still reaches the caller.
 func (v *Volume) lock(ctx context.Context) error {
 	ctx, cancel := deadline.Early(ctx)
 	defer cancel()
 	select {
-	case v.growing <- struct{}{}: // also where there is no time to wait
+	case v.growing <- struct{}{}: // succeeds even if there is no time to wait
 		return nil
 	default:
 	}
@@ -126,7 +126,7 @@ func (v *Volume) lock(ctx context.Context) error {
 
 func (v *Volume) unlock() { <-v.growing }
 
-// since says what has come from the volume's disk since it had ended so many requests.
+// since describes how the volume's disk has answered since its count of finished requests was was.
 func (v *Volume) since(was uint64) string {
 	if v.Device.Path == "" {
 		return v.FSType + " has not answered"
@@ -139,11 +139,10 @@ func (v *Volume) since(was uint64) string {
 	return "the disk below " + v.Device.Path + " " + answers(hangs, health.Ended(v.Device.Number)-was, silent)
 }
 
-// silence is how long nothing comes from a disk of which it is not said that it answers.
+// silence is how long a disk may complete no request and still be reported as answering.
 const silence = 3 * time.Second
 
-// answers says how a disk does that has ended some requests, the last one so long ago as
-// silent.
+// answers describes a disk that has ended a number of requests, the last one silent ago.
 func answers(hangs bool, ended uint64, silent time.Duration) string {
 	switch {
 	case hangs:
