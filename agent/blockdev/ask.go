@@ -6,10 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ask has the disk itself answer: it reads the device's last page past every cache. It
-// waits for as long as the disk does, and writes nothing. The end is read because a
-// filesystem keeps nothing there that is in the device's own cache, which would be
-// written back first.
+// Ask reads the device's last page past every cache, so that the disk itself has to answer. It
+// blocks as long as the disk does, and writes nothing. It reads the end of the device because a
+// filesystem keeps nothing there that could be in the device's page cache; the kernel would write
+// such a page back first.
 func Ask(path string) error {
 	disk, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -31,8 +31,8 @@ func Ask(path string) error {
 	return err
 }
 
-// Flush has the disk itself take what it keeps in a volatile cache, and answer. A disk that
-// reads and writes may hang in that alone. It waits for as long as the disk does.
+// Flush makes the disk write out its volatile cache, and waits for the answer. A disk that still
+// reads and writes may hang in a flush. Flush blocks as long as the disk does.
 func Flush(path string) error {
 	disk, err := os.OpenFile(path, os.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -1,8 +1,7 @@
-// Package blockdev goes from a Storage's source to a block device, and waits
-// for what the kernel has yet to learn: a device that is being plugged in, a
-// capacity that the host has just raised. It looks in sysfs first and then
-// waits for uevents (Documentation/ABI/testing/sysfs-uevent,
-// lib/kobject_uevent.c); it never polls.
+// Package blockdev finds the block device that a Storage's source names. It waits for changes that
+// the kernel does not know yet: a device that is being plugged in, or a capacity that the host has
+// just raised. It looks in sysfs first and then waits for uevents
+// (Documentation/ABI/testing/sysfs-uevent, lib/kobject_uevent.c); it never polls.
 package blockdev
 
 import (
@@ -21,17 +20,16 @@ import (
 	"github.com/directvol/directvol/agent/errkind"
 )
 
-// Device is a block device of this kernel. It holds nothing open.
+// Device is a block device of this kernel. It holds no file open.
 type Device struct {
 	Path   string // the node, such as /dev/vda
 	Name   string // the kernel's name, such as vda
 	Number uint64 // dev_t, as in stat's st_rdev
-	Seq    uint64 // diskseq: the next disk with this name and number has another one; 0 where the kernel shows none
+	Seq    uint64 // diskseq: differs for the next disk with this name and number; 0 if the kernel shows none
 }
 
-// ByPath returns the device that a node such as /dev/vda or a link such as
-// /dev/disk/by-id/… leads to. The error wraps fs.ErrNotExist when nothing is
-// there yet.
+// ByPath returns the device that a node such as /dev/vda, or a link such as /dev/disk/by-id/…,
+// leads to. The error wraps fs.ErrNotExist if nothing is there yet.
 func ByPath(path string) (Device, error) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -56,21 +54,21 @@ func NumberOf(path string) (uint64, error) {
 	return st.Rdev, nil
 }
 
-// NameOf returns the kernel's name of the device with a dev_t. The error wraps
-// fs.ErrNotExist when the kernel has none (any more). root is "/" outside of tests.
+// NameOf returns the kernel's name of the device with a dev_t. The error wraps fs.ErrNotExist if
+// the kernel has no such device (any more). root is "/" outside of tests.
 func NameOf(root string, number uint64) (string, error) {
 	target, err := os.Readlink(numberDir(root, number))
 	return filepath.Base(target), err
 }
 
-// SeqOf returns the diskseq of the device with a dev_t, which is its disk's where it is
-// a partition; 0 where there is none. root is "/" outside of tests.
+// SeqOf returns the diskseq of the device with a dev_t; for a partition, that of its disk. It
+// returns 0 if there is none. root is "/" outside of tests.
 func SeqOf(root string, number uint64) uint64 { return seqIn(numberDir(root, number)) }
 
-// seqIn is SeqOf for a folder in sysfs.
+// seqIn is SeqOf for a directory in sysfs.
 func seqIn(dir string) uint64 {
 	for _, of := range []string{"diskseq", "../diskseq"} {
-		text, err := os.ReadFile(dir + "/" + of) // Join would lead past a link
+		text, err := os.ReadFile(dir + "/" + of) // filepath.Join would resolve .. without following the link
 		if err != nil {
 			continue
 		}
@@ -86,8 +84,8 @@ func numberDir(root string, number uint64) string {
 	return filepath.Join(root, "sys/dev/block", fmt.Sprintf("%d:%d", unix.Major(number), unix.Minor(number)))
 }
 
-// ByNumber returns the device with a dev_t. The error wraps fs.ErrNotExist
-// when the kernel has none (any more).
+// ByNumber returns the device with a dev_t. The error wraps fs.ErrNotExist if the kernel has no
+// such device (any more).
 func ByNumber(number uint64) (Device, error) {
 	link := numberDir("/", number)
 	target, err := os.Readlink(link)
@@ -97,13 +95,13 @@ func ByNumber(number uint64) (Device, error) {
 	return fromSysfs("/", filepath.Join(filepath.Dir(link), target))
 }
 
-// fromSysfs returns the device of a sysfs directory …/block/NAME. root is "/"
-// outside of tests. A slash of the node's name is an exclamation mark in sysfs
-// (device_get_devnode in drivers/base/core.c).
+// fromSysfs returns the device of a sysfs directory …/block/NAME. root is "/" outside of tests. A
+// slash in the node's name is an exclamation mark in sysfs (device_get_devnode in
+// drivers/base/core.c).
 func fromSysfs(root, dir string) (Device, error) {
 	name := filepath.Base(dir)
 	text, err := os.ReadFile(filepath.Join(dir, "dev"))
-	if errors.Is(err, unix.ENODEV) { // it is leaving: its file is still there
+	if errors.Is(err, unix.ENODEV) { // the device is leaving, but its file still exists
 		err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
 	}
 	if err != nil {
@@ -116,7 +114,7 @@ func fromSysfs(root, dir string) (Device, error) {
 	return Device{Path: filepath.Join(root, "dev", strings.ReplaceAll(name, "!", "/")), Name: name, Number: number, Seq: seqIn(dir)}, nil
 }
 
-// ParseNumber reads the dev_t of a file in sysfs, "major:minor\n".
+// ParseNumber parses the dev_t in a file of sysfs, "major:minor\n".
 func ParseNumber(text string) (uint64, error) {
 	major, minor, ok := strings.Cut(strings.TrimSuffix(text, "\n"), ":")
 	ma, err1 := strconv.ParseUint(major, 10, 32)
@@ -127,7 +125,7 @@ func ParseNumber(text string) (uint64, error) {
 	return unix.Mkdev(uint32(ma), uint32(mi)), nil
 }
 
-// Size returns the device's bytes as the kernel has them now (BLKGETSIZE64).
+// Size returns the device's size in bytes as the kernel knows it now (BLKGETSIZE64).
 func (d Device) Size() (uint64, error) {
 	file, err := os.OpenFile(d.Path, os.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -145,9 +143,9 @@ func SizeOf(disk *os.File) (size uint64, err error) {
 	return size, nil
 }
 
-// AwaitSize returns the device's size as soon as it is at least bytes. When
-// ctx ends first it returns the size so far and an error that wraps ctx's. A
-// SCSI disk is asked for its size once: its host may not have told.
+// AwaitSize returns the device's size as soon as it is at least bytes. If ctx ends first, AwaitSize
+// returns the size so far and an error that wraps ctx's. It makes a SCSI disk reread its capacity
+// once, because the host may not have announced the change.
 func (d Device) AwaitSize(ctx context.Context, bytes uint64) (size uint64, err error) {
 	reached := func() (bool, error) {
 		size, err = d.Size()
@@ -158,16 +156,16 @@ func (d Device) AwaitSize(ctx context.Context, bytes uint64) (size uint64, err e
 	}
 	asking, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go d.rescan(asking, "/") // not awaited: it lasts for as long as a controller wants
+	go d.rescan(asking, "/") // not awaited: it lasts as long as the controller does
 	err = await(ctx, reached)
 	return size, err
 }
 
-// Find returns the device for a Storage's source: a path below /dev as it is,
-// or else a PCI path (see protocols/pcipath). A device that is not there yet
-// is awaited until ctx ends; the error then wraps ctx's. So is one with the serial that
-// was promised, "" for none, as long as another one is in its place: if it is there to
-// the end, that is a FailedPrecondition which names both serials.
+// Find returns the device for a Storage's source, which is a path below /dev or a PCI path (see
+// protocols/pcipath). It waits until ctx ends for a device that does not exist yet; the error then
+// wraps ctx's. serial is the promised serial, or "". While a disk with another serial is in the
+// device's place, Find waits, too: if that disk is still there when ctx ends, the error is a
+// FailedPrecondition that names both serials.
 func Find(ctx context.Context, source, serial string) (Device, error) {
 	look, err := lookup(source)
 	if err != nil {
@@ -179,10 +177,10 @@ func Find(ctx context.Context, source, serial string) (Device, error) {
 	})
 }
 
-// awaitDevice looks until there is one device that can be opened, with the promised
-// serial, or an error that waiting does not mend.
+// awaitDevice looks until there is exactly one device that can be opened and has the promised
+// serial, or until an error that waiting does not fix.
 func awaitDevice(ctx context.Context, serial string, look func() ([]Device, error)) (device Device, err error) {
-	var found error // last
+	var found error // the last error of look
 	err = await(ctx, func() (bool, error) {
 		devices, err := look()
 		if err == nil {
@@ -197,8 +195,8 @@ func awaitDevice(ctx context.Context, serial string, look func() ([]Device, erro
 		}
 		found = err
 		_, other := errors.AsType[*errOtherDisk](err)
-		// A new disk has a node before it can be opened, and its uevent comes
-		// when it can (device_add_disk in block/genhd.c).
+		// A new disk has a node before it can be opened, and its uevent comes when it can be opened
+		// (device_add_disk in block/genhd.c).
 		if other || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) {
 			return false, nil
 		}
@@ -215,10 +213,10 @@ func awaitDevice(ctx context.Context, serial string, look func() ([]Device, erro
 // await is Await for block devices.
 func await(ctx context.Context, done func() (bool, error)) error { return Await(ctx, "block", done) }
 
-// Await calls done until it answers true or fails: at once, and then after
-// every uevent of a subsystem. When ctx ends first its error is returned. It
-// subscribes only when the first answer is no, and asks again behind the
-// subscription, so that no event can fall between.
+// Await calls done until it returns true or an error: at once, and then after every uevent of a
+// subsystem. If ctx ends first, Await returns ctx's error. It subscribes only if the first call
+// returns false, and calls done again after it has subscribed, so that no event can be lost in
+// between.
 func Await(ctx context.Context, subsystem string, done func() (bool, error)) error {
 	if ok, err := done(); ok || err != nil {
 		return err

@@ -7,19 +7,19 @@ import (
 	"strings"
 )
 
-// Partition is a part of a disk, in sectors of 512 bytes, whatever the disk's own are
-// (include/linux/types.h): so they are in sysfs and in the kernel's log.
+// Partition is a part of a disk, in sectors of 512 bytes whatever the disk's own sector size is
+// (include/linux/types.h), as in sysfs and in the kernel's log.
 type Partition struct {
 	Disk           string // the kernel's name of the whole disk
 	Start, Sectors uint64
 }
 
-// Has reports whether a sector of the disk lies in the partition.
+// Has reports whether a sector of the disk belongs to the partition.
 func (p Partition) Has(sector uint64) bool { return sector >= p.Start && sector-p.Start < p.Sectors }
 
-// PartitionOf returns which partition a dev_t is, as it is now; false where it is none, or
-// the kernel does not say where it lies (Documentation/ABI/stable/sysfs-block). root is "/" outside of
-// tests. It waits for no disk.
+// PartitionOf returns the partition with a dev_t as it is now. It returns false if the device is no
+// partition, or if the kernel does not show its position (Documentation/ABI/stable/sysfs-block).
+// root is "/" outside of tests. PartitionOf does not access the disk.
 func PartitionOf(root string, number uint64) (Partition, bool) {
 	dir := numberDir(root, number)
 	target, err := os.Readlink(dir)

@@ -10,8 +10,8 @@ import (
 	"github.com/directvol/directvol/protocols/pcipath"
 )
 
-// lookup returns what looks for a source once. Its error wraps
-// fs.ErrNotExist while there is nothing.
+// lookup returns a function that looks for a source once. The function's error wraps fs.ErrNotExist
+// while there is no device.
 func lookup(source string) (func() (Device, error), error) {
 	if strings.HasPrefix(source, "/") {
 		clean := filepath.Clean(source)
@@ -29,13 +29,13 @@ func lookup(source string) (func() (Device, error), error) {
 		if err != nil {
 			return Device{}, err
 		}
-		return ByPath(device.Path) // the node is made shortly after sysfs' entry
+		return ByPath(device.Path) // the node is created shortly after the entry in sysfs
 	}, nil
 }
 
-// byPCIPath follows a path through sysfs below root: from the root bus into
-// each bridge's slot, and from the last one to the virtio disk. The buses behind
-// bridges are numbered by this kernel, and found by their bridge's pci_bus.
+// byPCIPath follows a path through sysfs below root: from the root bus into each bridge's slot, and
+// from the last slot to the virtio disk. This kernel numbers the buses behind bridges, so byPCIPath
+// takes their numbers from each bridge's pci_bus.
 func byPCIPath(root string, path pcipath.Path) (Device, error) {
 	bus := fmt.Sprintf("0000:%02x", path.RootBus)
 	dir := filepath.Join(root, "sys/devices/pci"+bus)

@@ -16,17 +16,17 @@ import (
 	"github.com/directvol/directvol/agent/turns"
 )
 
-// Bounds of an address, as virtio-scsi's driver has them (VIRTIO_SCSI_MAX_TARGET
-// and VIRTIO_SCSI_MAX_LUN in drivers/scsi/virtio_scsi.c).
+// Limits of an address, as in the virtio-scsi driver (VIRTIO_SCSI_MAX_TARGET and
+// VIRTIO_SCSI_MAX_LUN in drivers/scsi/virtio_scsi.c).
 const (
 	scsiTargets = 256
 	scsiUnits   = 16384
 )
 
-// scsiAddress is a unit of the guest's SCSI controller, whose only channel is 0.
+// scsiAddress is a unit of the guest's SCSI controller. Its only channel is 0.
 type scsiAddress struct{ target, unit uint64 }
 
-// parseSCSI reads "target:unit", both decimal.
+// parseSCSI parses "target:unit", both decimal.
 func parseSCSI(text string) (scsiAddress, error) {
 	target, unit, ok := strings.Cut(text, ":")
 	t, err1 := strconv.ParseUint(target, 10, 16)
@@ -37,9 +37,9 @@ func parseSCSI(text string) (scsiAddress, error) {
 	return scsiAddress{t, u}, nil
 }
 
-// look finds the disks in sysfs (Documentation/driver-api/scsi.rst: devices are
-// named host:channel:target:unit) that a virtio-scsi controller has at the address: of
-// more than one, their serials tell which is meant. root is "/" outside of tests.
+// look finds the disks at the address on all virtio-scsi controllers in sysfs
+// (Documentation/driver-api/scsi.rst: devices are named host:channel:target:unit). If there are
+// several, the caller selects one by its serial. root is "/" outside of tests.
 func (a scsiAddress) look(root string) (found []Device, err error) {
 	hosts, err := virtioHosts(root)
 	if err != nil {
@@ -66,8 +66,8 @@ func (a scsiAddress) look(root string) (found []Device, err error) {
 	return found, nil
 }
 
-// virtioHosts are the folders of the virtio-scsi controllers: a disk of another one,
-// such as an AHCI's, has an address too.
+// virtioHosts returns the directories of the virtio-scsi controllers. Disks of other controllers,
+// such as AHCI, have SCSI addresses too.
 func virtioHosts(root string) (hosts []string, err error) {
 	all, err := filepath.Glob(filepath.Join(root, "sys/class/scsi_host/host*"))
 	if err != nil {
@@ -82,11 +82,11 @@ func virtioHosts(root string) (hosts []string, err error) {
 	return hosts, nil
 }
 
-// A write to a controller's file lasts for as long as that wants, so there is one at a
-// time of each, whoever has asked for it.
+// A write to a controller's file blocks as long as the controller does. So only one write per
+// controller is in progress, shared by all callers.
 var (
 	scans       flight.Flights[unitScan, error]
-	controllers turns.Turns // by folder
+	controllers turns.Turns // by directory
 	rescans     flight.Flights[string, error]
 )
 
@@ -95,10 +95,10 @@ type unitScan struct {
 	address scsiAddress
 }
 
-// errGoesOn is of a scan that has not ended with its caller's time.
+// errGoesOn means that a scan has not ended before its caller's deadline.
 var errGoesOn = errors.New("it has not ended")
 
-// scan has every virtio-scsi controller look for the unit, and waits for it until ctx ends
+// scan makes every virtio-scsi controller look for the unit, and waits until ctx ends
 // (Documentation/scsi/scsi_mid_low_api.rst: "channel target unit").
 func (a scsiAddress) scan(ctx context.Context, root string) error {
 	hosts, err := virtioHosts(root)
@@ -119,7 +119,7 @@ func (a scsiAddress) scan(ctx context.Context, root string) error {
 
 func (u unitScan) run(ctx context.Context) error {
 	err, ended := scans.Anew(ctx, u, func() error {
-		done, err := controllers.Take(context.Background(), u.host) // which the kernel would have it wait for on a thread
+		done, err := controllers.Take(context.Background(), u.host) // otherwise it would wait in the kernel, on a thread
 		if err != nil {
 			return err
 		}
@@ -132,14 +132,14 @@ func (u unitScan) run(ctx context.Context) error {
 	return err
 }
 
-// rescan has a SCSI disk ask for its capacity, and waits for it until ctx ends. Other disks
-// have no such file.
+// rescan makes a SCSI disk reread its capacity, and waits until ctx ends. Other disks have no such
+// file in sysfs.
 func (d Device) rescan(ctx context.Context, root string) {
 	file := filepath.Join(root, "sys/class/block", d.Name, "device/rescan")
 	rescans.Anew(ctx, file, func() error { return writeSysfs(file, "1") })
 }
 
-// writeSysfs writes to a file that is there.
+// writeSysfs writes to an existing file.
 func writeSysfs(path, text string) error {
 	file, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -149,9 +149,9 @@ func writeSysfs(path, text string) error {
 	return errors.Join(err, file.Close())
 }
 
-// FindSCSI is Find for a SCSI address, "ID:LUN". A unit that the kernel does not
-// know yet is scanned for, besides being awaited: where ctx is over already it is only
-// looked for, and nothing in the guest changes.
+// FindSCSI is Find for a SCSI address, "ID:LUN". If the kernel does not know the unit yet, FindSCSI
+// also makes the controllers scan for it. If ctx has ended already, it only looks, and changes
+// nothing in the guest.
 func FindSCSI(ctx context.Context, source, serial string) (Device, error) {
 	return findSCSI(ctx, "/", source, serial)
 }
@@ -165,7 +165,7 @@ func findSCSI(ctx context.Context, root, source, serial string) (Device, error) 
 		devices, err := address.look(root)
 		for i := range devices {
 			if err == nil {
-				devices[i], err = ByPath(devices[i].Path) // the node is made shortly after sysfs' entry
+				devices[i], err = ByPath(devices[i].Path) // the node is created shortly after the entry in sysfs
 			}
 		}
 		return devices, err
@@ -182,7 +182,7 @@ func findSCSI(ctx context.Context, root, source, serial string) (Device, error) 
 	if err == nil || ctx.Err() == nil || errkind.Of(err) != errkind.Internal {
 		return device, err
 	}
-	if failed := <-scanned; failed != nil { // which ends with ctx
+	if failed := <-scanned; failed != nil { // the scan ends with ctx
 		err = fmt.Errorf("%w (scan for it: %w)", err, failed)
 	}
 	return Device{}, err

@@ -12,17 +12,17 @@ import (
 	"github.com/directvol/directvol/agent/flight"
 )
 
-// virtioSerial is how many bytes of its serial a virtio disk shows (VIRTIO_BLK_ID_BYTES,
+// virtioSerial is the number of bytes of its serial that a virtio disk shows (VIRTIO_BLK_ID_BYTES,
 // virtio 1.2, 5.2.6).
 const virtioSerial = 20
 
-// serial is a disk's own name for itself, "" where it has none.
+// serial is a disk's serial; text is "" if the disk has none.
 type serial struct {
 	text string
-	cut  bool // there may be more of it
+	cut  bool // the serial may be longer than text
 }
 
-// is reports whether a disk has the serial that was promised.
+// is reports whether the serial is the promised one.
 func (s serial) is(promised string) bool {
 	return s.text == promised || s.cut && strings.HasPrefix(promised, s.text)
 }
@@ -34,10 +34,10 @@ func (s serial) String() string {
 	return fmt.Sprintf("%q", s.text)
 }
 
-// serialOf reads the serial of a disk in sysfs, or of the disk that has a partition: of a
-// virtio disk, which is asked for it, of a SCSI disk's unit serial number page (SPC, VPD
-// page 80h), which the kernel has read when it came, and of an NVMe controller. root is
-// "/" outside of tests.
+// serialOf returns the serial of a disk in sysfs; for a partition, that of its disk. A virtio disk
+// is asked for its serial. For a SCSI disk, serialOf parses the unit serial number page (SPC, VPD
+// page 80h), which the kernel has read when the disk appeared. An NVMe disk has the serial of its
+// controller. root is "/" outside of tests.
 func serialOf(root, name string) serial {
 	dir, err := filepath.EvalSymlinks(filepath.Join(root, "sys/class/block", name))
 	if err != nil {
@@ -56,8 +56,8 @@ func serialOf(root, name string) serial {
 	return serial{text: strings.TrimSpace(string(text))}
 }
 
-// parseSerialPage reads {u8 type, u8 page code, u16 length, serial}, big-endian; the
-// serial is filled up with blanks.
+// parseSerialPage parses {u8 type, u8 page code, u16 length, serial}, big-endian. The serial is
+// padded with blanks.
 func parseSerialPage(page []byte) string {
 	if len(page) < 4 || page[1] != 0x80 {
 		return ""
@@ -66,10 +66,10 @@ func parseSerialPage(page []byte) string {
 	return strings.TrimSpace(strings.TrimRight(string(page[4:min(4+length, len(page))]), "\x00"))
 }
 
-// asked are the disks that are asked for their serial.
+// asked holds the queries for serials in progress.
 var asked flight.Flights[Device, serial]
 
-// errOtherDisk is of a disk that is not the promised one.
+// errOtherDisk means that a disk is not the promised one.
 type errOtherDisk struct {
 	device   Device
 	has      serial
@@ -80,8 +80,8 @@ func (e *errOtherDisk) Error() string {
 	return fmt.Sprintf("%s has serial %v, and not %q", e.device.Path, e.has, e.promised)
 }
 
-// promised returns those devices that have a serial; all where none was promised. Its
-// error is an errOtherDisk where none of them has it.
+// promised returns the devices that have the serial text, or all devices if text is "". If none has
+// the serial, the error is an errOtherDisk.
 func promised(ctx context.Context, devices []Device, text string) (those []Device, err error) {
 	if text == "" {
 		return devices, nil
@@ -103,8 +103,8 @@ func promised(ctx context.Context, devices []Device, text string) (those []Devic
 	return nil, err
 }
 
-// refuseOther is the answer to who has waited for the promised disk, and found another
-// one to the end.
+// refuseOther converts the error for a caller that has waited for the promised disk and found only
+// another one.
 func refuseOther(err error) error {
 	if other, ok := errors.AsType[*errOtherDisk](err); ok {
 		return errkind.New(errkind.FailedPrecondition, "the disk is not the promised one: %w", other)

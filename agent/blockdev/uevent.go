@@ -14,8 +14,8 @@ import (
 	"github.com/directvol/directvol/agent/netlink"
 )
 
-// Limits of a uevent's text, from the kernel's lib/kobject_uevent.c:
-// UEVENT_BUFFER_SIZE and UEVENT_NUM_ENVP.
+// Limits of a uevent's text, from the kernel's lib/kobject_uevent.c: UEVENT_BUFFER_SIZE and
+// UEVENT_NUM_ENVP.
 const (
 	ueventBytes = 2048
 	ueventVars  = 64
@@ -32,7 +32,7 @@ type uevent struct {
 	vars    map[string]string
 }
 
-// parseUevent reads "action@devpath\0KEY=value\0…".
+// parseUevent parses "action@devpath\0KEY=value\0…".
 func parseUevent(b []byte) (uevent, error) {
 	head, rest, _ := bytes.Cut(b, []byte{0})
 	action, devpath, ok := strings.Cut(string(head), "@")
@@ -53,9 +53,8 @@ func parseUevent(b []byte) (uevent, error) {
 	return e, nil
 }
 
-// uevents is an open subscription to the kernel's uevents. What happens after
-// subscribe returned is never missed: an overrun of the socket's buffer shows
-// as an event without an action.
+// uevents is an open subscription to the kernel's uevents. No event after subscribe has returned is
+// missed: an overrun of the socket's buffer appears as an event without an action.
 type uevents struct{ file *os.File }
 
 func subscribe() (*uevents, error) {
@@ -68,8 +67,8 @@ func subscribe() (*uevents, error) {
 
 func (u *uevents) close() { u.file.Close() }
 
-// next waits for a subsystem's next event until ctx ends. Messages that the
-// kernel did not send, or that do not parse, are passed over.
+// next waits for a subsystem's next event until ctx ends. It skips messages that the kernel did not
+// send or that do not parse.
 func (u *uevents) next(ctx context.Context, subsystem string) (uevent, error) {
 	stop := context.AfterFunc(ctx, func() { u.file.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()

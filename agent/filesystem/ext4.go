@@ -14,14 +14,14 @@ import (
 	"github.com/directvol/directvol/agent/errkind"
 )
 
-// ext4 grows by EXT4_IOC_RESIZE_FS (Documentation/filesystems/ext4), which
-// wants CAP_SYS_RESOURCE and refuses a filesystem with recorded errors. Before
-// it returns the ioctl has written the journal back, so that a growth that is
-// answered for is on the disk (ext4_ioctl in fs/ext4/ioctl.c).
+// ext4 grows by EXT4_IOC_RESIZE_FS (Documentation/filesystems/ext4), which requires
+// CAP_SYS_RESOURCE and refuses a filesystem with recorded errors. The ioctl writes the journal back
+// before it returns, so that a growth which the agent has reported is on the disk (ext4_ioctl in
+// fs/ext4/ioctl.c).
 //
-// A growth that is cut off lies in the journal. The kernel counts the groups
-// before it replays the journal, so the next growth damages the filesystem,
-// unless it is mounted afresh first (EndOnDisk).
+// An interrupted growth is in the journal. The kernel counts the groups before it replays the
+// journal, so the next growth would damage the filesystem unless the filesystem is mounted a second
+// time first (EndOnDisk).
 var ext4 = Type{
 	Name: "ext4", Geometry: ext4Geometry, Goal: func(_ Geometry, blocks, _ uint64) uint64 { return blocks }, CanGrow: ext4CanGrow, OnDisk: func(disk *os.File) (Geometry, error) { return ext4Geometry(Mounted{Disk: disk}) }, Grow: ext4Grow,
 	RecordedErrors: ext4RecordedErrors, EndOnDisk: ext4EndOnDisk, Options: ext4Options, BeforeMount: func() {}, Settle: func(context.Context, Mounted) error { return nil }, MountRefused: ext4MountRefused, UUID: ext4UUID,
@@ -31,26 +31,26 @@ var ext4 = Type{
 const (
 	ext4IocResizeFS = 0x40086610 // _IOW('f', 16, __u64): the new count of blocks
 
-	// One call grows by at most this much, in bytes: the ioctl cannot be
-	// interrupted and takes about 15 ms a GiB on a slow machine.
+	// ext4StepBytes is the most that one call grows by: the ioctl cannot be interrupted and takes
+	// about 15 ms per GiB on a slow machine.
 	ext4StepBytes = 16 << 30
 )
 
-// ext4Super is what is used of struct ext4_super_block (fs/ext4/ext4.h), which
-// lies 1024 bytes into the device.
+// ext4Super has the fields of struct ext4_super_block (fs/ext4/ext4.h) that are used. The
+// superblock starts 1024 bytes into the device.
 type ext4Super struct {
 	blocks         uint64
 	blockSize      uint64
-	clusterBlocks  uint64 // blocks a cluster, 1 without bigalloc
+	clusterBlocks  uint64 // blocks per cluster, 1 without bigalloc
 	blocksPerGroup uint64
-	firstBlock     uint64 // of the first group: 1 with blocks of 1 KiB, else 0
+	firstBlock     uint64 // of the first group: 1 if blocks have 1 KiB, else 0
 	inodeTable     uint64 // blocks of a group's inode table
-	descriptors    uint64 // blocks of group descriptors, the reserved included
+	descriptors    uint64 // blocks of group descriptors, including the reserved ones
 	inodesPerGroup uint64
 	wide           bool // 64bit: more than 2^32 blocks
-	sparseSuper2   bool // the kernel grows none that has it
+	sparseSuper2   bool // the kernel does not grow a filesystem with this feature
 	errors         bool // the state has EXT4_ERROR_FS
-	panics         bool // s_errors: an error ends the machine
+	panics         bool // s_errors: an error makes the kernel panic
 	errorCount     uint32
 	uuid           [16]byte
 }
@@ -66,7 +66,7 @@ const (
 	ext4SparseV2      = 0x200 // COMPAT_SPARSE_SUPER2
 )
 
-// parseExt4Super reads a superblock that anyone may have written.
+// parseExt4Super parses an untrusted superblock.
 func parseExt4Super(b []byte) (ext4Super, error) {
 	if len(b) < ext4SuperSize {
 		return ext4Super{}, fmt.Errorf("ext4 superblock: %d bytes of %d", len(b), ext4SuperSize)
@@ -112,14 +112,14 @@ func parseExt4Super(b []byte) (ext4Super, error) {
 
 func ceil(n, by uint64) uint64 { return n/by + min(n%by, 1) }
 
-// slack is the size that a last group must exceed for the kernel to make it:
-// it leaves out one that could not hold its own metadata (ext4_resize_fs).
+// slack returns the size that a last group must exceed for the kernel to create it. The kernel
+// leaves out a group that could not hold its own metadata (ext4_resize_fs).
 func (s ext4Super) slack() uint64 {
 	return 1 + s.descriptors + 2 + s.inodeTable + s.clusterBlocks
 }
 
-// readExt4Super reads through the block device's page cache, where a mounted
-// ext4 keeps the very superblock it works with.
+// readExt4Super reads through the block device's page cache, which is where a mounted ext4 keeps
+// its superblock.
 func readExt4Super(disk *os.File) (ext4Super, error) {
 	var b [ext4SuperSize]byte
 	if _, err := disk.ReadAt(b[:], ext4SuperOffset); err != nil {
@@ -140,8 +140,8 @@ func ext4Geometry(m Mounted) (Geometry, error) {
 	return Geometry{BlockSize: s.blockSize, Blocks: s.blocks, Slack: s.slack()}, nil
 }
 
-// ext4CanGrow refuses what the kernel finds out only when it has begun, or when
-// the device has grown.
+// ext4CanGrow refuses growths that the kernel would refuse only in the middle, or only after the
+// device has grown.
 func ext4CanGrow(m Mounted, blocks uint64) error {
 	s, err := readExt4Super(m.Disk)
 	if err != nil {
@@ -161,7 +161,7 @@ func (s ext4Super) canGrow(device string, blocks uint64) error {
 	case s.sparseSuper2:
 		return refuse("the kernel grows none with the sparse_super2 feature: unmount it and run resize2fs on the detached disk")
 	case !s.wide && blocks > math.MaxUint32:
-		// The kernel does not refuse this up front, and fails in the middle.
+		// The kernel does not refuse this at the start, and fails in the middle.
 		return refuse("it lacks the 64bit feature and ends before 2^32 blocks of %d bytes: convert it offline with resize2fs -b", s.blockSize)
 	case s.inodesPerGroup > 0 && groups > math.MaxUint32/s.inodesPerGroup:
 		return refuse("%d bytes would take more than 2^32 inodes: it ends at %d groups of %d bytes", blocks*s.blockSize, math.MaxUint32/s.inodesPerGroup, s.blocksPerGroup*s.blockSize)
@@ -179,8 +179,8 @@ func ext4UUID(disk *os.File) (string, error) {
 	return textOf(s.uuid), err
 }
 
-// ext4Options keep a volume from ending the VM, as its superblock may ask for (tune2fs
-// -e panic).
+// ext4Options returns an option that overrides a superblock which asks for a panic after an error
+// (tune2fs -e panic), because a volume must not end the VM.
 func ext4Options(disk *os.File) string {
 	if s, err := readExt4Super(disk); err != nil || !s.panics {
 		return ""
@@ -203,8 +203,7 @@ func ext4MountRefused(disk *os.File, err error) string {
 	return ""
 }
 
-// isSenselessExt4 reports whether a disk has an ext4's magic number, and a superblock that no
-// ext4 has.
+// isSenselessExt4 reports whether a disk has the magic number of ext4 and an invalid superblock.
 func isSenselessExt4(disk *os.File) bool {
 	var b [ext4SuperSize]byte
 	if _, err := disk.ReadAt(b[:], ext4SuperOffset); err != nil || binary.LittleEndian.Uint16(b[0x38:]) != ext4Magic || isExt4Journal(append(make([]byte, ext4SuperOffset), b[:]...)) {
@@ -234,8 +233,8 @@ func ext4Grow(ctx context.Context, m Mounted, blocks uint64) error {
 	return nil
 }
 
-// step returns where the next call ends: a whole group's end, so that no step
-// leaves a short group in the middle, or the goal.
+// step returns where the next call ends: at the end of a whole group, so that no step leaves a
+// short group in the middle, or at goal.
 func (s ext4Super) step(at, goal uint64) uint64 {
 	next := at + ext4StepBytes/s.blockSize
 	next -= (next - s.firstBlock) % s.blocksPerGroup
@@ -245,8 +244,9 @@ func (s ext4Super) step(at, goal uint64) uint64 {
 	return next
 }
 
-// ext4RecordedErrors reads the superblock and not sysfs' errors_count: the
-// kernel refuses to grow for the state's flag alone, which has no other sign.
+// ext4RecordedErrors reads the superblock and not errors_count in sysfs. The kernel also refuses to
+// grow a filesystem with only the error flag of the state set, and errors_count does not show that
+// flag.
 func ext4RecordedErrors(disk *os.File) (uint64, error) {
 	s, err := readExt4Super(disk)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package filesystem measures and grows mounted filesystems by the kernel's
-// own ioctls, and reads the errors they have recorded. No program is run: a
-// guest image needs neither e2fsprogs nor xfsprogs. One file a filesystem.
+// Package filesystem measures and grows mounted filesystems with the kernel's ioctls, and reads the
+// errors that they have recorded. It runs no programs, so that a guest image needs neither
+// e2fsprogs nor xfsprogs. Each filesystem has a file.
 package filesystem
 
 import (
@@ -15,117 +15,112 @@ import (
 	"github.com/directvol/directvol/agent/blockdev"
 )
 
-// Mounted is a filesystem that is mounted: its root and the block device below
-// it, both open for reading. They stay the caller's to close. Proven is what the
-// caller's earlier calls have seen of it, nil where it keeps nothing.
+// Mounted is a filesystem that is mounted: its root directory and its block device, both open for
+// reading. The caller closes them. Proven is the state that earlier calls of the same caller have
+// seen, or nil.
 type Mounted struct {
 	Dir, Disk *os.File
 	Proven    *Proven
 }
 
-// Proven is what Settle and Grow have seen on a disk, for callers that call again while the
-// filesystem stays mounted: what was seen is not looked at again. It is empty at first.
+// Proven is the state that Settle and Grow have seen on a disk. It spares a caller that calls
+// again, while the filesystem stays mounted, from checking that state again. It starts empty.
 type Proven struct {
-	blocks uint64 // that the superblock on the disk has, at least
-	kept   uint64 // that it has where the disk's own cache is lost, too
-	whole  uint64 // the first group whose header's length is still to be looked at
+	blocks uint64 // size in the superblock on the disk, at least
+	kept   uint64 // size in the superblock even if the disk loses its cache
+	whole  uint64 // the first group whose headers were not yet found to have the full length
 }
 
-// Geometry is a filesystem's extent on its device. (statfs does not tell it:
-// it leaves the filesystem's own metadata out.)
+// Geometry is a filesystem's extent on its device. (statfs does not report it, because it leaves
+// out the filesystem's own metadata.)
 type Geometry struct {
 	BlockSize uint64 // bytes
 	Blocks    uint64 // blocks, from the device's start to the filesystem's end
-	Slack     uint64 // the most blocks that growing leaves unused at a device's end
+	Slack     uint64 // the largest number of blocks that a growth leaves unused at the end of a device
 
-	// GroupBlocks is the length of an allocation group; 0 where Goal needs none.
+	// GroupBlocks is the length of an allocation group; 0 if Goal does not need it.
 	GroupBlocks uint64
 }
 
-// Bytes is where the filesystem ends on its device.
+// Bytes returns where the filesystem ends on its device.
 func (g Geometry) Bytes() uint64 { return g.BlockSize * g.Blocks }
 
-// EndsWithin reports whether a device of so many bytes has all blocks, by the rule that the
-// kernel mounts by: a rest that is no whole block is no block.
+// EndsWithin reports whether a device with this many bytes has all blocks. As in the kernel's check
+// at mount time, a rest that is shorter than a block does not count.
 func (g Geometry) EndsWithin(device uint64) bool { return g.Blocks <= device/g.BlockSize }
 
-// Type is what this package can do with one type of filesystem. Every function is
-// set.
+// Type implements one type of filesystem. Every function is set.
 type Type struct {
 	Name string
 
-	// Geometry reads the extent from the running filesystem.
+	// Geometry reads the extent from the mounted filesystem.
 	Geometry func(Mounted) (Geometry, error)
 
-	// OnDisk is Geometry by the superblock on the disk below, without the filesystem's root:
-	// it may be older than a growth that is under way, and smaller.
+	// OnDisk returns the extent according to the superblock on the disk, without access to the root
+	// directory. During a growth it may return an older, smaller extent.
 	OnDisk func(disk *os.File) (Geometry, error)
 
-	// Goal is the end, in blocks, that a request for so many blocks leads to on
-	// a device that has room for device blocks: the same, or a little more where
-	// only that end can be asked for without a danger.
+	// Goal returns the end, in blocks, that a request for blocks leads to on a device with room for
+	// device blocks. That is blocks, or a little more if only a larger end is safe to request.
 	Goal func(g Geometry, blocks, device uint64) uint64
 
-	// CanGrow refuses an end that this filesystem can never have, whatever its
-	// device's size: asked before the device grows, which it does for good.
+	// CanGrow refuses an end that this filesystem can never have, whatever the device's size. It is
+	// called before the device grows, because that cannot be undone.
 	CanGrow func(m Mounted, blocks uint64) error
 
-	// Grow makes the filesystem end at blocks, or as near below as the
-	// kernel can; Geometry tells where. It never shrinks. It goes in steps and
-	// stops between two of them, at a consistent size, when ctx ends. What it
-	// has grown by outlives a power cut.
+	// Grow makes the filesystem end at blocks, or as near below as the kernel can; Geometry then
+	// returns the real end. Grow never shrinks. It works in steps, and when ctx ends it stops
+	// between two steps, at a consistent size. The growth so far survives a power cut.
 	Grow func(ctx context.Context, m Mounted, blocks uint64) error
 
-	// Settle has the superblock written, where the one on the disk is older than a
-	// growth by Grow, or by somebody else, and returns when it is on the disk. A
-	// later call goes on where ctx has ended it.
+	// Settle makes the kernel write the superblock if the one on the disk is older than a growth,
+	// whoever has made the growth. It returns when the superblock is on the disk. If ctx ends it, a
+	// later call continues from there.
 	Settle func(ctx context.Context, m Mounted) error
 
-	// BeforeMount sets the kernel's settings for this type, before each mount.
+	// BeforeMount changes the kernel's settings for this type. It is called before each mount.
 	BeforeMount func()
 
-	// Options are mount options that what is on a disk needs, whoever mounts it and how:
-	// "" where it needs none.
+	// Options returns mount options that the filesystem on a disk needs at every mount, or "".
 	Options func(disk *os.File) string
 
-	// EndOnDisk is where the superblock on a disk that is not mounted has the
-	// filesystem end, in blocks. A growth in the log is not in it yet: storage
-	// mounts a second time where it differs from Geometry after the first mount.
+	// EndOnDisk returns the filesystem's end, in blocks, according to the superblock on a disk that
+	// is not mounted. That end does not include a growth in the log: if it differs from Geometry
+	// after the first mount, storage mounts a second time.
 	EndOnDisk func(disk *os.File) (uint64, error)
 
-	// UUID is the filesystem's own name for itself, from the superblock on a disk. A
-	// clone has the same.
+	// UUID returns the UUID in the superblock on a disk. A clone of the disk has the same UUID.
 	UUID func(disk *os.File) (string, error)
 
-	// MountRefused says more about a disk that the kernel has refused to mount,
-	// and the way out; "" where nothing is known.
+	// MountRefused explains why the kernel has refused to mount a disk, and the remedy; "" if
+	// nothing is known.
 	MountRefused func(disk *os.File, err error) string
 
-	// RecordedErrors returns how many errors the superblock on a disk remembers
-	// from this mount or an earlier one: zero where the type keeps no record.
+	// RecordedErrors returns how many errors of this mount or earlier ones the superblock on a disk
+	// has recorded; 0 if the type records none.
 	RecordedErrors func(disk *os.File) (count uint64, err error)
 
-	// Faults is how faults show, and what mends them.
+	// Faults describes how faults show and how they are repaired.
 	Faults Faults
 }
 
-// Faults is how a type of filesystem shows that it has met a fault while it is mounted.
+// Faults describes how a type of filesystem shows that it has met a fault while mounted.
 type Faults struct {
-	// Repair is the command that mends it on the detached disk, and makes it forget
+	// Repair is the command that repairs the filesystem on the detached disk and clears its
 	// RecordedErrors.
 	Repair string
 
-	// RootFails says that stat of its root, which is in memory, fails with EIO where it has
-	// shut down, and for no other reason.
+	// RootFails is set if stat of the root directory, which is in memory, fails with EIO after the
+	// filesystem has shut down, and only then.
 	RootFails bool
 
-	// StopsReadOnly says that after an error the kernel may make it read-only, and its mount
-	// not.
+	// StopsReadOnly is set if the kernel may make the filesystem read-only after an error while the
+	// mount's flags stay rw.
 	StopsReadOnly bool
 }
 
-// LeastBytes is less than any filesystem that is known here takes: a disk that is smaller was
-// cut off, or never made.
+// LeastBytes is less than the smallest filesystem that is known here. A smaller disk was truncated
+// or never had one.
 const LeastBytes = 64 << 10
 
 var types = []Type{ext4, xfs}
@@ -149,7 +144,7 @@ func Names() []string {
 	return names
 }
 
-// Identify returns the name of the type that a disk holds, "" for none of them.
+// Identify returns the name of the type that a disk holds, or "" if it is none of the known types.
 func Identify(disk *os.File) string {
 	for _, t := range types {
 		if _, err := t.EndOnDisk(disk); err == nil {
@@ -159,19 +154,19 @@ func Identify(disk *os.File) string {
 	return ""
 }
 
-// textOf is a UUID as people write it.
+// textOf formats a UUID in its usual form.
 func textOf(uuid [16]byte) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", uuid[:4], uuid[4:6], uuid[6:8], uuid[8:10], uuid[10:])
 }
 
-// deviceBlocks is how many blocks of a size the device below has room for.
+// deviceBlocks returns how many blocks fit on the device.
 func deviceBlocks(m Mounted, blockSize uint64) (uint64, error) {
 	size, err := blockdev.SizeOf(m.Disk)
 	return size / blockSize, err
 }
 
-// ioctl calls request on the filesystem's root with arg, a pointer to a
-// structure of the layout that the request has.
+// ioctl calls request on the filesystem's root directory. arg points to the structure that request
+// needs.
 func ioctl(m Mounted, name string, request uintptr, arg unsafe.Pointer) error {
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, m.Dir.Fd(), request, uintptr(arg)); errno != 0 {
 		return &fs.PathError{Op: fmt.Sprintf("ioctl(%s)", name), Path: m.Dir.Name(), Err: errno}

@@ -7,18 +7,18 @@ import (
 	"os"
 )
 
-// foundBytes is as much of a disk's beginning as holds all marks: btrfs's is the last one.
+// foundBytes is the size of a disk's beginning that holds all marks; the mark of btrfs is the last.
 const foundBytes = 68 << 10
 
-// mark is a few bytes at a place, by which other users of a disk know their own.
+// mark is a byte sequence at a position that identifies another use of a disk.
 type mark struct {
 	name  string
 	at    int
 	bytes string
 }
 
-// marks are in the order in which they are looked for: a filesystem may leave what was in
-// the first sectors before it, and a table of partitions has an MBR for show.
+// marks are checked in this order. A filesystem may leave the earlier contents of the first sectors
+// in place, and a GPT has a protective MBR.
 var marks = []mark{
 	{"LUKS", 0, "LUKS\xba\xbe"},                 // LUKS1 and LUKS2 On-Disk Format Specification
 	{"an LVM physical volume", 512, "LABELONE"}, // struct label_header, lib/label/label.h of LVM2: in one of four sectors
@@ -45,15 +45,15 @@ var marks = []mark{
 	{"a boot sector, or a table of partitions (MBR)", 510, "\x55\xaa"}, // MSDOS_LABEL_MAGIC1, block/partitions/msdos.c
 }
 
-// Found says what a disk seems to hold that Identify does not know, with its article, or
-// "" where nothing is known of it.
+// Found describes, with its article, what a disk seems to hold if Identify does not know it. It
+// returns "" if nothing is recognized.
 func Found(disk *os.File) string {
 	begin := make([]byte, foundBytes)
-	n, _ := disk.ReadAt(begin, 0) // as much as there is
+	n, _ := disk.ReadAt(begin, 0) // less than foundBytes on a small disk
 	return found(begin[:n])
 }
 
-// found is Found of a disk's beginning, which anyone may have written.
+// found is Found for a disk's first bytes, which are untrusted.
 func found(begin []byte) string {
 	if isExt4Journal(begin) {
 		return "the external journal of an ext4"
@@ -69,8 +69,8 @@ func found(begin []byte) string {
 	return ""
 }
 
-// isExt4Journal reports whether a superblock is that of a journal for an ext4 on another disk
-// (EXT4_FEATURE_INCOMPAT_JOURNAL_DEV in fs/ext4/ext4.h).
+// isExt4Journal reports whether the superblock belongs to an external journal of an ext4 on another
+// disk (EXT4_FEATURE_INCOMPAT_JOURNAL_DEV in fs/ext4/ext4.h).
 func isExt4Journal(begin []byte) bool {
 	if len(begin) < ext4SuperOffset+ext4SuperSize {
 		return false

@@ -13,34 +13,31 @@ import (
 	"github.com/directvol/directvol/agent/errkind"
 )
 
-// xfs grows by XFS_IOC_FSGROWFSDATA (fs/xfs/libxfs/xfs_fs.h). Two things in
-// the kernel can cost a volume, and what is asked for here avoids both:
+// xfs grows by XFS_IOC_FSGROWFSDATA (fs/xfs/libxfs/xfs_fs.h). Two properties of the kernel could
+// destroy a volume; the requests made here avoid both.
 //
-// The kernel obeys a smaller size too, and shrinks, though by no more than the
-// last allocation group has. Another grower can come between the look at the
-// geometry and the call. So each call asks for the end of a group or for the
-// device's end: who is ahead of us then is ahead by a group, which the kernel
-// refuses to take away.
+// First, the kernel also accepts a smaller size and shrinks the filesystem, though by no more than
+// the last allocation group. Another grower may run between the read of the geometry and the call.
+// So each call requests the end of a group or the end of the device: a grower that is ahead is then
+// ahead by a whole group, which the kernel refuses to remove.
 //
-// Until the primary superblock is on the disk with its new size, which the kernel
-// leaves for half a minute, a power cut leaves a log whose recovery meets groups
-// beyond the filesystem's end: 6.1 refuses to mount it once, and every kernel each
-// time where two growths are in the log, or where a directory that was logged before
-// the growth was written with a name in the new groups. So the agent has that
-// superblock written right after each step, and begins the next one, and answers,
-// when it is there (xfsSettle).
+// Second, the kernel writes the primary superblock with its new size only half a minute after a
+// growth. A power cut before that leaves a log whose recovery meets groups beyond the filesystem's
+// end. Linux 6.1 then refuses to mount the filesystem once. Every kernel refuses each time if two
+// growths are in the log, or if a directory that was logged before the growth was written with a
+// name in the new groups. So the agent has that superblock written right after each step. It begins
+// the next step, and answers, only when the superblock is on the disk (xfsSettle).
 //
-// A superblock that has later groups makes what the log has of a short last group
-// invalid, since Linux 6.5. So a short last group is first grown to its full length
-// alone, and groups are added only when its headers on the disk have that length
-// (awaitWhole).
+// Since Linux 6.5, a superblock with later groups makes the log's records of a short last group
+// invalid. So a short last group is first grown alone to its full length, and groups are added only
+// when its headers on the disk have that length (awaitWhole).
 //
-// All of this needs the log sequence numbers of version 5: what is newer on the disk,
-// recovery leaves alone. An xfs of version 4 is refused.
+// All of this needs the log sequence numbers of version 5, because recovery leaves newer blocks on
+// the disk alone. An xfs of version 4 is refused.
 //
-// A growth that is cut off before lies in the log. Where 6.1 recovers it, the
-// kernel keeps the old length of the group that was the last one, and fails the
-// next growth, unless the filesystem is mounted afresh first (EndOnDisk).
+// An earlier growth that was interrupted is in the log. If Linux 6.1 recovers it, the kernel keeps
+// the old length of the former last group and fails the next growth, unless the filesystem is
+// mounted a second time first (EndOnDisk).
 var xfs = Type{
 	Name: "xfs", Geometry: xfsGeometry, OnDisk: xfsOnDisk, Goal: xfsGoal, CanGrow: xfsCanGrow, Grow: xfsGrow,
 	BeforeMount: xfsHurry, Settle: xfsSettle, Options: func(*os.File) string { return "" },
@@ -55,21 +52,21 @@ const (
 	xfsIocFSGeometry   = 0x8100587e // _IOR('X', 126, struct xfs_fsop_geom)
 	xfsIocFSGrowFSData = 0x4010586e // _IOW('X', 110, struct xfs_growfs_data)
 
-	// XFS_MIN_AG_BLOCKS: a shorter last allocation group is not made.
+	// XFS_MIN_AG_BLOCKS: the kernel does not create a shorter last allocation group.
 	xfsMinGroupBlocks = 64
 
-	// One call adds as many groups as there are, and so many at least. Each call
-	// rewrites every group's superblock, so few calls are made.
+	// xfsFewestGroups is the least number of groups that one call adds; it adds as many as there
+	// are, if that is more. Each call rewrites the superblock of every group, so the number of
+	// calls is kept low.
 	xfsFewestGroups = 16
 
-	// So many calls in a row may change nothing, before the kernel's answer is
-	// no longer believed.
+	// xfsIdleSteps is how many calls in a row may change nothing although the kernel reports
+	// success.
 	xfsIdleSteps = 3
 )
 
-// xfsGeom is struct xfs_fsop_geom, 256 bytes: blocksize at 0, agblocks at 8,
-// sectsize at 20, imaxpct at 28, datablocks at 32,
-// flags at 92.
+// xfsGeom is struct xfs_fsop_geom, 256 bytes: blocksize at 0, agblocks at 8, sectsize at 20,
+// imaxpct at 28, datablocks at 32, flags at 92.
 type xfsGeom [256]byte
 
 func (g *xfsGeom) blockSize() uint32   { return binary.NativeEndian.Uint32(g[0:]) }
@@ -79,10 +76,9 @@ func (g *xfsGeom) imaxpct() uint32     { return binary.NativeEndian.Uint32(g[28:
 func (g *xfsGeom) flags() uint32       { return binary.NativeEndian.Uint32(g[92:]) }
 func (g *xfsGeom) dataBlocks() uint64  { return binary.NativeEndian.Uint64(g[32:]) }
 
-// usable returns how many of so many blocks the kernel uses: it makes no last
-// group that is too short. Asked for a rest that it leaves out, a kernel older
-// than "xfs: short circuit xfs_growfs_data_private() if delta is zero" begins to
-// shrink, by nothing.
+// usable returns how many of blocks the kernel uses: it does not create a last group that is too
+// short. If a request includes such a rest, a kernel older than "xfs: short circuit
+// xfs_growfs_data_private() if delta is zero" starts to shrink by zero blocks.
 func (g *xfsGeom) usable(blocks uint64) uint64 {
 	if rest := blocks % uint64(g.groupBlocks()); rest < xfsMinGroupBlocks {
 		return blocks - rest
@@ -112,7 +108,7 @@ func readXFSGeom(m Mounted) (*xfsGeom, error) {
 	return &g, g.check(m.Disk.Name())
 }
 
-// check refuses a geometry that cannot be counted with.
+// check refuses a geometry with values that would break the arithmetic.
 func (g *xfsGeom) check(device string) error {
 	if g.blockSize() == 0 || g.groupBlocks() == 0 || g.sectorSize() < 512 || g.sectorSize() > 32<<10 || g.dataBlocks() > (1<<63)/uint64(g.blockSize()) {
 		return fmt.Errorf("xfs at %s has %d blocks of %d bytes, %d a group", device, g.dataBlocks(), g.blockSize(), g.groupBlocks())
@@ -128,7 +124,7 @@ func xfsGeometry(m Mounted) (Geometry, error) {
 	return Geometry{BlockSize: uint64(g.blockSize()), Blocks: g.dataBlocks(), Slack: xfsMinGroupBlocks - 1, GroupBlocks: uint64(g.groupBlocks())}, nil
 }
 
-// xfsGoal ends at an allocation group's end, or at the device's: see xfs.
+// xfsGoal returns the end of an allocation group, or of the device; see xfs for the reason.
 func xfsGoal(g Geometry, blocks, device uint64) uint64 {
 	if blocks >= device {
 		return blocks
@@ -136,14 +132,13 @@ func xfsGoal(g Geometry, blocks, device uint64) uint64 {
 	return min(ceil(blocks, g.GroupBlocks)*g.GroupBlocks, device)
 }
 
-// xfsGrow looks again after each step: at the geometry, which another grower may
-// have changed, and at the device, which may have grown while its end was asked
-// for.
+// xfsGrow rereads the state after each step: the geometry, which another grower may have changed,
+// and the device, which may have grown while its end was requested.
 //
-// The disk is asked once, at the end, to keep what is in its cache, a superblock of
-// somebody else's growth and headers that were read there among it. A growth before that
-// is in the log no earlier than they are on the disk: the kernel has the disk flush its
-// cache before it writes to the log (xlog_cil_push_work in fs/xfs/xfs_log_cil.c).
+// It flushes the disk's cache once, at the end. The cache may hold a superblock and headers that
+// were read there, including those of somebody else's growth. A crash before the flush is harmless:
+// a growth does not get into the log before they are on the disk, because the kernel makes the disk
+// flush its cache before it writes to the log (xlog_cil_push_work in fs/xfs/xfs_log_cil.c).
 func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
 	d, err := openXFSDisk(m)
 	if err != nil {
@@ -152,7 +147,7 @@ func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
 	defer d.close()
 	g, err := readXFSGeom(m)
 	if err == nil {
-		err = d.settleFound(ctx, g) // somebody else's growth, or one that was cut off
+		err = d.settleFound(ctx, g) // somebody else's growth, or an interrupted one
 	}
 	if err == nil {
 		err = d.grow(ctx, blocks)
@@ -163,7 +158,7 @@ func xfsGrow(ctx context.Context, m Mounted, blocks uint64) error {
 	return err
 }
 
-// grow is xfsGrow of what is settled. It leaves it settled, where it can.
+// grow is xfsGrow for a settled filesystem. It leaves the filesystem settled if it can.
 func (d *xfsDisk) grow(ctx context.Context, blocks uint64) error {
 	m := d.Mounted
 	for idle := 0; idle < xfsIdleSteps; {
@@ -202,17 +197,17 @@ func (d *xfsDisk) grow(ctx context.Context, blocks uint64) error {
 			}
 		}
 	}
-	return nil // the caller finds how far it is
+	return nil // the caller reads the real end
 }
 
-// groups is how many there are, a short last one among them.
+// groups returns the number of groups, including a short last one.
 func (g *xfsGeom) groups() uint64 { return ceil(g.dataBlocks(), uint64(g.groupBlocks())) }
 
 // endsWithGroup reports whether the last group has its full length.
 func (g *xfsGeom) endsWithGroup() bool { return g.dataBlocks()%uint64(g.groupBlocks()) == 0 }
 
-// step returns where the next call ends on the way to so many blocks: at the end
-// of the last group where that is short, else at a later one's, or at the device's.
+// step returns where the next call ends on the way to blocks: at the end of the last group if that
+// is short, else at the end of a later group or of the device.
 func (g *xfsGeom) step(blocks, device uint64) uint64 {
 	size := uint64(g.groupBlocks())
 	groups := g.groups()
@@ -226,8 +221,8 @@ func (g *xfsGeom) step(blocks, device uint64) uint64 {
 	return g.usable(min(next, device))
 }
 
-// growTo makes one call, and returns what came of it, settled: a call can fail
-// behind its growth.
+// growTo makes one call, settles the result and returns the new geometry. A call may fail after it
+// has grown the filesystem.
 func (d *xfsDisk) growTo(ctx context.Context, g *xfsGeom, blocks uint64) (*xfsGeom, error) {
 	m := d.Mounted
 	grow := struct { // struct xfs_growfs_data
@@ -240,7 +235,7 @@ func (d *xfsDisk) growTo(ctx context.Context, g *xfsGeom, blocks uint64) (*xfsGe
 	if err != nil {
 		return nil, errors.Join(growErr, err)
 	}
-	// Refused for what was asked, or because another grower is ahead by a group.
+	// EINVAL also means that another grower is ahead by a group.
 	if errors.Is(growErr, unix.EINVAL) && after.dataBlocks() >= blocks {
 		growErr = nil
 	}

@@ -7,15 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// xfsDisk is what is on the disk of a mounted xfs, and not in its page cache, which xfs
-// writes past.
+// xfsDisk reads the disk of a mounted xfs past the page cache of the block device, because xfs does
+// not write through that cache.
 type xfsDisk struct {
 	Mounted
 	direct *os.File
-	page   []byte // aligned, as long as any sectors that are read
+	page   []byte // aligned, and large enough for every read
 }
 
-// xfsDiskBytes are enough for a group's headers with the largest sectors.
+// xfsDiskBytes is enough for a group's headers with the largest sectors.
 const xfsDiskBytes = 3 * 32 << 10
 
 // openXFSDisk opens the disk for reads past the page cache. The caller closes it.
@@ -40,7 +40,7 @@ func (d *xfsDisk) close() {
 	unix.Munmap(d.page)
 }
 
-// read returns so many bytes of the disk, at most xfsDiskBytes, until the next read.
+// read returns bytes of the disk, at most xfsDiskBytes. The result is valid until the next read.
 func (d *xfsDisk) read(bytes int, at uint64) ([]byte, error) {
 	page := os.Getpagesize()
 	if _, err := d.direct.ReadAt(d.page[:(bytes+page-1)/page*page], int64(at)); err != nil {
@@ -49,7 +49,7 @@ func (d *xfsDisk) read(bytes int, at uint64) ([]byte, error) {
 	return d.page[:bytes], nil
 }
 
-// xfsOnDisk is the extent by the superblock on the disk.
+// xfsOnDisk returns the extent according to the superblock on the disk.
 func xfsOnDisk(disk *os.File) (Geometry, error) {
 	d, err := openXFSDisk(Mounted{Disk: disk})
 	if err != nil {
@@ -73,8 +73,8 @@ func (d *xfsDisk) super() (xfsSuper, error) {
 	return super, nil
 }
 
-// readSuper notes what the superblock has. The headers of groups that have one behind them
-// in it are whole.
+// readSuper notes the size in the superblock on the disk. The headers of every group before the
+// last one in that superblock have their full length.
 func (d *xfsDisk) readSuper() error {
 	super, err := d.super()
 	if err != nil {
@@ -84,7 +84,7 @@ func (d *xfsDisk) readSuper() error {
 	return nil
 }
 
-// keep has the disk keep what is in its own cache.
+// keep flushes the disk's cache.
 func (d *xfsDisk) keep() error {
 	err := d.Disk.Sync()
 	if err == nil {

@@ -7,19 +7,18 @@ import (
 	"unsafe"
 )
 
-// Labels of a mounted filesystem (include/uapi/linux/fs.h).
+// Ioctls for the label of a mounted filesystem (include/uapi/linux/fs.h).
 const (
 	fsIocGetLabel = 0x81009431 // _IOR(0x94, 49, char[256])
 	fsIocSetLabel = 0x41009432 // _IOW(0x94, 50, char[256])
 	fsLabelSize   = 256        // FSLABEL_MAX
 )
 
-// errNotWritten is returned when the label was set and the disk still has the old
-// superblock.
+// errNotWritten means that the label was set but the disk still has the old superblock.
 var errNotWritten = errors.New("the superblock on the disk is not written")
 
-// xfsSettle has the kernel write the superblock, if the one on the disk is older than
-// the growth, and the disk keep it. One of somebody else's may have to be waited for
+// xfsSettle makes the kernel write the superblock if the one on the disk is older than the growth,
+// and flushes the disk's cache. After somebody else's growth it may have to wait first
 // (awaitWhole).
 func xfsSettle(ctx context.Context, m Mounted) error {
 	g, err := readXFSGeom(m)
@@ -40,7 +39,7 @@ func xfsSettle(ctx context.Context, m Mounted) error {
 	return d.keep()
 }
 
-// settleFound is settle of what the filesystem may have grown by before, by anybody.
+// settleFound is settle for earlier growths by anybody.
 func (d *xfsDisk) settleFound(ctx context.Context, g *xfsGeom) error {
 	if d.Proven.blocks < g.dataBlocks() {
 		if err := d.readSuper(); err != nil {
@@ -50,19 +49,19 @@ func (d *xfsDisk) settleFound(ctx context.Context, g *xfsGeom) error {
 	return d.settle(ctx, g)
 }
 
-// settle returns when the superblock on the disk has all blocks of a geometry, and the
-// disk may have it in its own cache still.
+// settle returns when the superblock on the disk has all blocks of a geometry. The superblock may
+// still be in the disk's own cache.
 //
-// Setting the current label again forces the log, then writes the primary superblock,
-// then the other groups', and no other metadata (xfs_sync_sb_buf in xfs_ioc_setlabel,
-// fs/xfs/xfs_ioctl.c, since Linux 4.18). Every other way, the kernel's own among them,
-// writes out all that is logged, in any order: a directory that was in the log before
-// the growth may be there with the name of an inode in a new group, and the superblock
-// that has the group may not, and after a cut between the two no kernel mounts the
-// disk. FIFREEZE stops every writer too, for as long as anybody's write call takes.
+// Setting the current label again forces the log, then writes the primary superblock, then those of
+// the other groups, and no other metadata (xfs_sync_sb_buf in xfs_ioc_setlabel, fs/xfs/xfs_ioctl.c,
+// since Linux 4.18). Every other way, including the kernel's own, writes all logged metadata in any
+// order. A directory that was in the log before the growth may then be on the disk with the name of
+// an inode in a new group, while the superblock with that group is not: after a power cut at this
+// moment no kernel mounts the disk. FIFREEZE also stops every writer, for as long as any write call
+// takes.
 //
-// A growth of the agent's own is settled also when ctx has ended: the kernel has made
-// it by then.
+// A growth by the agent itself is settled even if ctx has ended, because the kernel has already
+// made it.
 func (d *xfsDisk) settle(ctx context.Context, g *xfsGeom) error {
 	if d.Proven.blocks >= g.dataBlocks() {
 		return nil
@@ -82,8 +81,8 @@ func (d *xfsDisk) settle(ctx context.Context, g *xfsGeom) error {
 	return nil
 }
 
-// xfsWriteSuper writes the superblock. Who sets another label in the moment between
-// the two calls loses it.
+// xfsWriteSuper writes the superblock. A label that somebody else sets between the two calls is
+// lost.
 func xfsWriteSuper(m Mounted) error {
 	var label [fsLabelSize]byte
 	if err := ioctl(m, "FS_IOC_GETFSLABEL", fsIocGetLabel, unsafe.Pointer(&label)); err != nil {

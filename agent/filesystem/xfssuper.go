@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// xfsSuper is what is used of struct xfs_dsb (fs/xfs/libxfs/xfs_format.h), of
-// which each allocation group begins with one. All of it is big-endian.
+// xfsSuper has the fields of struct xfs_dsb (fs/xfs/libxfs/xfs_format.h) that are used. Each
+// allocation group begins with such a superblock. All fields are big-endian.
 type xfsSuper struct {
 	blockSize   uint64
 	blocks      uint64 // of the whole filesystem
@@ -21,12 +21,12 @@ type xfsSuper struct {
 	groups      uint64
 }
 
-// xfsSuperSize is as much of it as holds those fields.
+// xfsSuperSize is the size of the part that holds these fields.
 const xfsSuperSize = 96
 
 var errNoXFS = errors.New("no superblock of an xfs")
 
-// parseXFSSuper reads a superblock that anyone may have written.
+// parseXFSSuper parses an untrusted superblock.
 func parseXFSSuper(b []byte) (xfsSuper, error) {
 	if len(b) < xfsSuperSize || !bytes.HasPrefix(b, []byte("XFSB")) {
 		return xfsSuper{}, errNoXFS
@@ -45,7 +45,7 @@ func parseXFSSuper(b []byte) (xfsSuper, error) {
 	return s, nil
 }
 
-// readXFSSuper reads the superblock at the beginning of a group.
+// readXFSSuper reads the superblock at offset at, where a group begins.
 func readXFSSuper(disk *os.File, at uint64) (xfsSuper, error) {
 	var b [xfsSuperSize]byte
 	if _, err := disk.ReadAt(b[:], int64(at)); err != nil {
@@ -64,12 +64,11 @@ func xfsEndOnDisk(disk *os.File) (uint64, error) {
 	return s.blocks, err
 }
 
-// grownTo returns the size, in blocks, that the filesystem on a disk was growing
-// to when it was cut off, or 0. growfs gives the new groups superblocks with the
-// new size before it commits, and those of the old ones after; the primary one
-// follows with the log.
+// grownTo returns the size, in blocks, that the filesystem on a disk was growing to when it was
+// interrupted, or 0. growfs writes superblocks with the new size into the new groups before it
+// commits, and into the old groups afterwards; the primary superblock follows with the log.
 func (s xfsSuper) grownTo(disk *os.File) (blocks uint64) {
-	for _, group := range []uint64{s.groups, 1} { // the first new one, an old one
+	for _, group := range []uint64{s.groups, 1} { // the first new group, and an old one
 		other, err := readXFSSuper(disk, group*s.groupBlocks*s.blockSize)
 		if err == nil && other.uuid == s.uuid && other.blockSize == s.blockSize {
 			blocks = max(blocks, other.blocks)
@@ -81,10 +80,10 @@ func (s xfsSuper) grownTo(disk *os.File) (blocks uint64) {
 	return blocks
 }
 
-// xfsMountRefused knows what older kernels cannot recover: a growth that was cut
-// off before the primary superblock was written, with use of the new space in
-// the log. (Since "xfs: update the file system geometry after recoverying
-// superblock buffers", 2024, the kernel goes by the superblock in the log.)
+// xfsMountRefused recognizes a disk that older kernels cannot recover: the growth was interrupted
+// before the primary superblock was written, and the log uses the new space. (Since "xfs: update
+// the file system geometry after recoverying superblock buffers", 2024, the kernel uses the
+// superblock in the log.)
 func xfsMountRefused(disk *os.File, err error) string {
 	if errors.Is(err, unix.EBADMSG) || errors.Is(err, unix.EIO) {
 		return "its metadata is damaged, or cannot be read: detach it and run on the host: xfs_repair -n DISK, which changes nothing and says what is wrong"
@@ -106,25 +105,26 @@ func xfsMountRefused(disk *os.File, err error) string {
 	return "if it was cut off within a minute of a growth, this kernel cannot recover it: " + rescue
 }
 
-// Of struct xfs_dsb (fs/xfs/libxfs/xfs_format.h), what a kernel refuses to mount for.
+// Offsets and values in struct xfs_dsb (fs/xfs/libxfs/xfs_format.h) for which a kernel refuses to
+// mount.
 const (
 	xfsSuperSector     = 102 // sb_sectsize
 	xfsSuperVersion    = 100 // sb_versionnum
 	xfsSuperInProgress = 126 // sb_inprogress
 	xfsSuperIncompat   = 216 // sb_features_incompat
-	xfsSuperCRC        = 224 // sb_crc, little-endian, of the sector with zeroes here
+	xfsSuperCRC        = 224 // sb_crc, little-endian; computed over the sector with this field zeroed
 	xfsNeedsRepair     = 1 << 4
 	xfsLargestSector   = 32 << 10
 )
 
-// xfsSuperFault says what is wrong with the superblock itself, or "".
+// xfsSuperFault describes a fault in the superblock itself, or returns "".
 func xfsSuperFault(disk *os.File) string {
 	sector := make([]byte, xfsLargestSector)
-	n, _ := disk.ReadAt(sector, 0) // as much as there is
+	n, _ := disk.ReadAt(sector, 0) // less on a small disk
 	return xfsFaultOf(sector[:n])
 }
 
-// xfsFaultOf is xfsSuperFault of a disk's first bytes, which anyone may have written.
+// xfsFaultOf is xfsSuperFault for a disk's first bytes, which are untrusted.
 func xfsFaultOf(b []byte) string {
 	if len(b) < xfsSuperCRC+4 {
 		return ""
@@ -145,7 +145,7 @@ func xfsFaultOf(b []byte) string {
 	return ""
 }
 
-// xfsChecksum is that of a superblock's sector (fs/xfs/libxfs/xfs_cksum.h).
+// xfsChecksum returns the checksum of a superblock's sector (fs/xfs/libxfs/xfs_cksum.h).
 func xfsChecksum(sector []byte) uint32 {
 	table := crc32.MakeTable(crc32.Castagnoli)
 	sum := crc32.Update(0, table, sector[:xfsSuperCRC])

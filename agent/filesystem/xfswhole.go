@@ -15,38 +15,37 @@ import (
 	"github.com/directvol/directvol/agent/errkind"
 )
 
-// The kernel writes a group's headers out with the rest of its log, by a worker
-// that runs every fs.xfs.xfssyncd_centisecs (Documentation/admin-guide/xfs.rst),
-// and, up to some kernel between 6.1 and 7.3, at once within a syncfs while
-// vm.laptop_mode is on (xfs_fs_sync_fs in fs/xfs/xfs_super.c).
+// The kernel writes a group's headers with the rest of its log, in a worker that runs every
+// fs.xfs.xfssyncd_centisecs (Documentation/admin-guide/xfs.rst). Up to some kernel between 6.1 and
+// 7.3, it also writes them at once during a syncfs while vm.laptop_mode is on (xfs_fs_sync_fs in
+// fs/xfs/xfs_super.c).
 const (
 	xfsSyncInterval = "/proc/sys/fs/xfs/xfssyncd_centisecs"
-	xfsSyncLeast    = "100" // a second; by default it is 3000
+	xfsSyncLeast    = "100" // one second; the default is 3000
 	laptopMode      = "/proc/sys/vm/laptop_mode"
 
-	// wholeLook is the pause between two looks at the headers: the kernel has no
-	// event for their write. wholeLimit exceeds the worker's default interval.
-	// Each wholeKick-th time it is asked for.
+	// wholeLook is the pause between two reads of the headers, because the kernel has no event for
+	// their write. Every wholeKick-th read also requests the write. wholeLimit exceeds the worker's
+	// default interval.
 	wholeLook  = 5 * time.Millisecond
 	wholeKick  = 50
 	wholeLimit = 45 * time.Second
 )
 
-// xfsHurry has the worker run every second, for filesystems that are mounted from
-// now on, and for others after its next turn. Where it is refused, or xfs is not
-// loaded yet, it only takes longer.
+// xfsHurry makes the worker run every second: at once for filesystems that are mounted later, and
+// for others after the worker's next run. If the setting cannot be changed, or xfs is not loaded
+// yet, growths only take longer.
 func xfsHurry() { _ = os.WriteFile(xfsSyncInterval, []byte(xfsSyncLeast), 0) }
 
-// awaitWhole waits until the headers of all groups before one, which have their full
-// length, say so on the disk. They may have been logged while a group
-// was the last one and shorter, and with groups behind it recovery takes them for
-// damaged then, since Linux 6.5 ("xfs: AGF length has never been bounds checked"). What
-// is newer on the disk it does not touch. (A group that somebody has shrunk and grown
-// again is not told from one that is whole: nothing here shrinks.)
+// awaitWhole waits until the headers on the disk show the full length for all groups below before.
+// The headers may have been logged while a group was the last one and shorter. With groups behind
+// that group, recovery since Linux 6.5 takes these headers for damaged ("xfs: AGF length has never
+// been bounds checked"), but leaves newer headers on the disk alone. (A group that somebody has
+// shrunk and grown again cannot be told from a whole one; the agent never shrinks.)
 //
-// Nothing is at risk while it waits. Under writers that allocate in such a group all
-// the time its header may be locked whenever the kernel comes to write it: then it
-// takes some turns of that.
+// Nothing is at risk during the wait. If writers allocate in such a group all the time, its header
+// may be locked each time the kernel comes to write it; the wait then takes several runs of the
+// worker.
 func (d *xfsDisk) awaitWhole(ctx context.Context, g *xfsGeom, before uint64) error {
 	for ; d.Proven.whole < before; d.Proven.whole++ {
 		if whole, err := d.isWhole(g, d.Proven.whole); err != nil {
@@ -58,7 +57,7 @@ func (d *xfsDisk) awaitWhole(ctx context.Context, g *xfsGeom, before uint64) err
 	return nil
 }
 
-// awaitWritten is awaitWhole where a header is still to be written.
+// awaitWritten is awaitWhole if a header is still to be written.
 func (d *xfsDisk) awaitWritten(ctx context.Context, g *xfsGeom, before uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, wholeLimit)
 	defer cancel()
@@ -75,7 +74,7 @@ func (d *xfsDisk) awaitWritten(ctx context.Context, g *xfsGeom, before uint64) e
 		}
 		var st unix.Stat_t
 		if err := unix.Fstat(int(d.Dir.Fd()), &st); err != nil {
-			return &fs.PathError{Op: "fstat", Path: d.Dir.Name(), Err: err} // it has shut down
+			return &fs.PathError{Op: "fstat", Path: d.Dir.Name(), Err: err} // the filesystem has shut down
 		}
 		if look%wholeKick == 0 {
 			xfsHurry()
@@ -90,10 +89,10 @@ func (d *xfsDisk) awaitWritten(ctx context.Context, g *xfsGeom, before uint64) e
 	return nil
 }
 
-// xfsHeaders are what a group begins with, a sector each: its superblock, and these.
+// xfsHeaders are the magic numbers of a group's first sectors: its superblock and two headers.
 var xfsHeaders = []string{"XFSB", "XAGF", "XAGI"}
 
-// isWhole reports whether the headers of a group have its full length on the disk.
+// isWhole reports whether the headers of a group on the disk have its full length.
 func (d *xfsDisk) isWhole(g *xfsGeom, group uint64) (bool, error) {
 	sector := int(g.sectorSize())
 	headers, err := d.read(len(xfsHeaders)*sector, group*uint64(g.groupBlocks())*uint64(g.blockSize()))
@@ -112,8 +111,8 @@ func (d *xfsDisk) isWhole(g *xfsGeom, group uint64) (bool, error) {
 	return true, nil
 }
 
-// xfsHeaderLength reads how many blocks a group has: struct xfs_agf and struct
-// xfs_agi (fs/xfs/libxfs/xfs_format.h) have their number at 8 and the length at 12.
+// xfsHeaderLength returns the number of blocks of a group: struct xfs_agf and struct xfs_agi
+// (fs/xfs/libxfs/xfs_format.h) have the group's number at 8 and its length at 12.
 func xfsHeaderLength(header []byte, magic string, group uint64) (blocks uint32, err error) {
 	if len(header) < 16 || !bytes.HasPrefix(header, []byte(magic)) || uint64(binary.BigEndian.Uint32(header[8:])) != group {
 		return 0, fmt.Errorf("no %s of it: %w", magic, unix.EUCLEAN)
@@ -121,27 +120,27 @@ func xfsHeaderLength(header []byte, magic string, group uint64) (blocks uint32, 
 	return binary.BigEndian.Uint32(header[12:]), nil
 }
 
-// laptop is the guest's laptop mode, which is on while somebody is in syncfs.
+// laptop controls the guest's laptop mode, which is on during a syncfs.
 var laptop laptopSwitch
 
-// laptopMark is the number of seconds that stands for our own use of it, so that
-// one that an agent did not live to take back is known.
+// laptopMark is the number of seconds that marks laptop mode as set by an agent, so that a later
+// agent can undo the setting if this one is killed.
 const laptopMark = "1009"
 
 type laptopSwitch struct {
 	mu    sync.Mutex
 	users int
-	was   []byte // what it is set back to
+	was   []byte // the value to restore
 }
 
-// laptopLimit is how long laptop mode is on for a syncfs that takes its time, on a
-// disk that hangs for one: it is the whole guest's.
+// laptopLimit bounds how long laptop mode stays on if a syncfs takes long, for instance on a disk
+// that hangs, because the mode affects the whole guest.
 const laptopLimit = time.Second
 
-// syncfs calls syncfs(2) in laptop mode. Errors are not told: what comes of it is
-// looked at.
+// syncfs calls syncfs(2) in laptop mode. It ignores errors, because the caller checks the result on
+// the disk.
 func (l *laptopSwitch) syncfs(dir *os.File) {
-	fd, err := unix.FcntlInt(dir.Fd(), unix.F_DUPFD_CLOEXEC, 0) // it may outlive the call
+	fd, err := unix.FcntlInt(dir.Fd(), unix.F_DUPFD_CLOEXEC, 0) // the duplicate may outlive the call
 	if err != nil {
 		return
 	}
@@ -161,8 +160,7 @@ func (l *laptopSwitch) syncfs(dir *os.File) {
 	}
 }
 
-// EndLaptopMode takes back what an agent did not live to take back. It goes before
-// any growth.
+// EndLaptopMode undoes the setting of an agent that was killed. It must run before any growth.
 func EndLaptopMode() {
 	if is, err := os.ReadFile(laptopMode); err == nil && string(bytes.TrimSpace(is)) == laptopMark {
 		_ = os.WriteFile(laptopMode, []byte("0"), 0)

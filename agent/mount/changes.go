@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// Changes counts the changes of this process's mounts: what was looked at need not be looked
-// at again before the next one. The zero value is ready; it counts while Follow runs.
+// Changes counts the changes of this process's mounts, so that a caller need not check a mount
+// again before the next change. The zero value is ready; it counts while Follow runs.
 //
-// The kernel wakes Follow at each change (proc(5) on poll of mountinfo), which therefore
-// counts one a moment after it was made.
+// The kernel wakes Follow at each change (proc(5) on poll of mountinfo), so that a change is
+// counted a moment after it was made.
 type Changes struct {
 	count    atomic.Uint64
 	followed atomic.Bool
 }
 
-// Now returns how many changes there were, and 0 while nobody counts.
+// Now returns the number of changes so far, or 0 while Follow does not run.
 func (c *Changes) Now() uint64 {
 	if c == nil || !c.followed.Load() {
 		return 0
@@ -27,7 +27,8 @@ func (c *Changes) Now() uint64 {
 	return c.count.Load()
 }
 
-// Follow counts until ctx ends, and returns its error, or why the mounts cannot be followed.
+// Follow counts until ctx ends. It returns ctx's error, or the reason why mounts cannot be
+// followed.
 func (c *Changes) Follow(ctx context.Context) error {
 	file, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -49,7 +50,7 @@ func (c *Changes) Follow(ctx context.Context) error {
 			if waited {
 				return true
 			}
-			// An event from here on ends the wait. One before may have gone by unheard.
+			// An event after this point ends the wait. An earlier one may have been missed.
 			c.count.Add(1)
 			c.followed.Store(true)
 			waited = true

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// superFlags are mount(2)'s flags that concern a filesystem, by their options, and
-// mountFlags those that concern one mount of it, by mount_setattr(2)'s.
+// superFlags maps flags of mount(2) that concern a filesystem to its options. mountFlags maps those
+// that concern a single mount to the attributes of mount_setattr(2).
 var (
 	superFlags = map[uintptr]string{unix.MS_RDONLY: "ro", unix.MS_SYNCHRONOUS: "sync", unix.MS_DIRSYNC: "dirsync"}
 	mountFlags = map[uintptr]int{
@@ -20,10 +20,10 @@ var (
 	}
 )
 
-// Detached mounts a source at no place, by the mount API of Linux 5.2 (fsopen,
-// fsconfig and fsmount in fs/fsopen.c and fs/namespace.c). Closing the file, which is the
-// caller's, unmounts it, unless Place has given it one. It takes as long as the disk wants.
-// Reason says more about its error.
+// Detached mounts a source without attaching it to the tree, by the mount API of Linux 5.2 (fsopen,
+// fsconfig and fsmount in fs/fsopen.c and fs/namespace.c). The caller closes the file, which
+// unmounts the source unless Place has attached it. Detached blocks as long as the disk does.
+// Reason explains its error.
 func Detached(source, fstype string, o Options) (*os.File, error) {
 	config, err := unix.Fsopen(fstype, unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -60,10 +60,10 @@ func Detached(source, fstype string, o Options) (*os.File, error) {
 	return os.NewFile(uintptr(mount), source), nil
 }
 
-// reasonBytes is more than a message of a filesystem has.
+// reasonBytes is more than the length of a filesystem's message.
 const reasonBytes = 1024
 
-// reasonError is an error with what the kernel has said of it.
+// reasonError is an error with the kernel's messages about it.
 type reasonError struct {
 	error
 	reason string
@@ -71,8 +71,7 @@ type reasonError struct {
 
 func (e *reasonError) Unwrap() error { return e.error }
 
-// Reason returns what the kernel said of an error of Detached, in one line: "" where it said
-// nothing.
+// Reason returns the kernel's messages about an error of Detached, in one line, or "".
 func Reason(err error) string {
 	if with, ok := errors.AsType[*reasonError](err); ok {
 		return with.reason
@@ -80,8 +79,9 @@ func Reason(err error) string {
 	return ""
 }
 
-// withReason reads what a filesystem has said since fsopen(2): each read returns a message,
-// with "e ", "w " or "i " before it, and ENODATA at the end (fscontext_read in fs/fsopen.c).
+// withReason adds the messages of a filesystem since fsopen(2) to err. Each read returns one
+// message, prefixed with "e ", "w " or "i ", and ENODATA at the end (fscontext_read in
+// fs/fsopen.c).
 func withReason(config int, err error) error {
 	var said []string
 	buf := make([]byte, reasonBytes)
@@ -96,7 +96,8 @@ func withReason(config int, err error) error {
 	return &reasonError{err, strings.Join(said, "; ")}
 }
 
-// maxReasons is as many messages as the kernel keeps (struct fc_log in include/linux/fs_context.h).
+// maxReasons is the number of messages that the kernel keeps (struct fc_log in
+// include/linux/fs_context.h).
 const maxReasons = 8
 
 func setOption(config int, option string) error {
@@ -106,7 +107,7 @@ func setOption(config int, option string) error {
 	return unix.FsconfigSetFlag(config, option)
 }
 
-// Place mounts what Detached, or open_tree(2), has returned at a directory.
+// Place attaches a mount that Detached or open_tree(2) has returned at a directory.
 func Place(mount *os.File, mountPoint string) error {
 	err := unix.MoveMount(int(mount.Fd()), "", unix.AT_FDCWD, mountPoint, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 	"github.com/directvol/directvol/agent/blockdev"
 )
 
-// Differences are the options that a mount does not show, and those that it shows and that
-// are not among the options, as far as the kernel shows them: none where it has been mounted
-// with these options.
+// Differences compares the options with those that the kernel shows for a mount. missing are
+// options that the mount does not show; extra are options that it shows and o does not contain.
+// Both are empty if it was mounted with these options.
 func (o Options) Differences(top *Info) (missing, extra []string) {
 	wantMount, wantSuper := o.flagNames()
 	compare := func(want, shown, mayShow []string) {
@@ -44,7 +44,7 @@ func (o Options) Differences(top *Info) (missing, extra []string) {
 	wantSuper = slices.DeleteFunc(wantSuper, func(option string) bool { return !slices.Contains(shown, option) && slices.Contains(all, option) })
 	mayShow := shownAnyway[top.FSType]
 	if slices.Contains(wantSuper, "data=journal") {
-		mayShow = append(slices.Clone(mayShow), "nodelalloc", "nodioread_nolock") // which ext4 does not do then
+		mayShow = append(slices.Clone(mayShow), "nodelalloc", "nodioread_nolock") // ext4 turns these off for data=journal
 	}
 	if slices.ContainsFunc(strings.Split(o.Data, ","), isShare) {
 		mayShow = append(slices.Clone(mayShow), "size=")
@@ -53,7 +53,7 @@ func (o Options) Differences(top *Info) (missing, extra []string) {
 	return missing, extra
 }
 
-// flagNames are the flags as mountinfo shows them: of the mount, and of the
+// flagNames returns the flags as mountinfo shows them: those of the mount, and those of the
 // superblock (show_mnt_opts and show_sb_opts in fs/proc_namespace.c).
 func (o Options) flagNames() (ofMount, ofSuper []string) {
 	ofMount, ofSuper = []string{"rw"}, []string{"rw"}
@@ -76,7 +76,8 @@ func (o Options) flagNames() (ofMount, ofSuper []string) {
 	return ofMount, ofSuper
 }
 
-// shownAnyway are the options that filesystems show by themselves, whoever mounts them.
+// shownAnyway are options that filesystems show on their own, whatever options they were mounted
+// with.
 var shownAnyway = map[string][]string{
 	"ext4":     {"seclabel", "stripe=", "mb_optimize_scan="},
 	"xfs":      {"seclabel", "attr2", "inode64", "logbufs=", "logbsize=", "noquota", "sunit=", "swidth="},
@@ -84,13 +85,13 @@ var shownAnyway = map[string][]string{
 	"virtiofs": {"seclabel"},
 }
 
-// silent are the options that filesystems have and do not show, as they are the default.
+// silent are options that filesystems have by default and do not show.
 var silent = map[string][]string{
 	"tmpfs": {"mode=1777", "uid=0", "gid=0"},
 }
 
-// ext4Options are all that an ext4 has, its defaults included: mountinfo shows only
-// those that differ (Documentation/filesystems/ext4).
+// ext4Options returns all options of an ext4, including its defaults. mountinfo shows only those
+// that differ from the defaults (Documentation/filesystems/ext4).
 func ext4Options(top *Info) []string {
 	identity := Filesystem(top)
 	if top.FSType != "ext4" || len(identity.Devices) == 0 {
@@ -107,13 +108,13 @@ func ext4Options(top *Info) []string {
 	return strings.Fields(string(text))
 }
 
-// isShare reports whether an option is a part of the guest's memory. The kernel shows
-// bytes, so it cannot be compared.
+// isShare reports whether an option is a percentage of the guest's memory. The kernel shows bytes,
+// so such an option cannot be compared.
 func isShare(option string) bool {
 	return strings.HasPrefix(option, "size=") && strings.HasSuffix(option, "%")
 }
 
-// canonical is an option in the one way in which two writings of it are equal.
+// canonical returns an option in a form in which equal options are equal strings.
 func canonical(option string) string {
 	key, value, _ := strings.Cut(option, "=")
 	switch key {
@@ -129,7 +130,7 @@ func canonical(option string) string {
 	return option
 }
 
-// amount reads a number as the kernel does, with k, m or g behind it (memparse in
+// amount parses a number with an optional suffix k, m or g, as the kernel does (memparse in
 // lib/cmdline.c).
 func amount(text string) (n uint64, ok bool) {
 	digits := strings.TrimRight(text, "kKmMgG")

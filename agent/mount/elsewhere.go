@@ -11,11 +11,11 @@ import (
 	"github.com/directvol/directvol/agent/flight"
 )
 
-// elsewhereLimit is how long Elsewhere waits: a process that is stuck in the kernel may
-// keep everybody waiting who looks at its folder below /proc.
+// elsewhereLimit bounds how long Elsewhere waits: a process that is stuck in the kernel may block
+// every reader of its directory below /proc.
 const elsewhereLimit = time.Second
 
-// search is a question: who has a device mounted.
+// search is the question which processes have a device mounted.
 type search struct {
 	proc   string
 	device uint64
@@ -23,7 +23,7 @@ type search struct {
 
 var looks flight.Flights[search, []string]
 
-// Places are where a block device is mounted in this process's namespace, by its dev_t.
+// Places returns where a block device, given by its dev_t, is mounted in this process's namespace.
 func Places(device uint64) (mountPoints []string) {
 	all, _ := All()
 	for _, m := range all {
@@ -34,9 +34,9 @@ func Places(device uint64) (mountPoints []string) {
 	return mountPoints
 }
 
-// Elsewhere names a process of each other mount namespace that has a block device
-// mounted, by its dev_t. Where that takes more than a second it says so instead, and one
-// thread a device goes on.
+// Elsewhere names one process of each other mount namespace that has a block device, given by its
+// dev_t, mounted. If that takes more than a second, Elsewhere returns a note instead, and one
+// thread per device goes on.
 func Elsewhere(device uint64) (processes []string) { return elsewhere(search{"/proc", device}) }
 
 func elsewhere(one search) (processes []string) {
@@ -49,7 +49,7 @@ func elsewhere(one search) (processes []string) {
 	return processes
 }
 
-// at looks, at one mount namespace after the other: each may hold many mounts.
+// at reads each mount namespace only once, because each may hold many mounts.
 func (s search) at() (processes []string) {
 	own, _ := os.Readlink(filepath.Join(s.proc, "self/ns/mnt"))
 	seen := map[string]bool{own: true}
@@ -58,7 +58,7 @@ func (s search) at() (processes []string) {
 		pid := entry.Name()
 		namespace, err := os.Readlink(filepath.Join(s.proc, pid, "ns/mnt"))
 		if err != nil || seen[namespace] {
-			continue // no process, or known
+			continue // no process, or a namespace that was read already
 		}
 		mounts, err := readInfo(filepath.Join(s.proc, pid, "mountinfo"))
 		seen[namespace] = err == nil

@@ -14,9 +14,9 @@ import (
 
 const btrfs = "btrfs"
 
-// Identify returns the identity of a mount that All, At or Topmost has just returned,
-// but for its UUID. What has been unmounted meanwhile has one that no mount is the Same
-// as, as far as the kernel shows.
+// Identify returns the identity, without its UUID, of a mount that All, At or Topmost has just
+// returned. If the mount has been unmounted meanwhile, its identity is not the Same as any mount's,
+// as far as the kernel shows.
 func Identify(m *Info) Identity {
 	i := Filesystem(m)
 	i.ID = m.ID
@@ -31,20 +31,20 @@ func Identify(m *Info) Identity {
 	return i
 }
 
-// Filesystem is Identify's Filesystem, which takes fewer system calls.
+// Filesystem returns the same as Identify(m).Filesystem(), with fewer system calls.
 func Filesystem(m *Info) Identity {
 	i := Identity{FSType: m.FSType, Root: m.Root, Devices: devicesOf("/", m)}
 	if m.Major != 0 {
 		i.Number = number(m)
 	}
 	if len(i.Devices) == 0 {
-		i.Source = cmp.Or(m.Source, "none") // the kernel's word for no name
+		i.Source = cmp.Or(m.Source, "none") // the kernel's word for an empty source
 	}
 	return i
 }
 
-// devicesOf are the disks below a mount; none where it has none, or the kernel does not
-// show them. root is "/" outside of tests.
+// devicesOf returns the disks below a mount. It returns none if there is no disk or the kernel does
+// not show it. root is "/" outside of tests.
 func devicesOf(root string, m *Info) (found []Device) {
 	switch {
 	case m.Major != 0:
@@ -70,8 +70,8 @@ func devicesOf(root string, m *Info) (found []Device) {
 	return found
 }
 
-// btrfsDir is sysfs' folder of the btrfs that has a device
-// (Documentation/ABI/testing/sysfs-fs-btrfs); "" where there is none.
+// btrfsDir returns the directory in sysfs of the btrfs on a device
+// (Documentation/ABI/testing/sysfs-fs-btrfs), or "".
 func btrfsDir(root string, device uint64) string {
 	name, err := blockdev.NameOf(root, device)
 	if err != nil {
@@ -84,9 +84,9 @@ func btrfsDir(root string, device uint64) string {
 	return filepath.Dir(filepath.Dir(found[0]))
 }
 
-// superFolder is the superblock's folder in sysfs, which is made with it and goes with
-// it, and whose inode has a number that no other one gets: they count up
-// (fs/kernfs/dir.c). It is "" where there is none, and for a disk that is gone.
+// superFolder returns the superblock's directory in sysfs, which exists as long as the superblock
+// does. Its inode number is never reused, because the numbers count up (fs/kernfs/dir.c). The
+// result is "" if there is none, and for a disk that is gone.
 func (i Identity) superFolder(root string) string {
 	switch {
 	case i.FSType == btrfs && len(i.Devices) > 0:
@@ -109,9 +109,9 @@ func inodeOf(path string) uint64 {
 	return st.Ino
 }
 
-// tmpfsID stands for superFolder's inode of a tmpfs, which has no folder, but makes up an identity at
-// random for statfs since Linux 5.14; 0 where something else is at its place, whose
-// server may not answer.
+// tmpfsID replaces the inode of superFolder for a tmpfs, which has no such directory. Since Linux
+// 5.14 a tmpfs has a random filesystem ID, which statfs returns. tmpfsID returns 0 if something
+// else is mounted at path now, without a call to that filesystem, whose server may not answer.
 func (i Identity) tmpfsID(path string) uint64 {
 	if mark, err := Look(path); err != nil || mark.unique != i.Unique || mark.unique == 0 && mark.id != i.ID {
 		return 0

@@ -10,24 +10,24 @@ import (
 
 // Errors of Look.
 var (
-	// ErrNotExist is of a path that leads nowhere.
+	// ErrNotExist means that the path does not exist.
 	ErrNotExist = errors.New("it does not exist")
-	// ErrNoMount is of a path at which nothing is mounted.
+	// ErrNoMount means that nothing is mounted at the path.
 	ErrNoMount = errors.New("nothing is mounted there")
-	// ErrUnknown is of a root that cannot be looked at, as of an xfs that has shut
-	// down, or on a kernel before 5.8: mountinfo tells.
+	// ErrUnknown means that the root cannot be examined, for instance that of an xfs that has shut
+	// down, or on a kernel before 5.8. mountinfo has the answer then.
 	ErrUnknown = errors.New("its root does not tell")
 )
 
-// Mark is what the kernel tells at once of a mount: which one of this boot it is, or,
-// before Linux 6.8, which one of those that are mounted.
+// Mark identifies a mount with what the kernel can report without blocking. It is unique for this
+// boot or, before Linux 6.8, unique among the current mounts.
 type Mark struct {
 	unique uint64
 	id     int
 }
 
-// Look returns the mark of the topmost mount at a path. It asks for nothing that a
-// filesystem would ask a disk or a server for.
+// Look returns the mark of the topmost mount at a path. It requests nothing for which a filesystem
+// would ask a disk or a server.
 func Look(path string) (Mark, error) {
 	st, err := statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
 	switch {
@@ -41,8 +41,8 @@ func Look(path string) (Mark, error) {
 	return markOf(st), nil
 }
 
-// Has reports whether an open file lies in the mount. Its error is that of a root which
-// cannot be looked at, such as the EIO of an xfs that has shut down.
+// Has reports whether an open file belongs to the mount. It fails if the file cannot be examined,
+// for instance with the EIO of an xfs that has shut down.
 func (i Identity) Has(file *os.File) (bool, error) {
 	st, err := statx(int(file.Fd()), "", unix.AT_EMPTY_PATH)
 	if err != nil {
@@ -51,8 +51,8 @@ func (i Identity) Has(file *os.File) (bool, error) {
 	return i.Bears(markOf(st)), nil
 }
 
-// Bears reports whether a mark is this mount's, still. Where the kernel gives marks
-// again it looks whether the superblock is the same.
+// Bears reports whether a mark is still this mount's. If the kernel reuses marks, Bears also checks
+// that the superblock is the same.
 func (i Identity) Bears(mark Mark) bool {
 	if mark.unique != 0 && i.Unique != 0 {
 		return mark.unique == i.Unique
@@ -60,8 +60,8 @@ func (i Identity) Bears(mark Mark) bool {
 	return mark.id != 0 && mark.id == i.ID && i.superStands()
 }
 
-// superStands reports whether nothing shows that the superblock is another one: a
-// tmpfs' statfs is left to who measures it.
+// superStands reports whether nothing shows that the superblock has been replaced. It does not
+// check a tmpfs; its statfs is checked by the caller that measures it.
 func (i Identity) superStands() bool {
 	if i.Super == 0 || i.FSType == "tmpfs" {
 		return true
@@ -73,7 +73,7 @@ func (i Identity) superStands() bool {
 	return folder == "" || inodeOf(folder) == i.Super
 }
 
-// statx asks for the mount alone.
+// statx requests only the mount's number.
 func statx(dir int, path string, flags int) (unix.Statx_t, error) {
 	var st unix.Statx_t
 	err := unix.Statx(dir, path, flags|unix.AT_STATX_DONT_SYNC, unix.STATX_MNT_ID|unix.STATX_MNT_ID_UNIQUE, &st)

@@ -1,11 +1,11 @@
-// Package mount is what is mounted, and which mount it is: mountinfo
-// (Documentation/filesystems/proc.rst, 3.5), and one Identity of a mount, by which
-// storage, volume, health and the state file know it again. It also has the kernel's calls
-// that mount and unmount, with their options and mount points; whose a mount is, and whether
-// it may go, is for its callers to know.
+// Package mount lists mounts and identifies them. It reads mountinfo
+// (Documentation/filesystems/proc.rst, 3.5) and defines the Identity by which storage, volume,
+// health and the state file recognize a mount. It also has the calls that mount and unmount, with
+// their options and mount points. The owner of a mount, and whether it may be unmounted, are up to
+// the callers.
 //
-// Looking waits for no disk and no server: what is read the kernel has in memory. Detached,
-// MakePoint, Unmount and Idle wait for as long as a disk or a server wants.
+// Lookups do not wait for a disk or a server, because the kernel has the answers in memory.
+// Detached, MakePoint, Unmount and Idle block as long as a disk or a server does.
 package mount
 
 import (
@@ -25,11 +25,11 @@ type Info = mountinfo.Info
 // All returns every mount of this process's namespace, in the order of mountinfo.
 func All() ([]*Info, error) { return mountinfo.GetMounts(nil) }
 
-// Read returns the mounts of a text as the kernel has it in /proc/PID/mountinfo.
+// Read parses mounts in the format of /proc/PID/mountinfo.
 func Read(text io.Reader) ([]*Info, error) { return mountinfo.GetMountsFromReader(text, nil) }
 
-// At returns what is mounted at a path that holds no symbolic link, from below to above:
-// the last one is what the path leads to. There is none where nothing is mounted.
+// At returns the mounts at a path without symbolic links, from bottom to top: the path leads to the
+// last one. The result is empty if nothing is mounted there.
 func At(path string) ([]*Info, error) {
 	found, err := mountinfo.GetMounts(stackAt(path))
 	if err != nil || len(found) < 2 {
@@ -39,8 +39,8 @@ func At(path string) ([]*Info, error) {
 	return Stack(all, path), err
 }
 
-// Stack is At of a list of all mounts, in any order: Linux 6.18 lists them as they were
-// made, and move_mount(2) puts an older one on top of a newer one.
+// Stack is At for a list of all mounts in any order. Linux 6.18 lists mounts in order of creation,
+// and move_mount(2) may put an older mount on top of a newer one.
 func Stack(all []*Info, path string) (found []*Info) {
 	t := treeOf(all)
 	for _, m := range all {
@@ -48,7 +48,7 @@ func Stack(all []*Info, path string) (found []*Info) {
 			found = append(found, m)
 		}
 	}
-	levels := map[*Info]int{} // the mounts of the path below; those that no path leads to come first
+	levels := map[*Info]int{} // the number of mounts below at the same path; mounts that no path leads to sort first
 	for _, m := range found {
 		for p := t.byID[m.Parent]; p != nil && p.Mountpoint == path && levels[m] < len(found); p = t.byID[p.Parent] {
 			levels[m]++
@@ -61,8 +61,8 @@ func Stack(all []*Info, path string) (found []*Info) {
 	return found
 }
 
-// Hiding returns what is mounted over a folder above a mount, so that no path leads to it;
-// nil where it is in sight, or unmounted.
+// Hiding returns the mount over a parent directory that hides m, so that no path leads to m. It
+// returns nil if m is in sight or unmounted.
 func Hiding(m *Info) (*Info, error) {
 	all, err := All()
 	if err != nil {
@@ -71,7 +71,7 @@ func Hiding(m *Info) (*Info, error) {
 	return treeOf(all).hiding(m), nil
 }
 
-// InSight returns those mounts of a list of all that their mount points lead to.
+// InSight returns those mounts of a list of all mounts that are reachable by their mount points.
 func InSight(all []*Info) (found []*Info) {
 	t := treeOf(all)
 	for _, m := range all {
@@ -82,10 +82,10 @@ func InSight(all []*Info) (found []*Info) {
 	return found
 }
 
-// tree is a list of mounts by how they lie on each other.
+// tree indexes a list of mounts by parent.
 type tree struct {
 	byID   map[int]*Info
-	within map[int][]*Info // by their parents' IDs
+	within map[int][]*Info // by the ID of the parent
 }
 
 func treeOf(all []*Info) tree {
@@ -97,14 +97,15 @@ func treeOf(all []*Info) tree {
 	return t
 }
 
-// isCovered reports whether another mount lies on a mount's root, which is no process's.
+// isCovered reports whether another mount lies on a mount's root, unless that is the process's
+// root.
 func (t tree) isCovered(m *Info) bool {
 	return m.Mountpoint != "/" && slices.ContainsFunc(t.within[m.ID], func(over *Info) bool { return over.Mountpoint == m.Mountpoint && over.ID != m.ID })
 }
 
-// hiding is Hiding. What lies on a process's root hides nothing from it.
+// hiding implements Hiding. A mount on the process's root hides nothing from the process.
 func (t tree) hiding(m *Info) *Info {
-	for range t.byID { // and no longer: a text may have a circle
+	for range t.byID { // bounded, because an invalid text may contain a cycle
 		for _, over := range t.within[m.Parent] {
 			if over.Mountpoint != "/" && strings.HasPrefix(m.Mountpoint, over.Mountpoint+"/") {
 				return over
@@ -117,7 +118,7 @@ func (t tree) hiding(m *Info) *Info {
 	return nil
 }
 
-// Topmost returns the last of At, and nil where nothing is mounted.
+// Topmost returns the last mount of At, or nil if nothing is mounted.
 func Topmost(path string) (*Info, error) {
 	mounts, err := At(path)
 	if err != nil || len(mounts) == 0 {
@@ -126,8 +127,8 @@ func Topmost(path string) (*Info, error) {
 	return mounts[len(mounts)-1], nil
 }
 
-// Enclosing returns the mount point of the mount that a clean path leads into: that of
-// the longest one above it, or the path's own.
+// Enclosing returns the mount point of the mount that contains a clean path: the longest mount
+// point that is the path itself or one of its parents.
 func Enclosing(path string) (string, error) {
 	all, err := All()
 	found := "/"
@@ -139,14 +140,13 @@ func Enclosing(path string) (string, error) {
 	return found, err
 }
 
-// served are filesystems that ask a server, which may not answer, whether a name in them
-// still stands, each time that a path leads through one (d_revalidate in the kernel's
-// Documentation/filesystems/vfs.rst). The others know it of any mount point in them.
+// served are the filesystems that ask a server, which may not answer, whether a name in them is
+// still valid each time a path leads through it (d_revalidate in the kernel's
+// Documentation/filesystems/vfs.rst). Other filesystems know this for every mount point in them.
 var served = []string{"fuse", "fuseblk", "virtiofs", "9p", "nfs", "nfs4", "cifs", "smb3", "ceph", "afs"}
 
-// Behind returns the mount point of a filesystem that asks a server, and that a clean path
-// leads through: "" where it leads through none. What is mounted at the path itself is not
-// asked.
+// Behind returns the mount point of a filesystem with a server that a clean path leads through, or
+// "". The filesystem that is mounted at the path itself does not count.
 func Behind(all []*Info, path string) (mountPoint string) {
 	for _, m := range all {
 		fstype, _, _ := strings.Cut(m.FSType, ".") // fuse.sshfs
@@ -157,18 +157,18 @@ func Behind(all []*Info, path string) (mountPoint string) {
 	return ""
 }
 
-// stackAt keeps every mount at a path. mountinfo's SingleEntryFilter ends with
-// the first, which the others hide.
+// stackAt selects every mount at a path. mountinfo's SingleEntryFilter stops at the first one,
+// which the others hide.
 func stackAt(path string) mountinfo.FilterFunc {
 	return func(m *Info) (skip, stop bool) { return m.Mountpoint != path, false }
 }
 
-// number is the dev_t that mountinfo has of a filesystem. It is a disk's where the
-// filesystem lies on one disk and its type says so: not on btrfs.
+// number returns the dev_t that mountinfo shows for a filesystem. It is a disk's number if the
+// filesystem is on one disk and its type shows that; btrfs does not.
 func number(m *Info) uint64 { return unix.Mkdev(uint32(m.Major), uint32(m.Minor)) }
 
-// OnDisk reports whether a mount's data lies on a disk, and is lost with it: btrfs has
-// a number without a disk.
+// OnDisk reports whether a mount's data is on a disk, and is lost with the disk. btrfs is on a disk
+// although it shows a number that is no disk's.
 func OnDisk(m *Info) bool { return m.Major != 0 || m.FSType == btrfs }
 
 func readInfo(path string) ([]*Info, error) {

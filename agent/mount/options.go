@@ -9,18 +9,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options are how a filesystem is mounted: mount(2)'s flags, and its data, which are the
-// filesystem's own options with commas between them.
+// Options are the flags of mount(2) and its data, which are the filesystem's own options separated
+// by commas.
 type Options struct {
 	Flags uintptr
 	Data  string
 }
 
-// dataBytes is what fits into mount(2)'s page of data.
+// dataBytes is the size of mount(2)'s page of data, without the final NUL.
 const dataBytes = 4095
 
-// flagOf are the options that mount(2) takes as flags, and undone those that take an
-// earlier one back (mount(8)).
+// flagOf maps options to the flags of mount(2); undone maps options to the flag that each clears
+// (mount(8)).
 var (
 	flagOf = map[string]uintptr{
 		"ro":          unix.MS_RDONLY,
@@ -47,10 +47,10 @@ var (
 	}
 )
 
-// ParseOptions reads options as fstab(5) has them. Some callers write several into one,
-// with commas. Those that ignored reports are left out, and empty ones. Of two that undo
-// one another the last one counts: taken are the flags that one takes back, for who has
-// others to begin with. Data that mount(2) could not take is an error.
+// ParseOptions parses options as in fstab(5). An element may hold several options, separated by
+// commas. Empty options and those for which ignored returns true are left out. Of two options that
+// undo one another, the last one counts. taken are the flags that the options clear, for a mount
+// that has flags already. Data that mount(2) could not take is an error.
 func ParseOptions(options []string, ignored func(string) bool) (o Options, taken uintptr, err error) {
 	var data []string
 	for option := range strings.SplitSeq(strings.Join(options, ","), ",") {
@@ -69,37 +69,37 @@ func ParseOptions(options []string, ignored func(string) bool) (o Options, taken
 	return o, taken, nil
 }
 
-// Has reports whether the data has an option that begins so.
+// Has reports whether the data has an option with this prefix.
 func (o Options) Has(begins string) bool {
 	return slices.ContainsFunc(strings.Split(o.Data, ","), func(option string) bool { return strings.HasPrefix(option, begins) })
 }
 
-// With returns the options and more of the data's, which may be "".
+// With returns the options with more appended to the data; more may be "".
 func (o Options) With(more string) Options {
 	o.Data = strings.Trim(o.Data+","+more, ",")
 	return o
 }
 
-// timeFlags are about access times. One of them ends the others.
+// timeFlags are the flags for access times, which exclude each other.
 const timeFlags = unix.MS_NOATIME | unix.MS_RELATIME | unix.MS_STRICTATIME
 
-// FlagsAfter are all flags that a mount has after an update with the options, which take
-// some back (ParseOptions). The kernel takes away those that a remount does not name. Those
-// of now are read from mountinfo: updates, the agent before this one and other programs have
-// changed the flags that it was mounted with.
+// FlagsAfter returns all flags that a mount has after an update with the options, which clear the
+// flags in taken (ParseOptions). The kernel clears flags that a remount does not name, so the
+// current flags are added. They are read from mountinfo, because updates, an earlier agent and
+// other programs may have changed them since the mount.
 func (o Options) FlagsAfter(top *Info, taken uintptr) uintptr {
 	var now uintptr
 	for option := range strings.SplitSeq(top.Options+","+top.VFSOptions, ",") {
 		now |= flagOf[option]
 	}
 	if now&timeFlags == 0 {
-		now |= unix.MS_STRICTATIME // which mountinfo does not show
+		now |= unix.MS_STRICTATIME // mountinfo does not show strictatime
 	}
 	if o.Flags&timeFlags != 0 {
 		now &^= timeFlags
 	}
 	if now = now&^taken | o.Flags; now&timeFlags == 0 {
-		now |= unix.MS_RELATIME // the default of a mount; to a remount none means those of before
+		now |= unix.MS_RELATIME // the default of a mount; a remount without a time flag would keep the earlier one
 	}
 	return now
 }

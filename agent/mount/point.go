@@ -10,18 +10,18 @@ import (
 	"unicode/utf8"
 )
 
-// PathBytes is how long a path can be: PATH_MAX, less its NUL.
+// PathBytes is the longest path: PATH_MAX without the final NUL.
 const PathBytes = 4095
 
-// IsPoint tells whether a path is clean, absolute and below /. One that is
-// no UTF-8 could be written neither into a message nor into JSON.
+// IsPoint reports whether a path is clean, absolute, below / and UTF-8. Other encodings could be
+// represented neither in a message nor in JSON.
 func IsPoint(path string) bool {
 	return utf8.ValidString(path) && filepath.IsAbs(path) && path == filepath.Clean(path) && path != "/" && len(path) <= PathBytes && !strings.ContainsRune(path, 0)
 }
 
-// MakePoint makes the directory where it is not there. A path that leads
-// through a symbolic link is refused: mountinfo would name the mount by another
-// path, by which At would not find it. A refusal leaves no directory at the path.
+// MakePoint makes the directory if it does not exist. It refuses a path that leads through a
+// symbolic link: mountinfo would show the mount with another path, and At would not find it. After
+// an error no directory is left at the path.
 func MakePoint(path string) (made bool, err error) {
 	refuse := func(format string, args ...any) (bool, error) {
 		if made {

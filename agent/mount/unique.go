@@ -14,13 +14,13 @@ const (
 	listAll          = 0xffffffffffffffff // LSMT_ROOT
 	statmountMntInfo = 0x2                // STATMOUNT_MNT_BASIC
 	statmountBytes   = 512                // struct statmount, before its strings
-	oldIDAt          = 56                 // mnt_id_old, behind mnt_id and mnt_parent_id
-	listStep         = 256                // mounts a call
+	oldIDAt          = 56                 // mnt_id_old, after mnt_id and mnt_parent_id
+	listStep         = 256                // mounts per call
 )
 
-// uniqueOf returns the number that is never given again of the mount with a number in
-// mountinfo; 0 where the kernel has none, or the mount is gone. It asks the kernel for
-// mounts and not the filesystem for its root, which may hang or be shut down.
+// uniqueOf returns the never reused number of the mount with a number in mountinfo. It returns 0 if
+// the kernel has no such numbers, or if the mount is gone. It lists the kernel's mounts instead of
+// examining the mount's root, because that filesystem may hang or be shut down.
 func uniqueOf(id int) uint64 {
 	var ids [listStep]uint64
 	for last := uint64(0); ; {
@@ -45,7 +45,7 @@ type mntIDReq struct {
 	id, param   uint64
 }
 
-// listmount is listmount(2): the mounts behind one, as they were made.
+// listmount is listmount(2): it returns the mounts after last, in order of creation.
 func listmount(last uint64, ids []uint64) (int, error) {
 	request := mntIDReq{size: mntIDReqSize, id: listAll, param: last}
 	n, _, errno := unix.Syscall6(unix.SYS_LISTMOUNT, uintptr(unsafe.Pointer(&request)), uintptr(unsafe.Pointer(&ids[0])), uintptr(len(ids)), 0, 0, 0)
@@ -55,7 +55,7 @@ func listmount(last uint64, ids []uint64) (int, error) {
 	return min(int(n), len(ids)), nil
 }
 
-// oldID is what mountinfo has for a mount, by statmount(2).
+// oldID returns a mount's number in mountinfo, by statmount(2).
 func oldID(unique uint64) (int, error) {
 	request := mntIDReq{size: mntIDReqSize, id: unique, param: statmountMntInfo}
 	var answer [statmountBytes]byte

@@ -8,15 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A mount that is busy is tried so often, with a pause: whoever looks at its root, as we do
-// for statistics, uses it until he has looked, and the kernel has no event for that.
+// busyTries is how often a busy mount is tried, with busyPause in between. A lookup of a mount's
+// root, as for statistics, uses the mount for a moment, and the kernel has no event for its end.
 const (
 	busyTries = 5
 	busyPause = 5 * time.Millisecond
 )
 
-// Unmount is umount(2) of the topmost mount at a path. Where somebody uses it for longer
-// than a moment it is EBUSY.
+// Unmount is umount(2) of the topmost mount at a path. It returns EBUSY if the mount is in use for
+// longer than a moment.
 func Unmount(path string) error { return unmount(path, 0) }
 
 func unmount(path string, flags int) error {
@@ -35,10 +35,10 @@ func unlessBusy(try func() error) (err error) {
 	return try()
 }
 
-// Idle returns EBUSY of a mount that somebody uses. The kernel tells that without unmounting:
-// with MNT_EXPIRE umount(2) marks a mount that is not in use, and only unmounts it
-// where it bears the mark already. Any use takes the mark away (mntput in
-// fs/namespace.c), such as opening and closing its root.
+// Idle returns EBUSY if a mount is in use. It asks the kernel without unmounting: umount(2) with
+// MNT_EXPIRE marks a mount that is not in use, and unmounts only a mount that is marked already.
+// Any use clears the mark (mntput in fs/namespace.c), for instance opening and closing the mount's
+// root.
 func Idle(mountPoint string) error {
 	use := func() error {
 		fd, err := unix.Open(mountPoint, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -56,7 +56,7 @@ func Idle(mountPoint string) error {
 		return use()
 	case errors.Is(err, unix.EBUSY):
 		return err
-	default: // nothing is mounted there any more, or something else is wrong: umount(2) will say it
+	default: // nothing is mounted there any more, or umount(2) will report the problem
 		return nil
 	}
 }

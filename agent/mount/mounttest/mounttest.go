@@ -1,5 +1,5 @@
-// Package mounttest gives tests mounts and disks of their own: a mount namespace that
-// ends with the test, and loop devices (loop(4)) with real filesystems.
+// Package mounttest gives tests their own mounts and disks: a mount namespace that ends with the
+// test, and loop devices (loop(4)) with real filesystems.
 package mounttest
 
 import (
@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Own gives the test mounts that nobody else sees, on a thread that ends with it, and
-// returns an empty folder by the path that mountinfo has for it. Only the test's own
-// goroutine sees them.
+// Own moves the test into a mount namespace that nobody else sees, on a thread that ends with the
+// test. It returns an empty directory, by its path in mountinfo. Only the test's own goroutine sees
+// the mounts.
 func Own(t *testing.T) (dir string) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -33,8 +33,8 @@ func Own(t *testing.T) (dir string) {
 	return Dir(t)
 }
 
-// leaveOthers ends the copies that a new namespace has of other tests' mounts: they would
-// keep their disks in use.
+// leaveOthers unmounts the namespace's copies of other tests' mounts, which would keep their disks
+// in use.
 func leaveOthers(t *testing.T) {
 	t.Helper()
 	copies, err := os.ReadFile("/proc/thread-self/mounts")
@@ -43,13 +43,12 @@ func leaveOthers(t *testing.T) {
 	}
 	for line := range strings.Lines(string(copies)) {
 		if fields := strings.Fields(line); strings.HasPrefix(fields[1], os.TempDir()+"/") {
-			_ = unix.Unmount(fields[1], unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) // one within another has gone with it
+			_ = unix.Unmount(fields[1], unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) // a nested mount may have gone with its parent
 		}
 	}
 }
 
-// Dir returns an empty folder by the path that mountinfo has for it, for mounts that
-// everybody sees.
+// Dir returns an empty directory, by its path in mountinfo, for mounts that all processes see.
 func Dir(t *testing.T) (dir string) {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -59,7 +58,7 @@ func Dir(t *testing.T) (dir string) {
 	return dir
 }
 
-// imageBytes are enough for any filesystem's mkfs.
+// imageBytes is enough for the mkfs of any filesystem.
 const imageBytes = 320 << 20
 
 // Image makes a filesystem in a file.
@@ -76,7 +75,7 @@ func Image(t *testing.T, fstype string, options ...string) (path string) {
 	return path
 }
 
-// Format makes a filesystem in a file or on a disk, whatever was there.
+// Format makes a filesystem in a file or on a disk, whatever it held before.
 func Format(t *testing.T, fstype, path string, options ...string) {
 	t.Helper()
 	mkfs, err := exec.LookPath("mkfs." + fstype)
@@ -93,7 +92,7 @@ func Format(t *testing.T, fstype, path string, options ...string) {
 	Run(t, mkfs, append(options, "-q", force, path)...)
 }
 
-// Attach makes an image a disk, until the test ends or Detach.
+// Attach attaches an image to a loop device until the test ends.
 func Attach(t *testing.T, image string) (device string) {
 	t.Helper()
 	losetup, err := exec.LookPath("losetup")
@@ -106,18 +105,18 @@ func Attach(t *testing.T, image string) (device string) {
 		t.Skipf("it needs a loop device: %v: %s: run it as root", err, out)
 	}
 	t.Cleanup(func() {
-		_ = exec.Command(losetup, "-d", device).Run() // where Detach has not
+		_ = exec.Command(losetup, "-d", device).Run() // fails if the device was detached already
 		remove()
 	})
 	return device
 }
 
-// firstLoop is the least number of a loop device that a test adds: losetup --find takes the
-// least one that is free, so that nobody else takes these while [Reattach] has one free.
+// firstLoop is the least number of a loop device that a test adds. losetup --find takes the least
+// free number, so that other programs do not take these devices while [Reattach] leaves one free.
 const firstLoop = 1000
 
-// addLoop makes a loop device without an image (LOOP_CTL_ADD of linux/loop.h). The device
-// stays where the kernel cannot remove it, because something is still mounted from it.
+// addLoop makes a loop device without an image (LOOP_CTL_ADD of linux/loop.h). If something is
+// still mounted from the device, the kernel cannot remove it and the device stays.
 func addLoop(t *testing.T) (device string, remove func()) {
 	t.Helper()
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
@@ -140,15 +139,14 @@ func addLoop(t *testing.T) (device string, remove func()) {
 	}
 }
 
-// Reattach puts another image into a disk's place, so that it has the name and the
-// number of the one before it.
+// Reattach replaces a disk's image, so that the next disk has the same name and number.
 func Reattach(t *testing.T, device, image string) {
 	t.Helper()
 	Run(t, "losetup", "-d", device)
 	Run(t, "losetup", device, image)
 }
 
-// SetSize makes a disk as large as its image is made, under whatever is mounted from it.
+// SetSize changes the size of a disk and its image, even while it is mounted.
 func SetSize(t *testing.T, device, image string, bytes int64) {
 	t.Helper()
 	if err := os.Truncate(image, bytes); err != nil {
@@ -157,7 +155,7 @@ func SetSize(t *testing.T, device, image string, bytes int64) {
 	Run(t, "losetup", "-c", device)
 }
 
-// Mount mounts something, until the test ends.
+// Mount mounts a source until the test ends.
 func Mount(t *testing.T, source, dir, fstype string, flags uintptr, data string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -169,8 +167,8 @@ func Mount(t *testing.T, source, dir, fstype string, flags uintptr, data string)
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 }
 
-// Hang mounts a filesystem whose server never answers (fuse(4)), until the test ends or
-// release is called: then all that waits for it fails.
+// Hang mounts a filesystem whose server never answers (fuse(4)), until the test ends or release is
+// called; then all pending requests fail.
 func Hang(t *testing.T, dir string) (release func()) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -191,7 +189,7 @@ func Hang(t *testing.T, dir string) (release func()) {
 	return release
 }
 
-// Unmount unmounts what is mounted last at a path.
+// Unmount unmounts the topmost mount at a path.
 func Unmount(t *testing.T, dir string) {
 	t.Helper()
 	if err := unix.Unmount(dir, 0); err != nil {
@@ -199,7 +197,7 @@ func Unmount(t *testing.T, dir string) {
 	}
 }
 
-// Run runs a program that has to succeed.
+// Run runs a program and fails the test if the program fails.
 func Run(t *testing.T, name string, args ...string) {
 	t.Helper()
 	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {

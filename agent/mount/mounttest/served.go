@@ -11,19 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Server is a FUSE's (fuse(4)): a folder with one entry, which is a disk's file, or a
-// folder to mount something on. It answers until it is held.
+// Server is the server of a FUSE (fuse(4)): a directory with one entry, which is a file with a
+// disk's image or a directory to mount on. It answers all requests until a method holds some.
 type Server struct {
-	file *os.File // nil for a folder
+	file *os.File // nil if the entry is a directory
 	size uint64
 	fd   int
 	mu   sync.Mutex
-	gate map[uint32]<-chan struct{} // by request: each answer takes one
+	gate map[uint32]<-chan struct{} // by request: each answer receives from its channel first
 	over chan struct{}
 }
 
-// Requests of the FUSE protocol (enum fuse_opcode in include/uapi/linux/fuse.h) that a
-// Server knows.
+// Requests of the FUSE protocol that a Server knows (enum fuse_opcode in
+// include/uapi/linux/fuse.h).
 const (
 	fuseLookup, fuseForget, fuseGetattr, fuseSetattr, fuseOpen = 1, 2, 3, 4, 14
 	fuseRead, fuseWrite, fuseRelease, fuseFsync, fuseFlush     = 15, 16, 18, 20, 25
@@ -31,10 +31,10 @@ const (
 	fuseInterrupt, fuseBatchForget                             = 36, 42
 )
 
-// fuseRequest is more than the largest request that a Server has asked for.
+// fuseRequest is larger than the largest request that a Server receives.
 const fuseRequest = 1 << 18
 
-// ServeDisk mounts a FUSE whose one file holds an image, for Attach.
+// ServeDisk mounts a FUSE with one file, which holds an image, for Attach.
 func ServeDisk(t *testing.T, image string) (file string, s *Server) {
 	t.Helper()
 	backing, err := os.OpenFile(image, os.O_RDWR, 0)
@@ -49,8 +49,8 @@ func ServeDisk(t *testing.T, image string) (file string, s *Server) {
 	return serve(t, &Server{file: backing, size: uint64(info.Size())})
 }
 
-// ServeFolder mounts a FUSE whose one entry is a folder, and which is asked for it each
-// time.
+// ServeFolder mounts a FUSE with one directory. The kernel asks the server each time a path leads
+// through that directory.
 func ServeFolder(t *testing.T) (folder string, s *Server) {
 	t.Helper()
 	return serve(t, &Server{})
@@ -70,19 +70,19 @@ func serve(t *testing.T, s *Server) (entry string, server *Server) {
 	go s.run()
 	t.Cleanup(func() {
 		close(s.over)
-		_ = unix.Unmount(dir, unix.MNT_FORCE|unix.MNT_DETACH) // ends what waits for it, and then run
+		_ = unix.Unmount(dir, unix.MNT_FORCE|unix.MNT_DETACH) // ends pending requests, and then run
 	})
 	return filepath.Join(dir, "entry"), s
 }
 
-// HoldFlushes has the server answer no fsync, until release.
+// HoldFlushes delays the answers to fsync until release is called.
 func (s *Server) HoldFlushes() (release func()) { return s.hold(fuseFsync) }
 
-// HoldLookups has the server answer nobody who comes through the folder, until release.
+// HoldLookups delays the answers to all lookups of the entry until release is called.
 func (s *Server) HoldLookups() (release func()) { return s.hold(fuseLookup, fuseGetattr) }
 
-// GateWrites has the server answer one write for each that the gate delivers; once it is
-// closed, all.
+// GateWrites makes the server answer one write for each value that gate delivers, and all writes
+// after gate is closed.
 func (s *Server) GateWrites(gate <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +99,7 @@ func (s *Server) hold(requests ...uint32) (release func()) {
 	return sync.OnceFunc(func() { close(held) })
 }
 
-// run answers until the mount is gone: then it closes what the kernel asks by.
+// run answers requests until the mount is gone, and then closes the server's file descriptor.
 func (s *Server) run() {
 	defer unix.Close(s.fd)
 	buf := make([]byte, fuseRequest)
@@ -129,8 +129,7 @@ func (s *Server) run() {
 	}
 }
 
-// answer answers a request: length, opcode, unique, node, 16 bytes more, and what it
-// needs.
+// answer answers a request: length, opcode, unique, node, 16 more bytes, and the arguments.
 func (s *Server) answer(request []byte) {
 	le := binary.LittleEndian
 	body, errno := s.body(le.Uint32(request[4:]), le.Uint64(request[16:]), request[40:])
@@ -141,7 +140,7 @@ func (s *Server) answer(request []byte) {
 	le.PutUint32(out, uint32(16+len(body)))
 	le.PutUint32(out[4:], uint32(-int32(errno)))
 	copy(out[8:], request[8:16])
-	_, _ = unix.Write(s.fd, append(out, body...)) // fails where nobody waits any more
+	_, _ = unix.Write(s.fd, append(out, body...)) // fails if nobody waits any more
 }
 
 func (s *Server) body(opcode uint32, node uint64, in []byte) (body []byte, errno unix.Errno) {
@@ -154,7 +153,7 @@ func (s *Server) body(opcode uint32, node uint64, in []byte) (body []byte, errno
 		le.PutUint32(body[20:], fuseRequest/2) // the largest write
 	case fuseLookup:
 		body = append(make([]byte, 40), s.attributes(2)...)
-		le.PutUint64(body, 2) // the entry's node, which is not kept for any time
+		le.PutUint64(body, 2) // the entry's node, which the kernel must not cache
 	case fuseGetattr, fuseSetattr:
 		body = append(make([]byte, 16), s.attributes(node)...)
 	case fuseOpen, fuseOpendir:
@@ -179,7 +178,7 @@ func (s *Server) body(opcode uint32, node uint64, in []byte) (body []byte, errno
 	return body, errno
 }
 
-// attributes are struct fuse_attr of the root, which is node 1, or of the entry.
+// attributes returns struct fuse_attr of the root, which is node 1, or of the entry.
 func (s *Server) attributes(node uint64) []byte {
 	le := binary.LittleEndian
 	b := make([]byte, 88)
