@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// counts are the kernel's of a device's requests (Documentation/block/stat.rst). Those
-// that failed have ended, too. A flush alone is not among those in flight.
+// counts are the kernel's counters of a device's requests (Documentation/block/stat.rst). Failed
+// requests count as ended, too. A flush alone is not counted in flight.
 type counts struct {
 	reads, writes, discards, flushes uint64 // that have ended
 	inFlight                         uint64
@@ -17,11 +17,11 @@ type counts struct {
 
 func (c counts) ended() uint64 { return c.reads + c.changes() }
 
-// changes are all that somebody has written, and none of what a watch reads.
+// changes counts everything that writes, so that a watch's own reads do not count.
 func (c counts) changes() uint64 { return c.writes + c.discards + c.flushes }
 
-// parseCounts reads the fields of a stat file, which /proc/diskstats has behind each
-// name. Fields that a kernel does not have yet are 0.
+// parseCounts parses the fields of a stat file, which /proc/diskstats has after each name. Fields
+// that an older kernel does not have are 0.
 func parseCounts(fields []string) (c counts, ok bool) {
 	if len(fields) < 11 {
 		return counts{}, false
@@ -39,7 +39,7 @@ func parseCounts(fields []string) (c counts, ok bool) {
 	return c, true
 }
 
-// diskStats has a line for each block device, and is read without a wait for any
+// diskStats has a line for each block device. Reading it does not wait for any device
 // (Documentation/admin-guide/iostats.rst).
 const diskStats = "/proc/diskstats"
 
@@ -51,7 +51,7 @@ func parseDiskStats(text string) map[uint64]counts {
 		if len(fields) < 3 {
 			continue
 		}
-		major, err1 := strconv.ParseUint(fields[0], 10, 12) // as long as they are in the kernel (MINORBITS in include/linux/kdev_t.h)
+		major, err1 := strconv.ParseUint(fields[0], 10, 12) // as many bits as in the kernel (MINORBITS in include/linux/kdev_t.h)
 		minor, err2 := strconv.ParseUint(fields[1], 10, 20)
 		if c, ok := parseCounts(fields[3:]); ok && err1 == nil && err2 == nil {
 			all[unix.Mkdev(uint32(major), uint32(minor))] = c
@@ -60,35 +60,35 @@ func parseDiskStats(text string) map[uint64]counts {
 	return all
 }
 
-// activity tells whether a device is being written to, by the writes that the
-// kernel has counted. Failed ones count too.
+// activity tracks whether a device is being written to, by the kernel's count of writes, including
+// failed ones.
 type activity struct {
 	device string // the kernel's name
-	writes uint64 // when the filesystem was last looked at
-	busy   bool   // at the last look
+	writes uint64 // at the last look at the filesystem
+	busy   bool   // as found by the last look
 }
 
-// ownWrites is more than what a probe makes the kernel write, at once and when
-// its journal is written back.
+// ownWrites is more than the number of writes that a probe causes, at once and when its journal is
+// written back.
 const ownWrites = 16
 
-// looked notes that the filesystem has just been looked at. What was busy until
-// then may have met its fault right after.
+// looked notes that the filesystem has just been examined. A device that was busy until then may
+// have met a fault right afterwards.
 func (a *activity) looked() {
 	writes := writesOf(a.device)
 	a.busy = writes-a.writes > ownWrites
 	a.writes = writes
 }
 
-// seen tells whether the device was written to since the last look, or was so
-// shortly before it: its last writer may have met the fault right after.
+// seen reports whether the device was written to since the last look, or shortly before it: the
+// last write may have met the fault right after that look.
 func (a *activity) seen() bool {
 	was := a.busy
 	a.busy = writesOf(a.device)-a.writes > ownWrites
 	return a.busy || was
 }
 
-// writesOf returns how many writes a device has ended, or 0 where it is gone.
+// writesOf returns how many writes a device has ended, or 0 if the device is gone.
 func writesOf(device string) uint64 {
 	text, err := os.ReadFile("/sys/class/block/" + device + "/stat")
 	if err != nil {
@@ -98,20 +98,20 @@ func writesOf(device string) uint64 {
 	return c.writes
 }
 
-// stall is how long a device's requests have stood still.
+// stall tracks for how long a device has ended no request.
 type stall struct {
 	last  counts
-	beats int  // looks at the counts, in a row, that have found requests in flight and none ended since the look before
+	beats int  // looks in a row that found requests in flight and none ended since the look before
 	moved bool // at the last look
-	// silent are looks in a row that have found no request ended, in flight or not.
+	// silent counts looks in a row that found no request ended, whether or not any were in flight.
 	silent int
 }
 
-// hungBeats are so many looks, a beatInterval apart: a device hangs then.
+// hungBeats is how many such looks, a beatInterval apart, mean that a device hangs.
 const hungBeats = 3
 
-// beat takes the counts as they are now. It is in doubt where writing has just stopped:
-// that may be for a flush that hangs, which is not counted in flight. A read behind it is.
+// beat processes the current counts. doubt is set if writing has just stopped: the cause may be a
+// flush that hangs, which is not counted in flight. A read after the flush is counted.
 func (s *stall) beat(now counts) (doubt bool) {
 	switch {
 	case now.inFlight == 0 || now.ended() != s.last.ended():

@@ -7,23 +7,22 @@ import (
 	"time"
 )
 
-// Status is how bad a condition is, with the names and numbers of CSI 1.13's
-// volume health.
+// Status is the severity of a condition, with the names and numbers of volume health in CSI 1.13.
 type Status int
 
 // The statuses, from bad to worse.
 const (
-	Degraded     Status = 1 // it works, with a loss of something
+	Degraded     Status = 1 // it works, but something is lost or slow
 	Inaccessible Status = 2 // reads or writes fail
 	DataLoss     Status = 3 // loss is proven
 )
 
-// Reasons of conditions, in CamelCase as CSI wants them.
+// Reasons of conditions, in CamelCase as CSI requires.
 const (
 	ReasonDeviceGone         = "DeviceGone"
-	ReasonDeviceTooSmall     = "DeviceTooSmall" // it ends before the filesystem does
+	ReasonDeviceTooSmall     = "DeviceTooSmall" // the device ends before the filesystem does
 	ReasonIOHung             = "IOHung"         // requests are in flight, and none has ended for a while
-	ReasonIOSlow             = "IOSlow"         // it answers, and takes long
+	ReasonIOSlow             = "IOSlow"         // requests end, but take long
 	ReasonIOError            = "IOError"
 	ReasonReadOnly           = "ReadOnly"
 	ReasonShutdown           = "Shutdown"
@@ -34,24 +33,24 @@ const (
 	ReasonReadError          = "ReadError"
 )
 
-// Condition is one thing that is wrong with a volume. (Status, Reason) is
-// unique among a volume's conditions; a healthy volume has none.
+// Condition is one fault of a volume. (Status, Reason) is unique among a volume's conditions; a
+// healthy volume has none.
 type Condition struct {
 	Status  Status
 	Reason  string
-	Message string // what a person can act on
+	Message string // for a person who can act on it
 }
 
-// untilRemount tells that nothing but mounting again can mend it, and that
-// nothing more is to be learnt of it. (An xfs that has shut down may yet turn out
-// to have lost its device.)
+// untilRemount reports whether only a remount can clear the condition and nothing more can be
+// learned about it. (An xfs that has shut down is not included: it may yet turn out to have lost
+// its device.)
 func (c Condition) untilRemount() bool {
 	return c.Reason == ReasonReadOnly || c.Reason == ReasonDeviceGone
 }
 
-// Unanswered returns the conditions of a volume whose statistics could not be measured for a
-// while: with IOSlow, unless one of them says already that its disk hangs or is slow. The
-// statistics that are answered instead are those of a time, or there are none (zero).
+// Unanswered returns the conditions of a volume whose statistics could not be measured for a while.
+// It adds IOSlow unless a condition already says that the disk hangs or is slow. of is the time of
+// the statistics that are returned instead, or zero if there are none.
 func Unanswered(conditions []Condition, fstype, mountpoint string, waited time.Duration, of time.Time) []Condition {
 	if slices.ContainsFunc(conditions, func(c Condition) bool { return c.Reason == ReasonIOHung || c.Reason == ReasonIOSlow }) {
 		return conditions
@@ -68,8 +67,8 @@ func Unanswered(conditions []Condition, fstype, mountpoint string, waited time.D
 
 func isInaccessible(c Condition) bool { return c.Status == Inaccessible }
 
-// Summary projects conditions on Kata's VolumeCondition and the older CSI one:
-// whether anything is wrong, and one message; "OK" where nothing is.
+// Summary converts conditions to Kata's VolumeCondition and the older CSI one: whether there are
+// any, and one message, which is "OK" if there are none.
 func Summary(conditions []Condition) (abnormal bool, message string) {
 	if len(conditions) == 0 {
 		return false, "OK"

@@ -1,12 +1,11 @@
-// Package health watches mounted filesystems and turns what the kernel shows
-// of a fault into a list of conditions. It knows where a filesystem is mounted
-// and on which device, and nothing of volumes or storages.
+// Package health watches mounted filesystems and turns the kernel's signs of a fault into a list of
+// conditions. It knows where a filesystem is mounted and on which device, and nothing about volumes
+// or storages.
 //
-// No single signal tells everything. The table says what each showed for faults
-// that were really provoked on Linux 6.1 (a: every write fails with EIO, under a
-// writer; b: shutdown by ioctl; c: an error recorded by trigger_fs_error, with
-// errors=continue and errors=remount-ro; d: the device unplugged under an idle
-// mount):
+// No single signal is sufficient. The table shows each signal for faults that were really provoked
+// on Linux 6.1 (a: every write fails with EIO, under a writer; b: shutdown by ioctl; c: an error
+// recorded by trigger_fs_error, with errors=continue and errors=remount-ro; d: the device unplugged
+// under an idle mount):
 //
 //	signal                     ext4                                   xfs
 //	mountinfo                  a b c d: plain rw                      a b d: plain rw
@@ -15,17 +14,15 @@
 //	errors_count               a later; b 0; c 1; d later             keeps none
 //	/dev/kmsg                  a b c; d at the first read             as ext4
 //
-// So the kernel's log is the earliest sign (within milliseconds) and the probe
-// the one that misses nothing. But the log is rate-limited for all devices
-// together: seen on 6.1, xfs on one disk failed without a line half a second
-// after ext4 on another had filled the log. And in case a it takes until ext4's
-// next commit, up to 5 s, for the fault to reach the journal: until then only
-// data is lost, errors_count is 0 and the filesystem takes writes as soon as the
-// disk does. A watch therefore examines its filesystem when the log names its
-// device, every few seconds while the device is written to, and now and then
-// when it is not.
+// So the kernel's log is the earliest sign (within milliseconds), and the probe is the one that
+// misses nothing. But the log is rate-limited for all devices together: on 6.1, xfs on one disk was
+// seen to fail without a line half a second after ext4 on another disk had filled the log. In case
+// a, the fault reaches the journal only with ext4's next commit, up to 5 s later. Until then only
+// data is lost, errors_count is 0, and the filesystem takes writes as soon as the disk does. A
+// watch therefore examines its filesystem when the log names its device, every few seconds while
+// the device is written to, and less often when it is not.
 //
-// A watch says only what was seen:
+// A watch reports only what was seen:
 //
 //	it is said that       when
 //	the disk hangs        the kernel counts requests in flight, and none that has ended for 3 s
@@ -37,13 +34,13 @@
 //	the disk was smaller  the kernel's log says so, also where it has its size again by the next examination
 //	                        (newer kernels leave such lines out where others come too fast)
 //
-// How long a caller waits is no sign of anything. A flush alone is not counted in flight:
-// where writing stops, a read asks the device whether it answers.
+// The time that a caller waits proves nothing. A flush alone is not counted in flight: when writing
+// stops, a read checks whether the device answers.
 //
-// Our own mounts are probed by writing. A mount of somebody else's is watched by the
-// log, the counts, its superblock and stat, with no file of it open that his unmount
-// would meet. Growing, freezing, flushing and unmounting pause a watch: of all that
-// concerns one volume a single thread at most waits for its disk.
+// The agent probes its own mounts by writing. For somebody else's mount, a watch uses the log, the
+// counts, the superblock and stat, and keeps no file open that could make an unmount fail. A
+// growth, a freeze, a flush and an unmount pause the watch, so that at most one thread per volume
+// waits for its disk.
 //
 //	call             twice             late                  cut off             beside its opposite
 //	Pause            waits for the first  the watch goes on    the watch goes on   Resume waits for it

@@ -17,24 +17,24 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// Intervals of a watch. They bound how long a fault that the kernel's log does
-// not name stays unseen, and how much a watch writes itself.
+// Intervals of a watch. They bound how long a fault that the kernel's log does not name stays
+// unnoticed, and how much a watch writes.
 const (
-	activityInterval = 5 * time.Second // a volume that is written to is probed as often
+	activityInterval = 5 * time.Second // how often a volume that is written to is probed
 	idleInterval     = 30 * time.Second
 	sickInterval     = 5 * time.Second
 	settleInterval   = time.Second     // between two looks, whatever the log says
-	slowLimit        = 5 * time.Second // for an examination; then the device is slow
-	beatInterval     = time.Second     // between two looks at the counts of all devices' requests
+	slowLimit        = 5 * time.Second // for an examination; after that the device counts as slow
+	beatInterval     = time.Second     // between two looks at the request counts of all devices
 )
 
-// Target is what a watch looks at.
+// Target is the mount that a watch examines.
 type Target struct {
 	Mountpoint string
 	FSType     string
 	Device     blockdev.Device
 	Mount      mount.Identity
-	Lost       func() // called where it is not mounted there any more; the watch has ended then. Nil for nobody
+	Lost       func() // called when the target is not mounted there any more and the watch has ended; may be nil
 }
 
 // Monitor owns the watches and follows the kernel's log for all of them.
@@ -46,16 +46,16 @@ type Monitor struct {
 	watches  map[*Watch]struct{}
 }
 
-// NewMonitor returns a Monitor without watches. Run makes it listen.
+// NewMonitor returns a Monitor without watches. It follows the kernel's log once Run is called.
 func NewMonitor(log *logrus.Entry) *Monitor {
 	return &Monitor{log: log, remember: make(chan struct{}, 1), watches: map[*Watch]struct{}{}}
 }
 
-// Remembers delivers after some watch's Past has changed: once for all that has
-// changed since it was last read.
+// Remembers delivers after some watch's Past has changed: once for all changes since the last
+// receive.
 func (m *Monitor) Remembers() <-chan struct{} { return m.remember }
 
-// remembers never blocks, whether anybody reads or not.
+// remembers signals a change. It never blocks.
 func (m *Monitor) remembers() {
 	select {
 	case m.remember <- struct{}{}:
@@ -63,16 +63,16 @@ func (m *Monitor) remembers() {
 	}
 }
 
-// Heard returns the number of the last record of the kernel's log that was
-// followed, 0 before the first.
+// Heard returns the number of the last record of the kernel's log that was processed, or 0 before
+// the first.
 func (m *Monitor) Heard() uint64 { return m.heard.Load() }
 
-// HearFrom has Run begin behind a record that a Monitor before this one has
-// Heard, in the same boot.
+// HearFrom makes Run start after the record that an earlier Monitor in the same boot returned from
+// Heard.
 func (m *Monitor) HearFrom(heard uint64) { m.heard.Store(heard) }
 
-// Run follows the kernel's log until ctx ends and has the watches look whose
-// device it names. Without it they look at intervals only.
+// Run follows the kernel's log until ctx ends, and makes the watches look whose device a line
+// names. Without Run, watches look only at intervals.
 func (m *Monitor) Run(ctx context.Context) error {
 	err := followKmsg(ctx, m.Heard(), func(sequence uint64, message []byte) {
 		said := parseLine(message)
@@ -92,7 +92,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 		if sequence != 0 {
 			m.heard.Store(sequence)
 		}
-		if changed { // not before the number behind it is known
+		if changed { // only after the record's number is stored
 			m.remembers()
 		}
 	})
@@ -102,8 +102,8 @@ func (m *Monitor) Run(ctx context.Context) error {
 	return fmt.Errorf("health: the kernel's log cannot be followed: %w", err)
 }
 
-// Beat looks at the counts of all devices' requests, again and again until ctx ends: the
-// kernel has no event for a device that does not answer. It makes no request itself.
+// Beat reads the request counts of all devices every beatInterval until ctx ends, because the
+// kernel has no event for a device that does not answer. It sends no requests to devices.
 func (m *Monitor) Beat(ctx context.Context) error {
 	file, err := os.Open(diskStats)
 	if err != nil {
@@ -134,7 +134,7 @@ func (m *Monitor) Beat(ctx context.Context) error {
 	}
 }
 
-// diskStatsBytes is more than any guest's devices need.
+// diskStatsBytes is more than the file's size in any guest.
 const diskStatsBytes = 1 << 20
 
 func (m *Monitor) all() []*Watch {
@@ -143,11 +143,11 @@ func (m *Monitor) all() []*Watch {
 	return slices.Collect(maps.Keys(m.watches))
 }
 
-// Watch starts to watch a target, until End. past is what a watch before it
-// remembered of the same mount, if there was one.
+// Watch starts to watch a target, until End. past is what an earlier watch of the same mount
+// remembered, if there was one.
 //
-// It writes nothing, and opens nothing that an unmount would meet, before Own: a mount
-// that is somebody else's is watched by the kernel's log, its counts, and its metadata.
+// Before Own, the watch writes nothing and opens nothing that could make an unmount fail: somebody
+// else's mount is watched through the kernel's log, the counts and the metadata.
 func (m *Monitor) Watch(t Target, past Past) *Watch {
 	w := &Watch{
 		monitor: m, target: t, past: past, activity: activity{device: t.Device.Name},
@@ -164,14 +164,14 @@ func (m *Monitor) add(w *Watch) {
 	m.watches[w] = struct{}{}
 }
 
-// End ends all watches: nothing is asked of a disk any more. It waits for nobody.
+// End ends all watches: no disk is accessed any more. It does not block.
 func (m *Monitor) End() {
 	for _, w := range m.all() {
 		w.End()
 	}
 }
 
-// Watched returns how many watches hear the kernel's log.
+// Watched returns how many watches receive lines of the kernel's log.
 func (m *Monitor) Watched() int { return len(m.all()) }
 
 func (m *Monitor) remove(w *Watch) {

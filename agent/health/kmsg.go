@@ -15,14 +15,14 @@ import (
 	"github.com/directvol/directvol/agent/blockdev"
 )
 
-// kmsgRecord is more than the kernel puts into one record (PRINTK_MESSAGE_MAX
-// in kernel/printk/internal.h); a shorter buffer gets EINVAL.
+// kmsgRecord is more than the largest record (PRINTK_MESSAGE_MAX in kernel/printk/internal.h); a
+// read into a shorter buffer returns EINVAL.
 const kmsgRecord = 8192
 
-// followKmsg calls each with every message that the kernel itself logs from now
-// on (Documentation/ABI/testing/dev-kmsg), or behind the record of a number other
-// than 0, and with nil where some were overwritten before they were read, and
-// at the end from which it begins. It returns when ctx ends.
+// followKmsg calls each with every message that the kernel itself logs from now on
+// (Documentation/ABI/testing/dev-kmsg), or after the record with the number after if that is not 0.
+// It calls each with nil if records were overwritten before they were read, and once at the end of
+// the log if it starts there. It returns when ctx ends.
 func followKmsg(ctx context.Context, after uint64, each func(sequence uint64, message []byte)) error {
 	file, err := os.OpenFile("/dev/kmsg", os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -56,15 +56,14 @@ func followKmsg(ctx context.Context, after uint64, each func(sequence uint64, me
 	}
 }
 
-// skipKmsg reads to the log's end, and returns the number of its last record.
+// skipKmsg reads to the end of the log and returns the number of the last record.
 func skipKmsg(file *os.File) (last uint64, err error) {
 	err = readKmsg(file, func(record []byte) { last = sequenceOf(record) })
 	return last, err
 }
 
-// messageOf returns the text of a record "PRIORITY,…;text\n KEY=value\n…", and
-// whether the kernel is its author: any process with the right may write to the
-// log, but not as facility 0.
+// messageOf returns the text of a record "PRIORITY,…;text\n KEY=value\n…", and whether the kernel
+// has written it: a process with the right to do so may write to the log, but not as facility 0.
 func messageOf(record []byte) (text []byte, kernels bool) {
 	prefix, text, _ := bytes.Cut(record, []byte{';'})
 	text, _, _ = bytes.Cut(text, []byte{'\n'})
@@ -73,8 +72,8 @@ func messageOf(record []byte) (text []byte, kernels bool) {
 	return text, err == nil && priority>>3 == 0
 }
 
-// sequenceOf returns the number of a record "PRIORITY,NUMBER,…;text", or 0 where
-// it has none. The kernel's first is 0 too, and comes before any disk's.
+// sequenceOf returns the number of a record "PRIORITY,NUMBER,…;text", or 0 if it has none. The
+// kernel's first record also has the number 0, and precedes all records about disks.
 func sequenceOf(record []byte) uint64 {
 	prefix, _, _ := bytes.Cut(record, []byte{';'})
 	_, rest, _ := bytes.Cut(prefix, []byte{','})
@@ -86,24 +85,24 @@ func sequenceOf(record []byte) uint64 {
 	return sequence
 }
 
-// line is what a message of the kernel's says of a block device.
+// line is the content of a kernel message about a block device.
 type line struct {
 	device  string // the kernel's name
-	request bool   // it tells of a request that has failed, at a sector
-	sector  uint64 // of the whole disk, which such a line names for a partition too
-	read    bool   // a read of it has failed
-	write   bool   // a write or a flush of it has
-	stopped bool   // its ext4 has made itself read-only
-	// remounted says that somebody has changed its mount since.
+	request bool   // it reports a failed request, at a sector
+	sector  uint64 // of the whole disk, even if the device is a partition
+	read    bool   // a read failed
+	write   bool   // a write or a flush failed
+	stopped bool   // the device's ext4 has made itself read-only
+	// remounted is set if somebody has remounted the filesystem.
 	remounted bool
-	shrunk    bool   // it has got a smaller size
-	sectors   uint64 // which is this, in units of 512 bytes
+	shrunk    bool   // the device's size has decreased
+	sectors   uint64 // the new size, in units of 512 bytes
 }
 
-// Messages that name a device, each from its first word on: elsewhere a name may be any
-// program's, in a line about its fault (show_signal_msg in arch/x86/mm/fault.c). A
-// program's name has 15 bytes at most and "[" behind it, so none passes for a failed
-// request.
+// Messages that name a device. Each pattern matches from the first word on, because elsewhere a
+// name may be any program's, in a line about the program's fault (show_signal_msg in
+// arch/x86/mm/fault.c). A program's name has at most 15 bytes and is followed by "[", so no such
+// line matches a failed request.
 var (
 	// blk_print_req_error in block/blk-mq.c, with a function's name before Linux 5.16.
 	requestError = regexp.MustCompile(`^(?:[a-z_]+: )?[A-Za-z/ ]+ error, dev ([^ ,]+), sector ([0-9]+) op (0x[0-9a-f]+):`)
@@ -111,16 +110,17 @@ var (
 	bufferError = regexp.MustCompile(`^Buffer I/O error on dev(?:ice)? ([^ ,]+), `)
 	// XFS (vda): …, EXT4-fs error (device vda): …, EXT4-fs (vda): …
 	filesystemLine = regexp.MustCompile(`^[A-Za-z0-9-]+(?: [a-z]+)? \((?:device )?([^ ()]+)\): `)
-	// __jbd2_journal_abort_hard's in fs/jbd2/journal.c; a journal is called after its device and its inode.
+	// __jbd2_journal_abort_hard in fs/jbd2/journal.c; a journal is named after its device and its
+	// inode.
 	journalLine = regexp.MustCompile(`^(?:Aborting journal on device|JBD2: .* (?:on|for|of)) ([^ ]+)-[0-9]+\.?`)
-	// set_capacity_and_notify in block/genhd.c
+	// set_capacity_and_notify in block/genhd.c.
 	sizeLine = regexp.MustCompile(`^([a-z0-9!-]+): detected capacity change from ([0-9]+) to ([0-9]+)$`)
-	// any other line of a device's
+	// Any other line that starts with a device's name.
 	deviceLine = regexp.MustCompile(`^([a-z0-9!-]+): `)
 )
 
-// Of enum req_op in include/linux/blk_types.h, those with which bytes are lost: a discard
-// may fail.
+// Values of enum req_op in include/linux/blk_types.h whose failure loses bytes; a failed discard
+// does not.
 const opRead, opWrite, opFlush = "0x0", "0x1", "0x2"
 
 // concern is whether a line of the kernel's log is about a device.
@@ -128,13 +128,12 @@ type concern int
 
 const (
 	no    concern = iota
-	maybe         // it is about the disk of which this is a partition
+	maybe         // it is about the disk that has this partition
 	yes
 )
 
-// concerns tells whether a line is about a device. A request that has failed is logged with
-// its whole disk's name and sector, so that another partition's error is told from this
-// one's by where it lies.
+// concerns reports whether a line is about a device. The kernel logs a failed request with the name
+// and the sector of the whole disk, so the sector tells which partition has failed.
 func (l line) concerns(name string, partition func() (blockdev.Partition, bool)) concern {
 	if l.device == name {
 		return yes
@@ -154,7 +153,7 @@ func (l line) concerns(name string, partition func() (blockdev.Partition, bool))
 	return no
 }
 
-// parseLine returns what a message says, of no device where it names none.
+// parseLine parses a message. Its device is "" if the message names none.
 func parseLine(message []byte) line {
 	if found := requestError.FindSubmatch(message); found != nil {
 		op := string(found[3])
@@ -166,7 +165,7 @@ func parseLine(message []byte) line {
 		return line{
 			device:  string(found[1]),
 			stopped: bytes.HasPrefix(message, []byte("EXT4-fs (")) && bytes.HasPrefix(said, []byte("Remounting filesystem read-only")),
-			// ext4_remount's in fs/ext4/super.c
+			// from ext4_remount in fs/ext4/super.c
 			remounted: bytes.HasPrefix(said, []byte("re-mounted")),
 		}
 	}

@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Patient returns a context that ends when ctx does, or when no disk that is meant has ended
-// a request for as long as silence: a slow disk is waited for while something comes from it.
-// meant is asked each second, by dev_t. Where the kernel's counts cannot be read, nothing
-// comes.
+// Patient returns a context that ends when ctx does, or when no disk for which meant returns true
+// has ended a request for silence. So a caller waits for a slow disk as long as the disk ends
+// requests. meant is called each second, with each dev_t. If the kernel's counts cannot be read, no
+// request counts as ended.
 func Patient(ctx context.Context, silence time.Duration, meant func(device uint64) bool) (context.Context, context.CancelFunc) {
 	return patient(ctx, silence, meant, func() map[uint64]counts {
 		text, _ := os.ReadFile(diskStats)
@@ -49,11 +49,11 @@ func patient(ctx context.Context, silence time.Duration, meant func(uint64) bool
 	return ctx, func() { cancel(nil) }
 }
 
-// AnyDisk has Patient mean all disks.
+// AnyDisk makes Patient consider all disks.
 func AnyDisk(uint64) bool { return true }
 
-// Ended returns how many requests a block device has ended so far, and 0 of one that is gone.
-// It waits for no disk.
+// Ended returns how many requests a block device has ended so far, or 0 if it is gone. It does not
+// access the disk.
 func Ended(device uint64) uint64 {
 	text, _ := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/stat", unix.Major(device), unix.Minor(device)))
 	c, _ := parseCounts(strings.Fields(string(text)))

@@ -15,20 +15,20 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// probeBytes is a page: the least that a write to a file costs anyway.
+// probeBytes is a page, the smallest cost of a write to a file.
 const probeBytes = 4096
 
-// finding is what an examination has found. failure is an error that says
-// nothing about the filesystem.
+// finding is the result of an examination. failure is an error that says nothing about the
+// filesystem.
 type finding struct {
 	conditions []Condition
 	failure    error
-	end        uint64 // of the filesystem on its disk, in bytes; 0 where it was not read
+	end        uint64 // the filesystem's end on its disk, in bytes; 0 if it was not read
 }
 
-// examine looks at every signal once. It blocks for as long as the device does. One that
-// is not owned it neither writes to nor opens. stopped says that the kernel has logged of
-// an ext4 that it made itself read-only.
+// examine checks every signal once. It blocks as long as the device does. It neither writes to nor
+// opens a mount that is not owned. stopped is set if the kernel has logged that an ext4 made itself
+// read-only.
 func examine(t Target, owned, stopped bool) finding {
 	number := t.Device.Number
 	_, err := os.Stat(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(number), unix.Minor(number)))
@@ -38,7 +38,7 @@ func examine(t Target, owned, stopped bool) finding {
 	}
 	fstype, ok := filesystem.Lookup(t.FSType)
 	if !ok {
-		return finding{} // what it does with a probe is not known here
+		return finding{} // the effect of a probe on this type is not known
 	}
 	readOnly, err := look(t, fstype.Faults)
 	end, small := tooSmall(t, fstype)
@@ -50,7 +50,7 @@ func examine(t Target, owned, stopped bool) finding {
 			probed, err = false, nil
 		}
 	}
-	count, errorsErr := recordedErrors(fstype, t.Device.Path) // behind the probe, which may have met one
+	count, errorsErr := recordedErrors(fstype, t.Device.Path) // after the probe, which may have caused an error
 	if err == nil && !probed && fstype.Faults.StopsReadOnly && (stopped || stoppedItself(t.Mountpoint, count)) {
 		err = unix.EROFS
 	}
@@ -66,9 +66,10 @@ func examine(t Target, owned, stopped bool) finding {
 	return f
 }
 
-// tooSmall returns where the filesystem ends, in bytes, or 0, and the condition of a disk that has become smaller than what is mounted from
-// it, or nil. Nothing of the bytes is proven lost: who has cut the disk off may give them
-// back. The filesystem's end is read before the disk's: a growth in between is one of both.
+// tooSmall returns the filesystem's end in bytes, or 0 if it cannot be read, and a condition if the
+// disk has become smaller than the filesystem. Data beyond the disk's end is not proven lost,
+// because the host may restore the size. The filesystem's end is read before the disk's size, so
+// that a growth in between is not reported.
 func tooSmall(t Target, fstype filesystem.Type) (end uint64, small []Condition) {
 	disk, err := os.Open(t.Device.Path)
 	if err != nil {
@@ -77,7 +78,7 @@ func tooSmall(t Target, fstype filesystem.Type) (end uint64, small []Condition) 
 	defer disk.Close()
 	extent, err := fstype.OnDisk(disk)
 	if err != nil {
-		return 0, nil // the probe tells
+		return 0, nil // the probe reports the problem
 	}
 	size, err := blockdev.SizeOf(disk)
 	if err != nil || extent.EndsWithin(size) {
@@ -97,10 +98,10 @@ func recordedErrors(fstype filesystem.Type, device string) (count uint64, err er
 	return fstype.RecordedErrors(disk)
 }
 
-// look asks the filesystem for what it knows without a write, and without a file that is
-// open when somebody unmounts it.
+// look checks the filesystem without a write, and without an open file that could make an unmount
+// fail.
 func look(t Target, faults filesystem.Faults) (readOnly bool, err error) {
-	if !inSight(t) { // or a server that is mounted over a folder above may not answer
+	if !inSight(t) { // otherwise a server mounted over a parent directory may not answer
 		return false, errUnmounted
 	}
 	mark, err := mount.Look(t.Mountpoint)
@@ -121,23 +122,23 @@ func look(t Target, faults filesystem.Faults) (readOnly bool, err error) {
 	return all.Flags&unix.ST_RDONLY != 0, nil
 }
 
-// inSight reports whether the target's path leads to it, by mountinfo, as far as that can be
-// read.
+// inSight reports whether the target's path leads to it, according to mountinfo. It returns true if
+// mountinfo cannot be read.
 func inSight(t Target) bool {
 	all, err := mount.All()
 	return err != nil || t.Mount.ID == 0 || slices.ContainsFunc(mount.InSight(all), func(m *mount.Info) bool { return m.ID == t.Mount.ID })
 }
 
-// isShutDown tells whether what fails has shut down, and not one write of it.
+// isShutDown reports whether the whole filesystem has shut down, and not just one write has failed.
 func isShutDown(t Target, faults filesystem.Faults) bool {
 	_, err := look(t, faults)
 	return errors.Is(err, unix.ESHUTDOWN)
 }
 
-// stoppedItself reports whether an ext4 has made itself read-only after an error, which
-// its superblock records. Nobody who does that on purpose leaves the mount writable: a
-// kernel that has the filesystem read-only says so of the filesystem alone (SB_RDONLY, or
-// emergency_ro since Linux 6.13).
+// stoppedItself reports whether an ext4 has made itself read-only after an error, which its
+// superblock records. In that case only the filesystem is read-only (SB_RDONLY, or emergency_ro
+// since Linux 6.13), while the mount's flags stay rw. An administrator's remount changes the
+// mount's flags, too.
 func stoppedItself(mountpoint string, recorded uint64) bool {
 	top, err := mount.Topmost(mountpoint)
 	return err == nil && top != nil && isStopped(top, recorded)
@@ -148,9 +149,9 @@ func isStopped(m *mount.Info, recorded uint64) bool {
 	return has(m.VFSOptions, "emergency_ro") || recorded > 0 && has(m.VFSOptions, "ro") && !has(m.Options, "ro")
 }
 
-// probe asks the filesystem itself whether it still takes writes: an unnamed
-// file, a page, fsync. That caught every fault of the table in doc.go, and
-// leaves nothing behind. It may block for as long as the device does.
+// probe tests whether the filesystem still takes writes: it creates an unnamed file, writes a page
+// and calls fsync. That detected every fault of the table in doc.go, and leaves nothing behind. It
+// may block as long as the device does.
 func probe(t Target) error {
 	file, err := os.OpenFile(t.Mountpoint, unix.O_TMPFILE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -166,11 +167,11 @@ func probe(t Target) error {
 	return file.Sync()
 }
 
-// errUnmounted means that the mount point leads elsewhere by now.
+// errUnmounted means that the mount point now leads elsewhere.
 var errUnmounted = errors.New("it is no longer mounted here")
 
-// sameMount keeps the probe from writing to what lies below a mount point, or has
-// taken its place, after someone else has unmounted it.
+// sameMount keeps the probe from writing to the directory below a mount point, or to another mount
+// there, after somebody else has unmounted the target.
 func sameMount(file *os.File, t Target) error {
 	mine, err := t.Mount.Has(file)
 	if err == nil && !mine {
@@ -179,8 +180,8 @@ func sameMount(file *os.File, t Target) error {
 	return err
 }
 
-// judge turns a probe's error into a condition, where it is one: others, such as
-// a want of memory, are failures of the probe. repair is the filesystem's, of a detached disk.
+// judge turns a probe's error into a condition if it is one. Other errors, such as a lack of
+// memory, are failures of the probe. repair is the filesystem's command for a detached disk.
 func judge(t Target, repair string, err error) finding {
 	one := func(status Status, reason, format string, args ...any) finding {
 		return finding{conditions: []Condition{{status, reason, fmt.Sprintf("%s on %s: ", t.FSType, t.Device.Path) + fmt.Sprintf(format, args...)}}}
@@ -210,8 +211,8 @@ func judge(t Target, repair string, err error) finding {
 	return finding{failure: err}
 }
 
-// cause is the bare errno of an error of package os, whose path is the
-// probe's business alone.
+// cause returns the errno of an error of package os without its path, which matters only to the
+// probe.
 func cause(err error) error {
 	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		return path.Err

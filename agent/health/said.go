@@ -11,15 +11,17 @@ import (
 )
 
 const (
-	// saidLines and saidBytes bound what is quoted of the kernel's log: the last lines, and of each the first bytes.
+	// saidLines and saidBytes bound how much of the kernel's log is quoted: the last lines, and the
+	// first bytes of each.
 	saidLines = 3
 	saidBytes = 200
 )
 
-// KernelLog is the kernel's log from a moment on.
+// KernelLog is the kernel's log from a point in time on.
 type KernelLog struct{ file *os.File }
 
-// OpenKernelLog begins at this moment. The caller closes the log. Where the log cannot be read, it says nothing.
+// OpenKernelLog starts at the current end of the log. The caller closes it. If the log cannot be
+// read, the KernelLog is empty.
 func OpenKernelLog() *KernelLog {
 	file, err := os.OpenFile("/dev/kmsg", os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err == nil {
@@ -31,14 +33,14 @@ func OpenKernelLog() *KernelLog {
 	return &KernelLog{}
 }
 
-// Close ends the log.
+// Close closes the log.
 func (l *KernelLog) Close() {
 	if l.file != nil {
 		l.file.Close()
 	}
 }
 
-// Words are Said as an error quotes it, also where that is nothing.
+// Words returns the quote of Said for the first name that has one, in words for an error message.
 func (l *KernelLog) Words(about ...string) string {
 	for _, name := range about {
 		if said := l.Said(name); said != "" {
@@ -48,8 +50,9 @@ func (l *KernelLog) Words(about ...string) string {
 	return "the guest's kernel says nothing of it"
 }
 
-// Said quotes what the kernel has logged since about a block device, by its kernel's name, or a type of filesystem or a
-// module, whose lines begin with its name: the last lines, or "".
+// Said quotes the last lines that the kernel has logged since OpenKernelLog about name, or returns
+// "". name is the kernel's name of a block device, or that of a filesystem type or module whose
+// lines begin with its name.
 func (l *KernelLog) Said(name string) string {
 	if l.file == nil {
 		return ""
@@ -64,7 +67,7 @@ func (l *KernelLog) Said(name string) string {
 	return strings.Join(lines[max(0, len(lines)-saidLines):], "; ")
 }
 
-// readKmsg calls each with every record that is there.
+// readKmsg calls each with every record that is available.
 func readKmsg(file *os.File, each func(record []byte)) error {
 	raw, err := file.SyscallConn()
 	if err != nil {

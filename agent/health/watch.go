@@ -16,21 +16,21 @@ import (
 	"github.com/directvol/directvol/agent/blockdev"
 )
 
-// Watch is the health of one mounted filesystem.
+// Watch watches the health of one mounted filesystem.
 type Watch struct {
 	monitor *Monitor
 	target  Target
 	owned   atomic.Bool
 	poked   chan struct{}
-	doubted chan struct{} // whether the device answers
+	doubted chan struct{} // a doubt whether the device answers
 	looked  chan struct{} // closed after the first look
 
-	// Of the goroutine that looks, and of Pause while there is none:
+	// Used by the goroutine that looks, and by Pause while that does not run:
 	activity activity
-	named    bool         // the kernel's log is why it looked last
-	inFlight *examination // that has not answered yet
+	named    bool         // the last look was caused by the kernel's log
+	inFlight *examination // the examination that has not answered yet
 
-	control sync.Mutex // of starting and ending the goroutine
+	control sync.Mutex // guards starting and ending the goroutine
 	cancel  context.CancelFunc
 	done    chan struct{}
 	paused  bool
@@ -38,36 +38,36 @@ type Watch struct {
 	ended atomic.Bool
 
 	mu      sync.Mutex
-	waits   bool          // the goroutine waits between two looks: nothing is in flight
-	held    chan struct{} // closed when a pause ends that has found it so, nil where there is none
+	waits   bool          // the goroutine waits between two looks; nothing is in flight
+	held    chan struct{} // closed at the end of a pause that found the goroutine waiting; else nil
 	found   []Condition   // by the last examination, and what is remembered
-	slow    bool          // the last examination took long, or the one that is under way does
+	slow    bool          // the last examination took long, or the one in progress does
 	stall   stall         // of the device
-	there   bool          // the device was, when it was last counted
-	now     []Condition   // all of that
+	there   bool          // the device existed at the last count
+	now     []Condition   // all current conditions
 	stopped bool          // the log says that the filesystem has made itself read-only
 	past    Past
-	end     uint64 // of the filesystem on its disk, in bytes, at the last examination; 0 before
-	least   uint64 // sectors that the disk has had before end was known; 0 for none
+	end     uint64 // the filesystem's end on its disk, in bytes, at the last examination; 0 before
+	least   uint64 // the smallest size, in sectors, that the disk had before end was known; 0 for none
 }
 
-// examination is one under way.
+// examination is an examination in progress.
 type examination struct {
 	began   time.Time
 	answer  chan finding
-	isDoubt bool // it only asks the device
+	isDoubt bool // it only accesses the device
 }
 
-// Past is what a watch remembers of a mount and cannot see any more. It is all
-// that a watch after the agent's restart has to be told.
+// Past is what a watch remembers of a mount and can no longer see. It is all that the next agent's
+// watch needs to be told.
 type Past struct {
-	// Failed is when a probe last failed with an I/O error, or the kernel's log
-	// had a write that failed.
+	// Failed is when a probe last failed with an I/O error, or the kernel last logged a failed
+	// write.
 	Failed time.Time `json:"failed,omitzero"`
-	// Smaller is when its disk was last found to end before it does.
+	// Smaller is when the disk was last found to end before the filesystem does.
 	Smaller time.Time `json:"smaller,omitzero"`
-	// Unreadable is how many reads have failed, and LastRead what the kernel's
-	// log said of the last one.
+	// Unreadable is how many reads have failed. LastRead is the kernel's message about the last
+	// one.
 	Unreadable int    `json:"unreadable,omitempty"`
 	LastRead   string `json:"last_read,omitempty"`
 }
@@ -79,7 +79,7 @@ func (w *Watch) Past() Past {
 	return w.past
 }
 
-// Remember adds what a watch before this one remembered, of the same filesystem.
+// Remember adds the Past of an earlier watch of the same filesystem.
 func (w *Watch) Remember(past Past) {
 	w.mu.Lock()
 	if past.Failed.After(w.past.Failed) {
@@ -96,30 +96,29 @@ func (w *Watch) Remember(past Past) {
 	w.poke()
 }
 
-// start has a goroutine look. control is held, or nobody knows the watch yet.
+// start starts the goroutine that looks. The caller holds control, or is the only one that knows
+// the watch.
 func (w *Watch) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	w.cancel, w.done = cancel, make(chan struct{})
 	go w.run(ctx, w.done)
 }
 
-// Own says that the mount is ours, and that a probe may write to it: nobody else unmounts
-// it.
+// Own marks the mount as the agent's: a probe may write to it, because nobody else unmounts it.
 func (w *Watch) Own() {
 	if !w.owned.Swap(true) {
 		w.poke()
 	}
 }
 
-// Disown ends Own: the mount is left to somebody else.
+// Disown undoes Own: the mount is left to somebody else.
 func (w *Watch) Disown() { w.owned.Store(false) }
 
-// Owned reports whether Own was called.
+// Owned reports whether the mount is the agent's.
 func (w *Watch) Owned() bool { return w.owned.Load() }
 
-// Conditions returns what is wrong; nil where nothing is. Right after Watch it
-// waits for the first look, and fails where ctx ends before: nothing is known then. The
-// slice is the caller's to read, not to change.
+// Conditions returns the current conditions; nil if there are none. Right after Watch it waits for
+// the first look, and fails if ctx ends before that. The caller must not change the slice.
 func (w *Watch) Conditions(ctx context.Context) ([]Condition, error) {
 	select {
 	case <-w.looked:
@@ -130,7 +129,7 @@ func (w *Watch) Conditions(ctx context.Context) ([]Condition, error) {
 	return conditions, nil
 }
 
-// Latest is Conditions without waiting: false before the first look.
+// Latest is Conditions without waiting. It returns false before the first look.
 func (w *Watch) Latest() ([]Condition, bool) {
 	select {
 	case <-w.looked:
@@ -142,9 +141,9 @@ func (w *Watch) Latest() ([]Condition, bool) {
 	return w.now, true
 }
 
-// Pause has the watch look no more, so that the filesystem can be grown, frozen or
-// unmounted; what costs the disk nothing goes on. It fails where a probe in flight does
-// not come back before ctx ends; then the watch goes on.
+// Pause stops the watch from looking, so that the filesystem can be grown, frozen or unmounted. The
+// checks that do not access the disk go on. Pause fails if a probe in flight does not return before
+// ctx ends; then the watch goes on.
 func (w *Watch) Pause(ctx context.Context) error {
 	w.control.Lock()
 	defer w.control.Unlock()
@@ -171,8 +170,8 @@ func (w *Watch) Pause(ctx context.Context) error {
 	}
 }
 
-// PauseAtOnce is Pause of a watch that only waits for its next look, and does nothing and
-// returns false where there is anything to wait for.
+// PauseAtOnce is Pause for a watch that is only waiting for its next look. If there is anything to
+// wait for, it does nothing and returns false.
 func (w *Watch) PauseAtOnce() bool {
 	if !w.control.TryLock() {
 		return false
@@ -182,8 +181,7 @@ func (w *Watch) PauseAtOnce() bool {
 	return w.paused
 }
 
-// Resume has a paused watch look again, from what it knew; not one that was ended
-// meanwhile.
+// Resume makes a paused watch look again, with all that it knew, unless it was ended meanwhile.
 func (w *Watch) Resume() {
 	w.control.Lock()
 	defer w.control.Unlock()
@@ -191,19 +189,19 @@ func (w *Watch) Resume() {
 	if w.ended.Load() {
 		return
 	}
-	if now, _ := w.Latest(); len(now) > 0 { // which may be over by what has paused it
+	if now, _ := w.Latest(); len(now) > 0 { // the call that has paused the watch may have cleared them
 		w.poke()
 	}
 	if w.release() {
 		return
 	}
-	<-w.done // End may have ended it since
+	<-w.done // End may have cancelled it since
 	w.start()
 }
 
-// hold keeps a goroutine that waits from its next look, until release, and reports whether
-// it waits: to end one, and begin another one behind a growth, takes a growth's caller longer
-// than all else that the agent does for it. control is held.
+// hold keeps a waiting goroutine from its next look until release, and reports whether it was
+// waiting. Ending the goroutine and starting another one after a growth would take longer than all
+// else that the agent does for the growth. control is held.
 func (w *Watch) hold() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -213,7 +211,7 @@ func (w *Watch) hold() bool {
 	return w.waits
 }
 
-// release lets a goroutine go on that is held, and reports whether one was. control is held.
+// release lets a held goroutine continue, and reports whether one was held. control is held.
 func (w *Watch) release() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -225,23 +223,24 @@ func (w *Watch) release() bool {
 	return true
 }
 
-// End ends the watch, and waits for nobody. A probe in flight goes on alone.
+// End ends the watch without blocking. A probe in flight runs to its end, and its result is
+// ignored.
 func (w *Watch) End() {
 	w.monitor.remove(w)
 	w.ended.Store(true)
 	go w.settle()
 }
 
-// Rest has the watch look no more, but hear the kernel's log, until End or Again: its mount
-// is out of sight. It waits for nobody.
+// Rest stops the watch from looking while its mount is out of sight, until End or Again. The watch
+// still processes the kernel's log. Rest does not block.
 func (w *Watch) Rest() {
-	w.monitor.add(w) // it may have lost its mount
+	w.monitor.add(w) // Lost may have removed it
 	w.ended.Store(true)
 	go w.settle()
 }
 
-// Again has a watch that rests or has ended go on, from what it knew: its mount was out of sight,
-// and is there again. A probe that is in flight still is waited for. It waits for nobody.
+// Again restarts a watch after Rest or End, with all that it knew, when its mount is in sight
+// again. The watch waits for a probe that is still in flight. Again does not block.
 func (w *Watch) Again() {
 	w.ended.Store(false)
 	w.monitor.add(w)
@@ -249,7 +248,7 @@ func (w *Watch) Again() {
 	go w.settle()
 }
 
-// settle has the goroutine look, or not, by what End and Again have said last.
+// settle starts or stops the goroutine according to the last call of End, Rest or Again.
 func (w *Watch) settle() {
 	w.control.Lock()
 	defer w.control.Unlock()
@@ -262,7 +261,7 @@ func (w *Watch) settle() {
 	w.start()
 }
 
-// poke has the watch look soon. It never blocks.
+// poke makes the watch look soon. It never blocks.
 func (w *Watch) poke() { deliver(w.poked) }
 
 func deliver(to chan<- struct{}) {
@@ -272,8 +271,8 @@ func deliver(to chan<- struct{}) {
 	}
 }
 
-// hear takes a line of the kernel's log that names the device, and tells whether
-// it is one to remember.
+// hear processes a line of the kernel's log that names the device. It reports whether Past has
+// changed.
 func (w *Watch) hear(said line, message []byte) (remember bool) {
 	w.mu.Lock()
 	if said.read {
@@ -290,12 +289,12 @@ func (w *Watch) hear(said line, message []byte) (remember bool) {
 	return said.read || said.write || short
 }
 
-// sectorBytes is the kernel's unit of a disk's size, whatever its own sectors are.
+// sectorBytes is the kernel's unit of a disk's size, whatever the disk's own sector size is.
 const sectorBytes = 512
 
-// shrunk takes the smaller size that the disk has got, and reports whether the disk ends before
-// the filesystem does: the disk may have its size again before the next examination. A line
-// about a growth proves nothing: the line may be read after the filesystem has grown once more.
+// shrunk processes the disk's new, smaller size, and reports whether the disk ends before the
+// filesystem does. The disk may have its earlier size again before the next examination. A line
+// about a growth proves nothing: the filesystem may have grown again before the line is read.
 // w.mu is held.
 func (w *Watch) shrunk(sectors uint64) (short bool) {
 	if w.end == 0 {
@@ -308,11 +307,11 @@ func (w *Watch) shrunk(sectors uint64) (short bool) {
 	return short
 }
 
-// ends takes where the filesystem ends, by an examination.
+// ends records the filesystem's end as found by an examination.
 func (w *Watch) ends(end uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if end == 0 { // it is not known
+	if end == 0 { // not known
 		return
 	}
 	first := w.end == 0
@@ -322,7 +321,8 @@ func (w *Watch) ends(end uint64) {
 	}
 }
 
-// beat takes what the kernel counts of the device's requests, where it is there.
+// beat processes the kernel's counts of the device's requests. there is false if the device is
+// gone.
 func (w *Watch) beat(now counts, there bool) {
 	w.mu.Lock()
 	left := w.there && !there
@@ -342,7 +342,7 @@ func (w *Watch) beat(now counts, there bool) {
 	}
 }
 
-// run looks at once, but not after a pause: nothing has happened since but what paused it.
+// run looks at once, except after a pause: then nothing has happened but the call that paused it.
 func (w *Watch) run(ctx context.Context, done chan<- struct{}) {
 	defer close(done)
 	why := due
@@ -358,7 +358,7 @@ func (w *Watch) run(ctx context.Context, done chan<- struct{}) {
 	}
 }
 
-// lose ends the watch of what is not mounted there any more.
+// lose ends the watch of a target that is not mounted there any more.
 func (w *Watch) lose() {
 	w.monitor.remove(w)
 	if w.target.Lost != nil {
@@ -370,14 +370,13 @@ func (w *Watch) lose() {
 type reason int
 
 const (
-	over reason = iota // the watch's time is
-	due                // the interval is
+	over reason = iota // the watch has ended
+	due                // the interval has passed
 	poked
 )
 
-// pause waits until it is time to look again. A sick filesystem is not looked at whenever
-// the kernel's log says so: a probe that fails is itself in the log, and counts as one more
-// error on ext4.
+// pause waits until it is time to look again. A faulty filesystem is not examined at each line of
+// the kernel's log, because a failing probe is logged itself, and on ext4 counts as one more error.
 func (w *Watch) pause(ctx context.Context) reason {
 	now, _ := w.Latest()
 	if slices.ContainsFunc(now, Condition.untilRemount) {
@@ -392,10 +391,10 @@ func (w *Watch) pause(ctx context.Context) reason {
 	return w.wait(ctx, sickInterval, w.poked)
 }
 
-// pauseHealthy ends early where the kernel's log names the device, or where it
-// is written to: the log is rate-limited, and a storm of errors on another disk
-// hides the first of this one. What the log names may be seen a little later than
-// the log, as ext4 writes its superblock after it: so it looks once more.
+// pauseHealthy returns early if the kernel's log names the device or if the device is written to.
+// The second check is needed because the log is rate-limited: a burst of errors on another disk
+// hides the first error of this one. After a line in the log it returns early once more, because
+// ext4 writes its superblock after it has logged.
 func (w *Watch) pauseHealthy(ctx context.Context) reason {
 	if w.named {
 		w.named = false
@@ -411,9 +410,8 @@ func (w *Watch) pauseHealthy(ctx context.Context) reason {
 	return due
 }
 
-// wait returns after an interval, or as soon as early delivers, where it is not nil. Who
-// doubts the device then has it asked, and the interval goes on: writing stops again and
-// again.
+// wait returns after an interval, or as soon as early delivers (nil never does). On a doubt about
+// the device, wait checks the device and the interval goes on, because writing stops often.
 func (w *Watch) wait(ctx context.Context, interval time.Duration, early <-chan struct{}) reason {
 	end := time.NewTimer(interval)
 	defer end.Stop()
@@ -446,7 +444,7 @@ func (w *Watch) wait(ctx context.Context, interval time.Duration, early <-chan s
 	}
 }
 
-// goOn ends a wait, and returns when nobody holds the goroutine, or ctx has ended.
+// goOn ends a wait. It returns when the goroutine is not held, or when ctx has ended.
 func (w *Watch) goOn(ctx context.Context) {
 	w.mu.Lock()
 	w.waits = false
@@ -460,9 +458,9 @@ func (w *Watch) goOn(ctx context.Context) {
 	}
 }
 
-// look examines the target, or where the device is in doubt only asks that, and waits for
-// the answer. It is the only one under way, and goes on where ctx ends. Of a device that
-// hangs it asks nothing more: the end of that pokes the watch.
+// look examines the target, or only checks the device if doubt is set, and waits for the answer.
+// Only one examination is in progress at a time; it goes on if ctx ends. If the device hangs, look
+// starts nothing: the watch is poked when the device stops hanging.
 func (w *Watch) look(ctx context.Context, doubt bool) (lost bool) {
 	for {
 		if w.inFlight == nil {
@@ -477,11 +475,11 @@ func (w *Watch) look(ctx context.Context, doubt bool) (lost bool) {
 		if lost, answered := w.await(ctx); !answered || examined || doubt {
 			return lost
 		}
-		// The device was only asked, before a pause that has ended meanwhile.
+		// That examination only checked the device, before a pause that has ended meanwhile.
 	}
 }
 
-// await waits for what is in flight until ctx ends.
+// await waits for the examination in flight until ctx ends.
 func (w *Watch) await(ctx context.Context) (lost, answered bool) {
 	limit := time.NewTimer(time.Until(w.inFlight.began.Add(slowLimit)))
 	defer limit.Stop()
@@ -497,29 +495,29 @@ func (w *Watch) await(ctx context.Context) (lost, answered bool) {
 	}
 }
 
-// Hangs reports whether the device's requests are in flight, and none has ended for a while.
+// Hangs reports whether requests of the device are in flight and none has ended for a while.
 func (w *Watch) Hangs() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.stall.hangs()
 }
 
-// Silent returns how long no request of the device has ended, by the kernel's counts as Beat
-// looks at them; 0 where it does not.
+// Silent returns for how long no request of the device has ended, by the counts that Beat reads; 0
+// if Beat does not run.
 func (w *Watch) Silent() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return time.Duration(w.stall.silent) * beatInterval
 }
 
-// examine runs examine(target), or asks the device alone, and turns a panic into a failure.
+// examine runs examine(target), or only checks the device, and turns a panic into a failure.
 func (w *Watch) examine(doubt bool) (f finding) {
 	defer func() {
 		if p := recover(); p != nil {
 			f = finding{failure: fmt.Errorf("panic: %v\n%s", p, debug.Stack())}
 		}
 	}()
-	_ = blockdev.Ask(w.target.Device.Path) // what fails is in the kernel's log
+	_ = blockdev.Ask(w.target.Device.Path) // errors are in the kernel's log
 	if doubt {
 		return finding{}
 	}
@@ -529,7 +527,7 @@ func (w *Watch) examine(doubt bool) (f finding) {
 	return examine(w.target, w.owned.Load(), stopped)
 }
 
-// took takes in what an examination has found.
+// took processes the result of an examination.
 func (w *Watch) took(f finding) (lost bool) {
 	e := w.inFlight
 	w.inFlight = nil
@@ -542,7 +540,7 @@ func (w *Watch) took(f finding) (lost bool) {
 	if f.failure != nil {
 		w.monitor.log.WithField("mountpoint", w.target.Mountpoint).Warnf("health cannot be examined: %v", f.failure)
 		w.mu.Lock()
-		f.conditions = w.found // nothing was learnt
+		f.conditions = w.found // nothing new is known
 		w.mu.Unlock()
 	}
 	w.ends(f.end)
@@ -551,7 +549,7 @@ func (w *Watch) took(f finding) (lost bool) {
 	return errors.Is(f.failure, errUnmounted)
 }
 
-// all is what is wrong with the volume. w.mu is held.
+// all returns all current conditions. w.mu is held.
 func (w *Watch) all() []Condition {
 	one := func(status Status, reason, format string, args ...any) []Condition {
 		return append([]Condition{{status, reason, fmt.Sprintf("%s on %s: ", w.target.FSType, w.target.Device.Path) + fmt.Sprintf(format, args...)}}, w.found...)
@@ -566,10 +564,9 @@ func (w *Watch) all() []Condition {
 	return w.found
 }
 
-// remember adds what has passed and cannot be seen any more: a write that
-// failed with an I/O error was lost to whoever did not look at fsync's answer,
-// a read that failed shows in the kernel's log alone, and a disk that was smaller for a
-// while may have come back without what it had.
+// remember adds faults that have passed and can no longer be seen. A write that failed with an I/O
+// error was lost to any program that did not check fsync. A failed read shows only in the kernel's
+// log. A disk that was smaller for a while may have come back without its earlier contents.
 func (w *Watch) remember(found []Condition) []Condition {
 	found = slices.DeleteFunc(slices.Clone(found), func(c Condition) bool {
 		return c.Reason == ReasonPastIOError || c.Reason == ReasonReadError || c.Reason == ReasonPastDeviceTooSmall
@@ -601,7 +598,7 @@ func (w *Watch) remember(found []Condition) []Condition {
 	return found
 }
 
-// seenNow notes when something of the past was last seen.
+// seenNow sets a time of Past to now.
 func (w *Watch) seenNow(when *time.Time) {
 	w.mu.Lock()
 	*when = time.Now()
@@ -609,7 +606,7 @@ func (w *Watch) seenNow(when *time.Time) {
 	w.monitor.remembers()
 }
 
-// note changes what is known, and logs the conditions where they have changed.
+// note changes the state, and logs the conditions if they have changed.
 func (w *Watch) note(change func()) {
 	w.mu.Lock()
 	before := w.now

@@ -10,12 +10,12 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 )
 
-// serialConsole is the console that the kernel was told (console=).
+// serialConsole is the console from the kernel's command line (console=).
 const serialConsole = "/dev/console"
 
-// openDebugConsole gives the host a shell where the settings ask for one, until
-// ctx ends: on the console, or on a vsock port where they name one, as with Kata,
-// whose runtime gives both options.
+// openDebugConsole gives the host a shell until ctx ends, if the settings ask for one. The shell is
+// on the console, or on a vsock port if the settings name one, as with Kata, whose runtime sets
+// both options.
 func openDebugConsole(ctx context.Context, set settings, asInit bool, log *logrus.Entry) {
 	console := &debugconsole.Console{Log: log}
 	serve := func() error { return console.RunOn(ctx, serialConsole) }

@@ -17,22 +17,22 @@ import (
 	"github.com/directvol/directvol/protocols/version"
 )
 
-// flushLimit is how long the log's readers have at the end.
+// flushLimit bounds how long the log's readers may take when the agent ends.
 const flushLimit = 2 * time.Second
 
-// keptLog is the buffer and the ways out of it.
+// keptLog is the log's buffer and its outputs.
 type keptLog struct {
 	*logbuffer.Buffer
 	console func()
 }
 
-// newLog makes logrus's standard logger, which ttrpc uses too, one that keeps
-// lines until it is known where they go.
+// newLog makes logrus's standard logger, which ttrpc uses too, keep its lines until the output is
+// known.
 func newLog() (*logrus.Entry, *keptLog) {
 	log := logrus.StandardLogger()
 	j := logbuffer.New(log, logrus.Fields{"name": "directvol-agent", "source": "agent", "pid": strconv.Itoa(os.Getpid()), "version": version.String()})
-	// Else writing to a console that is gone would end the process. Ignored, the
-	// signal would be ignored by what a shell starts too.
+	// Without this, a write to a console that is gone would end the process. If the signal were
+	// ignored, the programs that a shell starts would ignore it too.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	return logrus.NewEntry(log), &keptLog{j, sync.OnceFunc(func() {
 		r := j.Reader()
@@ -40,11 +40,11 @@ func newLog() (*logrus.Entry, *keptLog) {
 	})}
 }
 
-// toConsole has all lines written to the console, from the first one on.
+// toConsole makes all lines go to the console, from the first one on.
 func (k *keptLog) toConsole() { k.console() }
 
-// toVsock has the host read the log on a port, where there is to be one, until
-// the process ends. Where that fails the console has it.
+// toVsock serves the log to the host on a port, if that is not 0, until the process ends. If that
+// fails, the log goes to the console.
 func (k *keptLog) toVsock(port uint32, log *logrus.Entry) {
 	if port == 0 {
 		return
@@ -62,7 +62,7 @@ func (k *keptLog) toVsock(port uint32, log *logrus.Entry) {
 	}()
 }
 
-// flush lets who reads have what was logged, for a while.
+// flush waits, up to flushLimit, until the readers have all lines.
 func (k *keptLog) flush() {
 	ctx, cancel := context.WithTimeout(context.Background(), flushLimit)
 	defer cancel()

@@ -29,31 +29,31 @@ import (
 )
 
 const (
-	// callLimit is how long the calls in flight have to end when a service does:
-	// longer than any that unmounts. What waits for a disk may wait longer, and is
-	// cut.
+	// callLimit bounds how long the calls in flight may go on when a service ends: longer than any
+	// call that unmounts. A call that waits for a disk may take longer and is cut.
 	callLimit = 10 * time.Second
-	// unmountLimit is how long the guest's end waits, volume by volume, for disks from
-	// which nothing comes, and syncLimit for what is left then. A slow disk is waited for.
+	// unmountLimit bounds how long the guest's end waits, for each volume, for a disk that ends no
+	// request; syncLimit bounds the final sync in the same way. A disk that is only slow is waited
+	// for.
 	unmountLimit = 10 * time.Second
 	syncLimit    = 5 * time.Second
-	// processLimit is how long each process has to end, when the guest does.
+	// processLimit is how long each process may take to end when the guest does.
 	processLimit = 2 * time.Second
 )
 
 func main() {
-	// One that waits in a system call for the host and one that works, whatever
-	// the guest has: with fewer, the runtime takes the waiting one's away and has
-	// to find it another when the host calls.
+	// One processor for the thread that waits in a system call for the host, and one for work,
+	// whatever the guest has. With fewer, the runtime takes the waiting thread's processor away and
+	// has to find another one when the host calls.
 	runtime.GOMAXPROCS(max(2, runtime.NumCPU()))
-	// What lives is a fifth of a megabyte. The runtime would let the heap grow to
-	// 4 MB before it first collects, and keep them: this is a quarter of that.
+	// The live heap is about 200 KB. GOGC=25 starts the first collection at 1 MB; by default the
+	// heap would grow to 4 MB and stay there.
 	debug.SetGCPercent(25)
 	entry, kept := newLog()
 	asInit := os.Getpid() == 1
 	modules := func() error { return nil }
 	if asInit {
-		// Not fatal: a guest that can still answer can still be asked.
+		// Not fatal: a guest that still answers can be examined.
 		if err := guestinit.Mount(); err != nil {
 			entry.Error(err)
 		}
@@ -65,8 +65,8 @@ func main() {
 	}
 	if asInit {
 		guestinit.Reap()
-		// The modules behind vsock's are loaded while the first calls are answered: xfs
-		// alone takes a second of an emulated guest's boot.
+		// The other modules are loaded while the first calls are answered, because xfs alone takes
+		// a second of an emulated guest's boot.
 		var err error
 		if modules, err = guestinit.LoadModulesUntil(modulelist.Path, modulelist.VsockTransport); err != nil {
 			entry.Error(err)
@@ -74,15 +74,15 @@ func main() {
 	}
 	how, err := serve(entry, kept, set, asInit, modules)
 	if err != nil {
-		// Whatever the level: an end without a reason is of no use to anybody.
+		// Log it at any level: an end without a reason helps nobody.
 		entry.Logger.SetLevel(max(set.level, logrus.ErrorLevel))
 		entry.Error(err)
-		kept.toConsole() // nobody may have read it over vsock
+		kept.toConsole() // the host may not have read it over vsock
 	}
 	kept.flush()
 	if asInit && (how == signalled || set.powerOff && (how == destroyed || err != nil)) {
-		// Also where it cannot serve: the end of PID 1 would be a panic, which
-		// tells the host less.
+		// Also if the agent cannot serve: the end of PID 1 would panic the kernel, which tells the
+		// host less.
 		ctx, cancel := health.Patient(context.Background(), syncLimit, health.AnyDisk)
 		err = guestinit.PowerOff(ctx)
 		cancel()
@@ -94,9 +94,9 @@ func main() {
 	}
 }
 
-// configure reads the settings. PID 1 is given no flags but what the kernel
-// does not know of its own command line, and goes on with the defaults where an
-// option is wrong; a service ends.
+// configure reads the settings. As PID 1, the agent ignores its arguments, which are the words of
+// the kernel's command line that the kernel does not know, and uses the defaults for wrong options.
+// A service exits on a wrong option.
 func configure(log *logrus.Entry, asInit bool) settings {
 	set := defaults()
 	line, err := os.ReadFile("/proc/cmdline")
@@ -126,20 +126,19 @@ type ending int
 
 const (
 	failed    ending = iota // with an error
-	destroyed               // the sandbox is, and the VM is to end
-	signalled               // it is told to end
+	destroyed               // the sandbox is destroyed, and the VM is to end
+	signalled               // a signal or the power button
 )
 
-// signals tell the agent to end, and where it is PID 1 the VM: Ctrl-Alt-Del comes as
-// SIGINT (kernel/reboot.c), a power supply that fails as SIGPWR.
+// signals make the agent end, and the VM too if the agent is PID 1. Ctrl-Alt-Del arrives as SIGINT
+// (kernel/reboot.c), a failing power supply as SIGPWR.
 var signals = []os.Signal{unix.SIGTERM, os.Interrupt, unix.SIGPWR}
 
-// serve answers until the sandbox is destroyed and the VM is to end, or until a
-// signal.
+// serve answers calls until the sandbox is destroyed and the VM is to end, or until a signal.
 func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules func() error) (ending, error) {
 	ctx, stop := untilTold(asInit, log)
 	defer stop()
-	// Health is watched, and remembered, until the last call has ended.
+	// Health is watched, and saved, until the last call has ended.
 	life, end := context.WithCancel(context.Background())
 	defer end()
 	monitor := health.NewMonitor(log)
@@ -165,10 +164,11 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 		return failed, err
 	}
 	defer server.Close()
-	// After the agent's own listener, whose port nothing else is to have.
+	// After the agent's own listener, so that nothing else takes its port.
 	kept.toVsock(set.logPort, log)
 	openDebugConsole(ctx, set, asInit, log)
-	// Not before it listens: there can be two agents by mistake, and one state.
+	// After Listen: if two agents are started by mistake, only one gets this far, and they share
+	// one state file.
 	if err := storages.Recover(); err != nil {
 		log.Error(err)
 	}
@@ -178,7 +178,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 		if asInit && set.powerOff {
 			select {
 			case over <- server.HungUp():
-			default: // it ends already
+			default: // the agent is already ending
 			}
 		}
 	}
@@ -202,8 +202,8 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	}
 }
 
-// untilTold returns a context that ends when the agent is told to end: by a signal, and where it is PID 1 by the guest's power
-// button too, which a host presses that has lost its vsock.
+// untilTold returns a context that ends on a signal. For PID 1, it also ends when the guest's power
+// button is pressed, which a host does that has lost its vsock connection.
 func untilTold(asInit bool, log *logrus.Entry) (ctx context.Context, stop func()) {
 	ctx, stop = signal.NotifyContext(context.Background(), signals...)
 	if !asInit {
@@ -218,10 +218,10 @@ func untilTold(asInit bool, log *logrus.Entry) (ctx context.Context, stop func()
 		}
 		press()
 	}()
-	return ctx, func() {} // a second signal would end PID 1, and the kernel, while it powers off
+	return ctx, func() {} // a second signal would end PID 1, and panic the kernel, during the power-off
 }
 
-// endGuest ends every process, and unmounts every volume.
+// endGuest ends every process and unmounts every volume.
 func endGuest(guest *sandbox.Sandbox, volumes *volume.Table, log *logrus.Entry) {
 	guestinit.EndAll(processLimit)
 	err := guest.Destroy(context.Background())
@@ -236,7 +236,7 @@ func endGuest(guest *sandbox.Sandbox, volumes *volume.Table, log *logrus.Entry) 
 	}
 }
 
-// follow returns at once. What it starts goes on until ctx ends.
+// follow starts functions that run until ctx ends, and returns at once.
 func follow(ctx context.Context, log *logrus.Entry, all ...func(context.Context) error) {
 	for _, follow := range all {
 		go func() {
@@ -247,8 +247,8 @@ func follow(ctx context.Context, log *logrus.Entry, all ...func(context.Context)
 	}
 }
 
-// load loads the modules that only storages need. Health answers meanwhile; what
-// mounts waits.
+// load loads the modules that only storages need. Calls of Health are answered meanwhile; calls
+// that mount wait.
 func load(modules func() error, loaded chan<- struct{}, log *logrus.Entry) {
 	defer close(loaded)
 	if err := modules(); err != nil {
@@ -256,8 +256,8 @@ func load(modules func() error, loaded chan<- struct{}, log *logrus.Entry) {
 	}
 }
 
-// shutDown lets the calls in flight answer, and closes the connections. Where it is
-// the guest's end too, it ends that.
+// shutDown lets the calls in flight finish and closes the connections. As PID 1 it also ends the
+// guest.
 func shutDown(server *server.Server, agent *rpc.Agent) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 	defer cancel()

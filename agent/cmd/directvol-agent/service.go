@@ -8,8 +8,8 @@ import (
 	"github.com/directvol/directvol/agent/state"
 )
 
-// newState returns where a service keeps what the one after it has to know. PID 1
-// keeps nothing: no agent comes after it.
+// newState returns the file in which a service keeps its state for the next agent. PID 1 keeps
+// none, because no agent follows it.
 func newState(set settings, asInit bool) (*state.File, error) {
 	if asInit {
 		return nil, nil
@@ -17,14 +17,14 @@ func newState(set settings, asInit bool) (*state.File, error) {
 	return state.Open(set.state)
 }
 
-// notifyReady tells systemd that calls are answered from now on (sd_notify(3),
-// which is one datagram). Another init has asked for nothing.
+// notifyReady tells systemd that the agent answers calls from now on (sd_notify(3), one datagram).
+// Other init systems do not set NOTIFY_SOCKET.
 func notifyReady() error {
 	socket := os.Getenv("NOTIFY_SOCKET")
 	if socket == "" {
 		return nil
 	}
-	conn, err := net.Dial("unixgram", socket) // "@" is the abstract namespace to both
+	conn, err := net.Dial("unixgram", socket) // "@" means the abstract namespace to both
 	if err == nil {
 		defer conn.Close()
 		_, err = conn.Write([]byte("READY=1"))

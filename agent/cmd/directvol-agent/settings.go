@@ -19,8 +19,8 @@ import (
 	"github.com/directvol/directvol/protocols/version"
 )
 
-// settings come from the kernel's command line, as Kata's agent has them
-// (agent.*), and from flags, which win.
+// settings come from the kernel's command line, with the names of Kata's agent (agent.*), and from
+// flags, which take precedence.
 type settings struct {
 	level      logrus.Level
 	listen     address.Address
@@ -29,10 +29,10 @@ type settings struct {
 	powerOff   bool
 	state      string
 
-	// Ports of vsock; 0 is none, as for Kata.
+	// Ports of vsock; 0 means none, as in Kata.
 	logPort     uint32
 	consolePort uint32
-	console     bool // a shell: on consolePort where there is one, else on the console
+	console     bool // a shell on consolePort, or on the console if that is 0
 }
 
 func defaults() settings {
@@ -45,8 +45,8 @@ func defaults() settings {
 	}
 }
 
-// options are the settings by the name that they have on the kernel's command
-// line, less "agent.", and as flags.
+// options lists the settings with their flags and their names on the kernel's command line, without
+// "agent.".
 func (s *settings) options() []option {
 	return []option{
 		{"log", "log", "how much to log: critical, error, warn, info, debug or trace", func(v string) error { return parseLevel(v, &s.level) }},
@@ -66,14 +66,14 @@ type option struct {
 	set                 func(string) error
 }
 
-// debugConsole is an option that is asked for by its name alone.
+// debugConsole is an option that needs no value.
 const debugConsole = "debug_console"
 
-// bare says whether the option can stand without a value.
+// bare reports whether the option may have no value.
 func (o option) bare() bool { return o.kernel == debugConsole }
 
-// katas are the options of Kata's agent (src/agent/src/config.rs) that this one has no
-// use for, less "agent.". A name that ends with "_" stands for all that begin so.
+// katas are the options of Kata's agent (src/agent/src/config.rs) that this agent ignores, without
+// "agent.". A name that ends with "_" is a prefix.
 var katas = []string{
 	"devmode", "trace", "config_file", "passfd_listener_port", "container_pipe_size", "unified_cgroup_hierarchy", "launch_process_timeout",
 	"cdh_api_timeout", "image_pull_timeout", "cdi_timeout", "visible_cdi_devices", "guest_components_", "secure_storage_integrity",
@@ -86,8 +86,8 @@ func isKatas(name string) bool {
 	})
 }
 
-// fromKernel reads a kernel command line. Options of Kata's agent that this one
-// has no use for are passed over; all that are wrong or unknown are named in the error.
+// fromKernel reads a kernel command line. It skips the options of Kata's agent that this agent does
+// not use. The error names all options that are wrong or unknown.
 func (s *settings) fromKernel(line string) error {
 	var errs []error
 	for word := range strings.FieldsSeq(line) {
@@ -116,8 +116,7 @@ func (s *settings) setFromKernel(name, value string, valued bool) error {
 	return errors.New("no option of that name, here or in Kata's agent: directvol-agent -help lists them")
 }
 
-// fromFlags reads a command line's arguments. What it asks for is all there is to
-// do where told is not empty: to print that.
+// fromFlags reads a command line's arguments. If told is not empty, the caller prints it and exits.
 func (s *settings) fromFlags(args []string) (told string, err error) {
 	flags := flag.NewFlagSet("directvol-agent", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
@@ -156,7 +155,7 @@ func usage(flags *flag.FlagSet) string {
 	return text.String()
 }
 
-// parseDuration reads "1.5s", or "3" as seconds, which is how Kata writes it.
+// parseDuration parses "1.5s", or "3" as seconds, as Kata writes it.
 func parseDuration(v string, to *time.Duration) error {
 	if _, err := strconv.ParseFloat(v, 64); err == nil {
 		v += "s"
@@ -169,7 +168,7 @@ func parseDuration(v string, to *time.Duration) error {
 	return nil
 }
 
-// parseLevel reads a level of Kata's agent, or of logrus.
+// parseLevel parses a level of Kata's agent or of logrus.
 func parseLevel(v string, to *logrus.Level) error {
 	if v == "critical" {
 		v = "fatal"
@@ -184,15 +183,14 @@ func parseLevel(v string, to *logrus.Level) error {
 
 func parsePort(v string, to *uint32) error {
 	port, err := strconv.ParseUint(v, 10, 32)
-	if err != nil || port == math.MaxUint32 { // which the kernel takes for any port
+	if err != nil || port == math.MaxUint32 { // the kernel's value for any port
 		return fmt.Errorf("%.40q is no vsock port, a number from 1 to %d", v, uint32(math.MaxUint32-1))
 	}
 	*to = uint32(port)
 	return nil
 }
 
-// parseListen reads an address. The CID of a vsock one is of no account; Kata
-// writes it as -1.
+// parseListen parses an address. The CID of a vsock address is ignored; Kata writes it as -1.
 func parseListen(v string, to *address.Address) error {
 	listen, err := address.Parse(strings.Replace(v, "vsock://-1:", "vsock://0:", 1))
 	if err != nil {
