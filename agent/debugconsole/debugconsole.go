@@ -1,8 +1,7 @@
-// Package debugconsole gives the host a shell in the guest, where it asks for
-// one: a shell on a pseudo-terminal (pty(7)) for each connection, or one on the
-// guest's console. Who may connect is the listener's to say. A session ends with
-// its connection: the terminal hangs up, and the kernel sends SIGHUP to the
-// shell and to what runs in its foreground.
+// Package debugconsole gives the host a shell in the guest if the host asks for one: a shell on a
+// pseudo-terminal (pty(7)) for each connection, or one on the guest's console. The listener decides
+// who may connect. A session ends with its connection: the terminal hangs up, and the kernel sends
+// SIGHUP to the shell and to its foreground processes.
 package debugconsole
 
 import (
@@ -25,35 +24,34 @@ import (
 )
 
 const (
-	// MaxSessions is how many connections a listener for Serve should admit at
-	// once.
+	// MaxSessions is how many connections a listener for Serve should admit at once.
 	MaxSessions = 8
 
-	// lastWords is how long the terminal is read after the shell's end, where
-	// something that it left behind keeps it open.
+	// lastWords is how long the terminal is read after the shell has ended, if a process that the
+	// shell left behind keeps the terminal open.
 	lastWords = 500 * time.Millisecond
 
-	// hangUpLimit is how long a shell whose terminal has hung up may go on.
+	// hangUpLimit is how long a shell may go on after its terminal has hung up.
 	hangUpLimit = 5 * time.Second
 
-	// restart is the pause before the console's shell is started again: one that
-	// cannot read ends at once.
+	// restart is the pause before the console's shell is started again, because a shell that cannot
+	// read ends at once.
 	restart = time.Second
 )
 
 // Console starts shells.
 type Console struct {
-	// Log is told of each session.
+	// Log receives an entry for each session.
 	Log *logrus.Entry
-	// Shells are the programs to try, in order; bash and sh where it is empty.
+	// Shells are the programs to try, in order; empty means bash and sh.
 	Shells []string
 }
 
-// environment is what a shell starts with.
+// environment is the environment of each shell.
 var environment = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/", "TERM=linux"}
 
-// Serve gives each connection that l accepts a shell, until l fails or is
-// closed, or ctx ends; then all sessions end.
+// Serve gives each connection that l accepts a shell, until l fails or is closed, or ctx ends; then
+// all sessions end.
 func (c *Console) Serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var sessions sync.WaitGroup
@@ -76,7 +74,7 @@ func (c *Console) Serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// session returns when the shell has ended, with an error where there was none.
+// session returns when the shell has ended. It returns an error if no shell could be started.
 func (c *Console) session(ctx context.Context, conn net.Conn, log *logrus.Entry) error {
 	shell, err := c.shell()
 	if err != nil {
@@ -112,15 +110,14 @@ func (c *Console) session(ctx context.Context, conn net.Conn, log *logrus.Entry)
 	return nil
 }
 
-// relay copies until either side ends. The wrappers hide what io.Copy would try
-// first and what no terminal can do.
+// relay copies until either side ends. The wrappers hide methods that io.Copy would try first and
+// that a terminal does not support.
 func relay(to io.Writer, from io.Reader, over chan<- struct{}) {
 	defer close(over)
 	_, _ = io.Copy(struct{ io.Writer }{to}, struct{ io.Reader }{from})
 }
 
-// awaitLastWords waits until the peer has what a shell that has ended had still
-// to say.
+// awaitLastWords waits until the peer has received the remaining output of a shell that has ended.
 func awaitLastWords(ctx context.Context, terminal *os.File, conn net.Conn, heard, said <-chan struct{}) {
 	until := time.Now().Add(lastWords)
 	if errors.Join(terminal.SetReadDeadline(until), conn.SetWriteDeadline(until)) != nil {
@@ -133,7 +130,7 @@ func awaitLastWords(ctx context.Context, terminal *os.File, conn net.Conn, heard
 	}
 }
 
-// hangUp ends the shell by its terminal, and by force where that does not.
+// hangUp ends the shell by hanging up its terminal, and kills it if that does not end it.
 func hangUp(terminal *os.File, process *os.Process, ended <-chan unix.WaitStatus) unix.WaitStatus {
 	terminal.Close()
 	limit := time.NewTimer(hangUpLimit)
@@ -143,7 +140,7 @@ func hangUp(terminal *os.File, process *os.Process, ended <-chan unix.WaitStatus
 		return status
 	case <-limit.C:
 	}
-	_ = process.Kill() // fails where it has ended just now
+	_ = process.Kill() // fails if it has just ended
 	return <-ended
 }
 
@@ -183,7 +180,7 @@ func (c *Console) RunOn(ctx context.Context, path string) error {
 	}
 }
 
-// shell returns the first shell that this guest has.
+// shell returns the first shell that exists in this guest.
 func (c *Console) shell() (string, error) {
 	shells := c.Shells
 	if len(shells) == 0 {
@@ -197,7 +194,7 @@ func (c *Console) shell() (string, error) {
 	return "", errors.New("no shell in this guest: put /bin/sh into the image")
 }
 
-// start starts a shell whose controlling terminal is this one.
+// start starts a shell with terminal as its controlling terminal.
 func start(shell string, terminal *os.File) (*os.Process, <-chan unix.WaitStatus, error) {
 	process, ended, err := guestinit.Start(shell, []string{filepath.Base(shell)}, &os.ProcAttr{
 		Dir: "/", Env: environment, Files: []*os.File{terminal, terminal, terminal},
@@ -209,7 +206,7 @@ func start(shell string, terminal *os.File) (*os.Process, <-chan unix.WaitStatus
 	return process, ended, err
 }
 
-// told is how a shell ended, in words.
+// told describes how a shell ended.
 func told(status unix.WaitStatus) string {
 	if status.Signaled() {
 		return unix.SignalName(status.Signal())

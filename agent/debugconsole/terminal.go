@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openTerminal opens a pseudo-terminal of its own (pts(4)): our side, which obeys
-// deadlines, and the end that a shell is given. The caller closes both.
+// openTerminal opens a new pseudo-terminal (pts(4)). ours is the agent's side, which supports
+// deadlines; end is for the shell. The caller closes both.
 func openTerminal() (ours, end *os.File, err error) {
 	ours, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -43,8 +43,8 @@ func endOf(ours *os.File) (*os.File, error) {
 	return openEnd(fmt.Sprintf("/dev/pts/%d", number))
 }
 
-// openEnd opens a terminal for a shell. It is not for Go's poller, which would
-// make it one that does not block for the shell too, and not to become ours.
+// openEnd opens a terminal for a shell. The file is not in Go's poller, because that would make it
+// non-blocking for the shell, too. The terminal does not become the agent's controlling terminal.
 func openEnd(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {

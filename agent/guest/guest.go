@@ -1,6 +1,6 @@
-// Package guest sets what a sandbox asks of its guest as a whole: its name, its
-// resolver's configuration (resolv.conf(5)) and modules of its kernel. Each call may be
-// repeated, and returns what undoes it.
+// Package guest applies the settings of a sandbox that concern the whole guest: its hostname, its
+// resolver configuration (resolv.conf(5)) and kernel modules. Each call may be repeated.
+// SetHostname and SetResolver return a function that undoes the change.
 package guest
 
 import (
@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// hostnameBytes is the longest name that the kernel takes (uname(2)).
+	// hostnameBytes is the longest hostname that the kernel accepts (uname(2)).
 	hostnameBytes = 64
 	// resolverBytes bounds /etc/resolv.conf, whose readers expect a few lines.
 	resolverBytes = 64 << 10
@@ -31,7 +31,7 @@ const (
 	moduleBytes = 56
 )
 
-// Guest is the one that this process runs in.
+// Guest is the guest that this process runs in.
 type Guest struct {
 	root string
 	init bool
@@ -39,22 +39,22 @@ type Guest struct {
 	ours *modules
 }
 
-// modules are those that this process has loaded, with what it gave them: the kernel does
-// not show every parameter, nor as it was given.
+// modules are the modules that this process has loaded, with their parameters. The kernel does not
+// show every parameter, and not always as it was given.
 type modules struct {
 	mu    sync.Mutex
 	given map[string][]string
 }
 
-// New returns the guest. init says that this process is its PID 1: in a guest with
-// another one some things are not ours to set.
+// New returns the guest. init is set if this process is PID 1. In a guest with another init, some
+// settings belong to that init.
 func New(init bool) Guest { return newGuest("/", init, guestinit.LoadModule) }
 
 func newGuest(root string, init bool, load func(path, parameters string) error) Guest {
 	return Guest{root, init, load, &modules{given: map[string][]string{}}}
 }
 
-// SetHostname gives the guest a name. An empty one changes nothing.
+// SetHostname sets the guest's hostname. An empty name changes nothing.
 func (Guest) SetHostname(name string) (undo func() error, err error) {
 	if name == "" {
 		return nil, nil
@@ -73,7 +73,7 @@ func setHostname(name string) error {
 	return os.NewSyscallError("sethostname", unix.Sethostname([]byte(name)))
 }
 
-// SetResolver writes the lines of /etc/resolv.conf. None change nothing.
+// SetResolver writes the lines of /etc/resolv.conf. Without lines it changes nothing.
 func (g Guest) SetResolver(lines []string) (undo func() error, err error) {
 	if len(lines) == 0 {
 		return nil, nil
@@ -100,7 +100,7 @@ func (g Guest) SetResolver(lines []string) (undo func() error, err error) {
 	return undo, replace(path, []byte(text))
 }
 
-// replace writes a file whole, or not at all.
+// replace writes a file completely or not at all.
 func replace(path string, text []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -111,7 +111,7 @@ func replace(path string, text []byte) error {
 	return os.Rename(path+".new", path)
 }
 
-// LoadModules loads modules that are not there yet. They stay.
+// LoadModules loads the modules that are not loaded yet. They are never unloaded.
 func (g Guest) LoadModules(modules []*agentpb.KernelModule) error {
 	for _, m := range modules {
 		if m == nil {
@@ -130,7 +130,7 @@ func (g Guest) LoadModules(modules []*agentpb.KernelModule) error {
 const moduleRunes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 
 func (g Guest) loadOne(name string, parameters []string) error {
-	g.ours.mu.Lock() // or two calls would both load it
+	g.ours.mu.Lock() // otherwise two calls could both load it
 	defer g.ours.mu.Unlock()
 	folder := filepath.Join(g.root, "sys/module", name)
 	if _, err := os.Stat(folder); err == nil {
@@ -153,13 +153,13 @@ func (g Guest) loadOne(name string, parameters []string) error {
 	return nil
 }
 
-// builtIn is where a module is that is a part of the kernel.
+// builtIn is the path that find returns for a module that is part of the kernel.
 const builtIn = "built in"
 
-// errFound ends a walk.
+// errFound stops a walk.
 var errFound = errors.New("found")
 
-// find returns a module's file, by its name with "_" for "-".
+// find returns the file of a module, given by its name with "_" for "-".
 func (g Guest) find(name string) (path string, err error) {
 	var uts unix.Utsname
 	if err := unix.Uname(&uts); err != nil {

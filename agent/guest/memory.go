@@ -10,12 +10,12 @@ import (
 	"strings"
 )
 
-// memoryFolder is where the kernel shows memory that can be plugged in
+// memoryFolder is where the kernel shows hot-pluggable memory
 // (Documentation/admin-guide/mm/memory-hotplug.rst).
 const memoryFolder = "sys/devices/system/memory"
 
-// MemoryBlockSize returns by how many bytes the guest's memory can grow: 0 where its kernel cannot
-// have it grow.
+// MemoryBlockSize returns the unit, in bytes, by which the guest's memory can grow, or 0 if its
+// kernel does not support growth.
 func (g Guest) MemoryBlockSize() (uint64, error) {
 	path := filepath.Join("/", g.root, memoryFolder, "block_size_bytes")
 	text, err := os.ReadFile(path)
@@ -32,7 +32,7 @@ func (g Guest) MemoryBlockSize() (uint64, error) {
 	return size, nil
 }
 
-// ProbesMemory reports whether the guest's kernel has to be told of memory that was plugged in.
+// ProbesMemory reports whether the guest's kernel must be told about memory that was plugged in.
 func (g Guest) ProbesMemory() bool {
 	_, err := os.Stat(filepath.Join("/", g.root, memoryFolder, "probe"))
 	return err == nil

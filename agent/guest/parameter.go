@@ -12,10 +12,10 @@ import (
 	"github.com/directvol/directvol/agent/errkind"
 )
 
-// hasParameters refuses parameters that a loaded module does not have. given are those that
-// it was loaded with, where ours says that this is known. A parameter that neither this nor
-// the kernel shows, as one of mode 0 (module_param in include/linux/moduleparam.h), is
-// taken for granted.
+// hasParameters refuses parameters that a loaded module does not have. given are the parameters
+// with which it was loaded, known only if ours is set. A parameter that is neither in given nor
+// shown by the kernel, such as one of mode 0 (module_param in include/linux/moduleparam.h), is
+// assumed to be set as requested.
 func hasParameters(folder string, parameters, given []string, ours bool) error {
 	for _, p := range parameters {
 		name, want, has := strings.Cut(p, "=")
@@ -30,7 +30,7 @@ func hasParameters(folder string, parameters, given []string, ours bool) error {
 		}
 		shown, err := os.ReadFile(filepath.Join(folder, "parameters", name))
 		switch {
-		case errors.Is(err, fs.ErrNotExist) && !ours, errors.Is(err, fs.ErrPermission): // it may be to write only
+		case errors.Is(err, fs.ErrNotExist) && !ours, errors.Is(err, fs.ErrPermission): // it may be write-only
 		case err != nil || !sameValue(strings.TrimSpace(string(shown)), want):
 			return errkind.New(errkind.FailedPrecondition, "it is loaded already, and parameter %.80q is not as asked for", p)
 		}
@@ -38,12 +38,12 @@ func hasParameters(folder string, parameters, given []string, ours bool) error {
 	return nil
 }
 
-// sameValue reports whether a value that the kernel shows is what was asked for, whichever
-// of the parameter types it has (param_get_bool and its like in kernel/params.c): sysfs
-// does not say which.
+// sameValue reports whether a value that the kernel shows equals the requested one under any of the
+// parameter types (param_get_bool and similar functions in kernel/params.c), because sysfs does not
+// show the type.
 func sameValue(shown, want string) bool {
 	if len(want) > 1 && strings.HasPrefix(want, `"`) && strings.HasSuffix(want, `"`) {
-		want = want[1 : len(want)-1] // as the kernel takes quotes away
+		want = want[1 : len(want)-1] // as the kernel removes quotes
 	}
 	if shown == want {
 		return true
@@ -52,8 +52,7 @@ func sameValue(shown, want string) bool {
 	return len(some) == len(others) && slices.EqualFunc(some, others, func(a, b string) bool { return a == b || meaning(a) == meaning(b) && meaning(a) != "" })
 }
 
-// meaning is a number or a bool in the one way in which two writings of it are equal; ""
-// of other values.
+// meaning returns a number or a bool in a canonical form, or "" for other values.
 func meaning(value string) string {
 	if n, err := strconv.ParseInt(value, 0, 64); err == nil {
 		return strconv.FormatInt(n, 10)

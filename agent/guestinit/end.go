@@ -8,18 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EndAll ends every other process of the guest. Only PID 1 may call it. It sends SIGTERM,
-// waits, sends SIGKILL to those that are left, and waits as long again: a process that
-// waits for a disk does not end.
+// EndAll ends every other process of the guest. Only PID 1 may call it. It sends SIGTERM, waits,
+// sends SIGKILL to the remaining processes, and waits again, each time up to patience: a process
+// that waits for a disk does not end.
 func EndAll(patience time.Duration) {
 	for _, signal := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
 		all := processes()
-		_ = unix.Kill(-1, signal) // fails where there is nobody
+		_ = unix.Kill(-1, signal) // fails if there is no other process
 		awaitEnd(all, patience)
 	}
 }
 
-// processes opens a pidfd of each other process. A kernel thread has no program.
+// processes opens a pidfd for each other process. It skips kernel threads, which have no program.
 func processes() (files []*os.File) {
 	all, _ := os.ReadDir("/proc")
 	for _, entry := range all {
@@ -37,8 +37,8 @@ func processes() (files []*os.File) {
 	return files
 }
 
-// awaitEnd waits until processes have ended, and closes them: a pidfd can be read from
-// then on (pidfd_open(2)).
+// awaitEnd waits until processes have ended, and closes their pidfds. A pidfd becomes readable when
+// its process has ended (pidfd_open(2)).
 func awaitEnd(all []*os.File, patience time.Duration) {
 	defer func() {
 		for _, process := range all {

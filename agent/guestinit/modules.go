@@ -15,17 +15,15 @@ import (
 	"github.com/directvol/directvol/protocols/modulelist"
 )
 
-// LoadModules loads the modules of a list (package modulelist), which nothing
-// else in the guest does: it has no modprobe. A list that is not there is an image whose kernel
-// needs none.
+// LoadModules loads the modules of a list (package modulelist). Nothing else in the guest loads
+// them, as it has no modprobe. A missing list means an image whose kernel needs no modules.
 func LoadModules(list string) error {
 	others, err := LoadModulesUntil(list, "")
 	return errors.Join(err, others())
 }
 
-// LoadModulesUntil loads the modules of a list up to one, by its name, or all
-// where it is not among them. The others are loaded by the function that it
-// returns, which is never nil.
+// LoadModulesUntil loads the modules of a list up to and including the one called name, or all if
+// name is not in the list. The function that it returns loads the others, and is never nil.
 func LoadModulesUntil(list, name string) (others func() error, err error) {
 	nothing := func() error { return nil }
 	file, err := os.Open(list)
@@ -44,7 +42,7 @@ func LoadModulesUntil(list, name string) (others func() error, err error) {
 	return func() error { return loadAll(paths[until:]) }, errors.Join(err, loadAll(paths[:until]))
 }
 
-// loadAll goes on after one that fails: another may be the one that matters.
+// loadAll continues after a module that fails, because another one may be the important one.
 func loadAll(paths []string) error {
 	var errs []error
 	for _, p := range paths {
@@ -53,14 +51,14 @@ func loadAll(paths []string) error {
 	return errors.Join(errs...)
 }
 
-// nameOf returns a module's name, of a file that may be compressed.
+// nameOf returns the name of the module in a file, which may be compressed.
 func nameOf(file string) string {
 	name, _, _ := strings.Cut(path.Base(file), ".ko")
 	return name
 }
 
-// LoadModule loads a module from a file, by finit_module(2), which decompresses by
-// itself where the kernel can. One that is there already is left as it is.
+// LoadModule loads a module from a file by finit_module(2), which decompresses the file if the
+// kernel can. A module that is loaded already is left as it is.
 func LoadModule(path, parameters string) error {
 	file, err := os.Open(path)
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package guestinit does the duties of PID 1 in a guest: the kernel's file
-// systems, the modules of the image, the processes nobody waits for, and the
-// end.
+// Package guestinit performs the duties of PID 1 in a guest: it mounts the kernel's filesystems,
+// loads the image's modules, reaps orphaned processes, and powers the guest off.
 package guestinit
 
 import (
@@ -12,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelMounts are what programs expect to find, in order.
+// kernelMounts are the mounts that programs expect, in order.
 var kernelMounts = []struct {
 	fstype, target string
 	flags          uintptr
@@ -27,7 +26,7 @@ var kernelMounts = []struct {
 	{"devpts", "/dev/pts", unix.MS_NOSUID | unix.MS_NOEXEC, "mode=0620,ptmxmode=0666"},
 }
 
-// Mount mounts the kernel's file systems. What is mounted already stays.
+// Mount mounts the kernel's filesystems. It leaves existing mounts as they are.
 func Mount() error {
 	for _, m := range kernelMounts {
 		if err := os.MkdirAll(m.target, 0o755); err != nil {

@@ -14,8 +14,9 @@ import (
 	"github.com/directvol/directvol/agent/netlink"
 )
 
-// The kernel tells of ACPI events by generic netlink: family and group of drivers/acpi/event.c, whose one attribute is a
-// struct acpi_genl_event, and its class that of drivers/acpi/button.c.
+// The kernel reports ACPI events by generic netlink. Family and group are those of
+// drivers/acpi/event.c, whose only attribute is a struct acpi_genl_event; the event's class is that
+// of drivers/acpi/button.c.
 const (
 	acpiFamily     = "acpi_event"
 	acpiGroup      = "acpi_mc_group"
@@ -25,14 +26,14 @@ const (
 	powerButton    = "button/power"
 )
 
-// netlinkHeaders are the bytes of a struct nlmsghdr and of a struct genlmsghdr behind it.
+// netlinkHeaders is the size of a struct nlmsghdr and of the struct genlmsghdr after it.
 const netlinkHeaders = unix.SizeofNlMsghdr + 4
 
-// netlinkBytes is more than the kernel sends at once about a family.
+// netlinkBytes is more than the kernel's longest message about a family.
 const netlinkBytes = 16 << 10
 
-// AwaitPowerButton returns nil when the guest's power button is pressed, by its host (QEMU's system_powerdown). It wants the
-// module button. When ctx ends first it returns ctx's error.
+// AwaitPowerButton returns nil when the host presses the guest's power button (QEMU's
+// system_powerdown). It needs the module button. If ctx ends first, it returns ctx's error.
 func AwaitPowerButton(ctx context.Context) error {
 	socket, err := netlink.Open(unix.NETLINK_GENERIC, 0)
 	if err != nil {
@@ -53,7 +54,7 @@ func AwaitPowerButton(ctx context.Context) error {
 			return context.Cause(ctx)
 		case errors.Is(err, netlink.ErrForeign):
 			continue
-		case errors.Is(err, unix.ENOBUFS): // events were lost: a button can be pressed again
+		case errors.Is(err, unix.ENOBUFS): // events were lost: the button can be pressed again
 			continue
 		case err != nil:
 			return err
@@ -85,7 +86,7 @@ func join(socket *os.File, group uint32) error {
 	return errors.Join(err, os.NewSyscallError("setsockopt(NETLINK_ADD_MEMBERSHIP)", refused))
 }
 
-// familyRequest asks the controller for a family by its name (linux/genetlink.h).
+// familyRequest asks the controller for a family by name (linux/genetlink.h).
 func familyRequest(name string) []byte {
 	attribute := append([]byte(name), 0)
 	length := unix.SizeofNlAttr + len(attribute)
@@ -100,7 +101,7 @@ func familyRequest(name string) []byte {
 	return append(message, make([]byte, aligned(length)-length)...)
 }
 
-// familyOf reads the controller's answer: the family's number, and its group's.
+// familyOf parses the controller's answer and returns the numbers of the family and of its group.
 func familyOf(message []byte) (family, group uint32, err error) {
 	if len(message) >= unix.SizeofNlMsghdr+4 && binary.NativeEndian.Uint16(message[4:]) == unix.NLMSG_ERROR {
 		errno := -int32(binary.NativeEndian.Uint32(message[unix.SizeofNlMsghdr:]))
@@ -140,7 +141,7 @@ func groupOf(attribute []byte) (name string, id uint32) {
 	return name, id
 }
 
-// isPowerButton reports whether a message is of the family, and tells that the button was pressed.
+// isPowerButton reports whether a message is from the family and reports a press of the button.
 func isPowerButton(message []byte, family uint32) (pressed bool) {
 	if len(message) < netlinkHeaders || uint32(binary.NativeEndian.Uint16(message[4:])) != family || message[unix.SizeofNlMsghdr] != acpiCommand {
 		return false
@@ -153,7 +154,8 @@ func isPowerButton(message []byte, family uint32) (pressed bool) {
 	return pressed
 }
 
-// attributes calls each with the netlink attributes of a message, up to one that does not fit.
+// attributes calls each with the netlink attributes of a message, and stops at one that is longer
+// than the rest.
 func attributes(b []byte, each func(kind uint16, value []byte)) {
 	for len(b) >= unix.SizeofNlAttr {
 		length := int(binary.NativeEndian.Uint16(b))
@@ -168,7 +170,7 @@ func attributes(b []byte, each func(kind uint16, value []byte)) {
 // aligned rounds up to NLA_ALIGNTO.
 func aligned(length int) int { return (length + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1) }
 
-// text is what stands before the first NUL.
+// text returns the bytes before the first NUL.
 func text(b []byte) string {
 	before, _, _ := bytes.Cut(b, []byte{0})
 	return string(before)

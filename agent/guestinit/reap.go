@@ -11,17 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// children are the processes that Start started and that have not been waited
-// for. The lock is held while one starts, so that it is known before it is reaped.
+// children are the processes that Start has started and that have not been waited for. Start holds
+// the lock while it starts a process, so that the process is in waits before it is reaped.
 var children struct {
 	sync.Mutex
 	reaped bool // Reap waits for every child of this process
 	waits  map[int]chan<- unix.WaitStatus
 }
 
-// Reap waits for every process that ends and has no parent but PID 1, for as
-// long as this process lives. It would take the exit status from os/exec's
-// Wait: nothing else in this program may start a process but by Start.
+// Reap waits for every process that ends and whose parent is PID 1, for as long as this process
+// lives. It would take the exit status away from os/exec's Wait, so this program must start
+// processes only by Start.
 func Reap() {
 	children.Lock()
 	children.reaped, children.waits = true, map[int]chan<- unix.WaitStatus{}
@@ -33,7 +33,7 @@ func Reap() {
 			reapAll()
 		}
 	}()
-	reapAll() // those that ended before the signal was ours
+	reapAll() // processes that ended before Notify
 }
 
 func reapAll() {
@@ -55,9 +55,9 @@ func reapAll() {
 	}
 }
 
-// Start starts a process as os.StartProcess does, whether or not this process
-// reaps. The channel gets its status once, when it has ended; then it is waited
-// for. The process can be signalled, and neither waited for nor released.
+// Start starts a process as os.StartProcess does, whether or not Reap was called. The channel
+// receives the exit status once, after the process was waited for. The caller may signal the
+// process, but must neither wait for nor release it.
 func Start(name string, argv []string, attr *os.ProcAttr) (*os.Process, <-chan unix.WaitStatus, error) {
 	children.Lock()
 	defer children.Unlock()
@@ -80,8 +80,8 @@ func Start(name string, argv []string, attr *os.ProcAttr) (*os.Process, <-chan u
 	return process, ended, nil
 }
 
-// PowerOff writes everything back, which a disk that hangs keeps it from until ctx ends,
-// and ends the VM. It returns only with an error.
+// PowerOff writes all data back and powers the VM off. If a disk hangs, PowerOff waits only until
+// ctx ends. It returns only with an error.
 func PowerOff(ctx context.Context) error {
 	written := make(chan struct{})
 	go func() {

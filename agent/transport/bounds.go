@@ -10,49 +10,49 @@ import (
 )
 
 const (
-	// share is which part of the guest's memory all connections may take: half of it
-	// for being open, half for their calls.
+	// share is the fraction of the guest's memory, as 1/share, that all connections may take: half
+	// of that for being open, half for their calls.
 	share = 8
 
-	// connBytes is counted for an open connection: its thread, its goroutines, their
-	// buffers, the kernel's, and ownBytes.
+	// connBytes is counted for an open connection: its thread, its goroutines, their buffers, the
+	// kernel's buffers, and ownBytes.
 	connBytes = 128 << 10
 
-	// heapBytes is how much of connBytes the collector can give back.
+	// heapBytes is the part of connBytes that the garbage collector can free.
 	heapBytes = 32 << 10
 
-	// maxConns is how many connections are open at once however much memory there is:
-	// each has a thread that waits for it. A host has one or two. minConns is for a
-	// guest with little.
+	// maxConns is how many connections may be open at once, however much memory there is, because
+	// each has a waiting thread. A host opens one or two. minConns is for a guest with little
+	// memory.
 	maxConns, minConns = 256, 32
 
-	// socketBytes is what the kernel keeps of a connection that is not read.
+	// socketBytes is how much the kernel buffers for a connection that is not read.
 	socketBytes = 64 << 10
 
-	// callBytes is counted for a call beside its frame: the goroutines that answer it.
-	// copies is how often its frame is in memory: as it was read, as ttrpc's request,
-	// and as the message, which takes more where it is made to.
+	// callBytes is counted for a call in addition to its frame: the goroutines that answer it.
+	// copies is how often its frame is in memory: as it was read, as ttrpc's request, and as the
+	// decoded message, which may be several times larger.
 	callBytes = 16 << 10
 	copies    = 2 + gogocodec.MaxGrowth
 
-	// ownBytes is how much of calls each connection can have whatever others do: a
-	// few small ones.
+	// ownBytes is how much memory for calls each connection always has: enough for a few small
+	// ones.
 	ownBytes = 48 << 10
 
-	// largest is what the largest call takes, and least what is lent however little
-	// memory there is: one of these, and others beside it.
+	// largest is what the largest call takes. least is lent even if there is little memory: enough
+	// for one such call and a few others.
 	largest = callBytes + copies*ttrpcframe.MaxLength
 	least   = largest + 4<<20
 )
 
-// bounds are what connections may take of the guest's memory.
+// bounds are how much of the guest's memory connections may take.
 type bounds struct {
 	conns     int
-	lent      int64 // to all connections, in bytes, beside what each has of its own
+	lent      int64 // to all connections, in bytes, in addition to what each has of its own
 	lentToOne int64
 }
 
-// boundsOf divides a guest's memory, in bytes.
+// boundsOf computes the bounds for a guest's memory, in bytes.
 func boundsOf(memory int64) bounds {
 	half := memory / share / 2
 	return bounds{
@@ -62,7 +62,7 @@ func boundsOf(memory int64) bounds {
 	}
 }
 
-// guestMemory is how much there is, in bytes (sysinfo(2)).
+// guestMemory returns the size of the guest's memory in bytes (sysinfo(2)).
 func guestMemory() (int64, error) {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
@@ -71,8 +71,8 @@ func guestMemory() (int64, error) {
 	return int64(info.Totalram) * int64(info.Unit), nil
 }
 
-// costOf is what a call takes whose frame has so many bytes behind its header. One
-// that is too long ttrpc's server passes over, and keeps nothing of it.
+// costOf returns what a call takes whose frame has length bytes after its header. ttrpc's server
+// skips a frame that is too long, and keeps nothing of it.
 func costOf(length uint32) int64 {
 	if length > ttrpcframe.MaxLength {
 		return callBytes

@@ -8,23 +8,23 @@ import (
 	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
-// lane is what one server sees of a connection: the frames of the calls that are routed to it, byte
-// by byte as they came, and room for their answers. It is a net.Conn. Streams have the ids that the
-// peer gave them, so those of one lane have gaps.
+// lane is one server's view of a connection: a net.Conn that delivers the bytes of the calls that
+// are routed to the server, and takes their answers. Streams keep the ids that the peer gave them,
+// so that the ids in one lane have gaps.
 //
 //	a frame is not taken   nothing behind it is read, whosever it is
 //	a server closes it     the connection ends, for all servers
 type lane struct {
 	*conn
-	up    chan []byte // to the server
-	taken []byte      // of the last of up, which the server has not read yet
+	up    chan []byte // frames for the server
+	taken []byte      // the rest of the last chunk of up, which the server has not read yet
 
-	begun   []byte    // of a frame that the server has begun to write
-	writing stopwatch // an answer
+	begun   []byte    // of a frame that the server is writing
+	writing stopwatch // runs while an answer is written
 	closing sync.Once
 }
 
-// Read hands the server the frames that are not answered in place.
+// Read delivers the frames that are not answered in place to the server.
 func (l *lane) Read(p []byte) (int, error) {
 	if len(l.taken) == 0 {
 		select {
@@ -38,8 +38,7 @@ func (l *lane) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Write takes the server's frames, in pieces of any length, and writes whole
-// ones.
+// Write takes the server's frames in pieces of any length, and writes whole frames to the socket.
 func (l *lane) Write(p []byte) (int, error) {
 	c := l.conn
 	l.begun = append(l.begun, p...)
@@ -67,8 +66,8 @@ func (l *lane) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Close ends the connection. The descriptor stays until the last one that reads
-// or writes has left, so that its number is never another's.
+// Close ends the connection. The file descriptor stays open until the last reader or writer is
+// done, so that its number is not reused too early.
 func (l *lane) Close() error {
 	l.closing.Do(func() {
 		l.end()
@@ -77,7 +76,7 @@ func (l *lane) Close() error {
 	return nil
 }
 
-// deliver hands the server a piece of a frame. false means that the connection is over.
+// deliver passes a piece of a frame to the server. It returns false if the connection is over.
 func (l *lane) deliver(chunk []byte) bool {
 	if len(chunk) == 0 {
 		return true
@@ -90,23 +89,23 @@ func (l *lane) deliver(chunk []byte) bool {
 	}
 }
 
-// Route gives calls to a server of its own.
+// Route sends certain calls to another server.
 type Route struct {
-	// Has reports whether a call is the route's, by its service and method alone. Where a frame is
-	// longer than 320 KiB, they are looked for in its first 4 KiB.
+	// Has reports whether a call belongs to the route, by its service and method alone. If a frame
+	// is longer than 320 KiB, these names are looked for in its first 4 KiB.
 	Has func(*ttrpcframe.Request) bool
 
-	// Serve answers what one connection carries of these calls, as on a connection that has no
-	// others, and closes it. It has a goroutine of its own, from the first call on.
+	// Serve answers these calls of one connection, through a net.Conn that carries no others, and
+	// closes it. It is called in a new goroutine at the first such call.
 	Serve func(net.Conn)
 }
 
-// lanes are those of a connection: the first one is that of Accept's server, and each other one is
-// opened for its route's first call.
+// lanes are the lanes of a connection: first leads to Accept's server. Each other lane is opened at
+// the first call of its route.
 type lanes struct {
 	first  lane
 	mu     sync.Mutex
-	others map[int]*lane // by the route's number
+	others map[int]*lane // by the index of the route
 }
 
 // stuck reports whether a server has been writing an answer for too long.
@@ -121,7 +120,7 @@ func (l *lanes) stuck() bool {
 	return l.first.writing.shows(patience)
 }
 
-// laneOf returns the lane of the route that has a call, of whose frame pieces are here.
+// laneOf returns the lane for a call, given the first pieces of its frame.
 func (c *conn) laneOf(pieces [][]byte) *lane {
 	if len(c.room.routes) == 0 {
 		return &c.lanes.first
@@ -130,7 +129,7 @@ func (c *conn) laneOf(pieces [][]byte) *lane {
 	for _, p := range pieces {
 		names = append(names, p[:min(len(p), bufferBytes-len(names))]...)
 	}
-	request, _ := ttrpcframe.ParseRequest(names[ttrpcframe.HeaderBytes:]) // of a part of a frame, what is in it
+	request, _ := ttrpcframe.ParseRequest(names[ttrpcframe.HeaderBytes:]) // parses as much as is there of a partial frame
 	for i, route := range c.room.routes {
 		if route.Has(&request) {
 			return c.open(i, route)
@@ -139,7 +138,7 @@ func (c *conn) laneOf(pieces [][]byte) *lane {
 	return &c.lanes.first
 }
 
-// open returns a route's lane.
+// open returns a route's lane, and opens it at the first call.
 func (c *conn) open(number int, route Route) *lane {
 	c.lanes.mu.Lock()
 	defer c.lanes.mu.Unlock()
@@ -150,7 +149,7 @@ func (c *conn) open(number int, route Route) *lane {
 			c.lanes.others = map[int]*lane{}
 		}
 		c.lanes.others[number] = l
-		c.users.Add(1) // beside the loop, which asks for it
+		c.users.Add(1) // in addition to the loop, which has called open
 		go route.Serve(l)
 	}
 	return l

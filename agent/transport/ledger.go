@@ -6,25 +6,25 @@ import (
 	"time"
 )
 
-// waitLook is how often it is looked at whether somebody keeps others waiting.
+// waitLook is how often the ledger checks whether a connection keeps others waiting.
 const waitLook = time.Second
 
-// ledger lends memory for calls to connections: before a frame is read, until its
-// answer is written. Who asks for more than there is waits, and whoever wants least
-// is served first, so that nobody waits for a large frame to get a small one.
+// ledger lends memory for calls to connections, from before a frame is read until its answer is
+// written. A request for more than is free waits, and the smallest request is served first, so that
+// a small frame never waits for memory behind a large one.
 type ledger struct {
 	bounds
-	held func()      // called every waitLook while memory is waited for that others have
-	kept func(int64) // called with what is in use, whenever that changes
+	held func()      // called every waitLook while a connection waits for memory that others have
+	kept func(int64) // called with the bytes in use whenever they change
 
 	mu      sync.Mutex
-	inUse   int64 // what connections have of their own included
+	inUse   int64 // including what connections have of their own
 	lent    int64
-	waiting []*waiter // whoever wants least first
+	waiting []*waiter // the smallest request first
 	looking bool
 }
 
-// account is what one connection has. Its ledger's mu guards it.
+// account is what one connection has. The ledger's mu guards it.
 type account struct {
 	inUse  int64
 	calls  []charge
@@ -42,11 +42,11 @@ type waiter struct {
 	served chan struct{}
 }
 
-// borrowed is how much of what an account has in use is not its own.
+// borrowed returns how much an account with more bytes in use has beyond its own share.
 func (a *account) borrowed(more int64) int64 { return max(0, a.inUse+more-ownBytes) }
 
-// take charges a call, and waits until there is memory for it. false means that
-// the connection is over.
+// take charges a call, and waits until there is memory for it. It returns false if the connection
+// is over.
 func (l *ledger) take(a *account, stream uint32, bytes int64, over <-chan struct{}) bool {
 	l.mu.Lock()
 	w := &waiter{a, charge{stream, bytes}, make(chan struct{})}
@@ -77,7 +77,7 @@ func (l *ledger) serve(w *waiter) bool {
 	return true
 }
 
-// mayBorrow tells whether the account's own bound allows it. l.mu is held.
+// mayBorrow reports whether the account's own bound allows the charge. l.mu is held.
 func (l *ledger) mayBorrow(w *waiter) bool { return w.borrowed(w.bytes) <= l.lentToOne }
 
 func (l *ledger) use(a *account, bytes int64) {
@@ -86,7 +86,7 @@ func (l *ledger) use(a *account, bytes int64) {
 	l.kept(l.inUse)
 }
 
-// give ends the charge of a stream: the last one, where there are several.
+// give ends the charge of a stream; if there are several, the last one.
 func (l *ledger) give(a *account, stream uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -99,7 +99,7 @@ func (l *ledger) give(a *account, stream uint32) {
 	}
 }
 
-// open counts a connection that has begun.
+// open counts a connection that was opened.
 func (l *ledger) open() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -117,14 +117,14 @@ func (l *ledger) close(a *account) {
 	l.free(a, a.inUse)
 }
 
-// free takes memory back and serves who waits for it. l.mu is held.
+// free returns memory and serves waiting calls. l.mu is held.
 func (l *ledger) free(a *account, bytes int64) {
 	l.lent -= a.borrowed(0) - a.borrowed(-bytes)
 	l.use(a, -bytes)
 	l.waiting = slices.DeleteFunc(l.waiting, l.serve)
 }
 
-// look begins to call held, until nobody waits. l.mu is held.
+// look starts to call held every waitLook, until no call waits. l.mu is held.
 func (l *ledger) look() {
 	if l.looking {
 		return

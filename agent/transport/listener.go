@@ -1,28 +1,28 @@
-// Package transport is how the host reaches the agent: listeners on vsock and on
-// unix sockets that admit the host alone, and connections that answer quick
-// calls in the goroutine that reads them. ttrpc's server stands above and serves
-// the others, but for those of a Route, which has a server of its own. Streams, which
-// carry no calls, come the same way.
+// Package transport connects the host to the agent. It has listeners on vsock and on unix sockets
+// that admit only the host, and connections that answer quick calls in the goroutine that reads
+// them. Other calls go to ttrpc's server, or to the server of a Route. Streams, which carry no
+// calls, use the same listeners.
 //
-// All connections with calls take at most an eighth of the guest's memory, or 33 MiB
-// where that is more: half of it by being open, 256 at most, half by their calls. A call
-// is charged before its frame is read, as 16 KiB and six times its frame, which no message exceeds (protocols/gogocodec), until its
-// answer is written or its connection has ended. Each connection has 48 KiB of its own
-// for small calls, and may borrow up to half of what is lent to all.
+// All connections with calls together take at most an eighth of the guest's memory, or 33 MiB if
+// that is more: one half for being open (at most 256 connections), one half for their calls. A call
+// is charged from before its frame is read until its answer is written or its connection has ended.
+// The charge is 16 KiB plus six times the frame, which no message exceeds (protocols/gogocodec).
+// Each connection has 48 KiB of its own for small calls, and may borrow up to half of what is lent
+// to all.
 //
-//	no memory for a call     its connection is not read until there is some; whoever
-//	                         wants least is served first
-//	no place for another     the connection goes that was used longest ago, of those
-//	connection               without a call; where all are at work the new one is refused
-//	stuck at one frame or    goes where others wait for its memory or its place
-//	answer for 5 s
-//	an answer is not read    30 s later its connection is ended
-//	a flood is over          its memory is given back to the kernel a second later
+//	no memory for a call     its connection is not read until there is some; the smallest
+//	                         request is served first
+//	no place for another     the least recently used connection without a call is ended; if
+//	connection               all have calls, the new one is refused
+//	stuck at one frame or    the connection is ended if others wait for its memory or its
+//	answer for 5 s           place
+//	an answer is not read    its connection is ended after 30 s
+//	a flood is over          its memory is returned to the kernel one second later
 //
-// A quick call is charged nothing: its frame lies in the connection's own buffer. Frames
-// go up in the order in which they came, also where one of them waits for memory. Calls
-// that change who holds what go up with a ticket (agent/arrival), where their frames are
-// no longer than 320 KiB.
+// A quick call is charged nothing, because its frame is in the connection's own buffer. Frames go
+// to a server in the order in which they came, even if one of them waits for memory. Calls that
+// change who holds which storage carry a ticket (agent/arrival) if their frames are no longer than
+// 320 KiB.
 package transport
 
 import (
@@ -40,10 +40,10 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 )
 
-// backlog is how many connections may wait to be accepted.
+// backlog is how many connections may wait for Accept.
 const backlog = 128
 
-// Listener accepts connections that its admit lets in.
+// Listener accepts connections that admit lets in.
 type Listener struct {
 	file  *os.File // in Go's poller, so that Close wakes Accept
 	addr  addr
@@ -51,25 +51,24 @@ type Listener struct {
 	open  func(fd int, remote addr) (net.Conn, error)
 	log   *logrus.Entry
 	room  *room // of connections with calls
-	most  int   // streams at once
+	most  int   // the largest number of open streams
 
-	remove func() // what Close is to remove, which may be another's by then; nil where nothing is
+	remove func() // removes the socket's path, which may be another's by then; may be nil
 
 	mu     sync.Mutex
 	conns  int
 	closed chan struct{} // closed and replaced whenever a connection ends
 }
 
-// addr is an address as protocols/address writes it.
+// addr is an address in the form of protocols/address.
 type addr struct{ network, text string }
 
 func (a addr) Network() string { return a.network }
 func (a addr) String() string  { return a.text }
 
-// Listen listens where to says: on a vsock port, whatever CID it names, or on a
-// unix socket. Calls that order knows begin in their order; a nil order knows none.
-// A call that quick does not answer goes to the first route that has it, or to the
-// server that accepts.
+// Listen listens at an address: a vsock port, whatever its CID, or a unix socket. Calls for which
+// order.Has is true begin in the order of arrival; order may be nil. A call that quick declines
+// goes to the first route that has it, or else to the server that accepts the connection.
 func Listen(to address.Address, quick Quick, order *arrival.Order, log *logrus.Entry, routes ...Route) (*Listener, error) {
 	memory, err := guestMemory()
 	if err != nil {
@@ -83,8 +82,8 @@ func Listen(to address.Address, quick Quick, order *arrival.Order, log *logrus.E
 	return l.listenAt(to)
 }
 
-// ListenStreams is Listen for connections that carry no calls, of which most may
-// be open at once. They obey deadlines, and Close wakes who reads or writes.
+// ListenStreams is Listen for connections that carry no calls. At most most of them may be open at
+// once. They support deadlines, and Close wakes a blocked Read or Write.
 func ListenStreams(to address.Address, most int, log *logrus.Entry) (*Listener, error) {
 	l := &Listener{most: most, log: log}
 	l.open = func(fd int, remote addr) (net.Conn, error) {
@@ -113,10 +112,10 @@ func (l *Listener) listenAt(to address.Address) (*Listener, error) {
 	return l, nil
 }
 
-// listenVsock listens on a vsock port of this guest. Only the host (CID 2) is
-// admitted: not a process beside us in the guest, over its own CID or 1.
+// listenVsock listens on a vsock port of this guest. It admits only the host (CID 2), and not a
+// process of the guest that connects through the guest's own CID or CID 1.
 func (l *Listener) listenVsock(port uint32) error {
-	// As Kata writes it: whatever this guest's CID is.
+	// In Kata's notation, whatever this guest's CID is.
 	l.addr, l.admit = addr{"vsock", fmt.Sprintf("vsock://-1:%d", port)}, admitHost
 	err := l.listen(unix.AF_VSOCK, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: port})
 	if err != nil {
@@ -125,8 +124,8 @@ func (l *Listener) listenVsock(port uint32) error {
 	return nil
 }
 
-// listenUnix listens on a unix socket, as address.ListenUnix makes it, or on an abstract
-// one. Only root is admitted.
+// listenUnix listens on a unix socket made by address.ListenUnix, or on an abstract one. It admits
+// only root.
 func (l *Listener) listenUnix(path string) error {
 	l.addr, l.admit = addr{"unix", path}, admitRoot
 	if strings.HasPrefix(path, "@") {
@@ -148,7 +147,7 @@ func (l *Listener) listen(family int, to unix.Sockaddr) error {
 	if err != nil {
 		return os.NewSyscallError("socket", err)
 	}
-	if l.room != nil && family == unix.AF_VSOCK { // its connections inherit it
+	if l.room != nil && family == unix.AF_VSOCK { // connections inherit the size
 		err = unix.SetsockoptUint64(fd, unix.AF_VSOCK, unix.SO_VM_SOCKETS_BUFFER_SIZE, socketBytes)
 	}
 	if err != nil {
@@ -166,7 +165,7 @@ func (l *Listener) listen(family int, to unix.Sockaddr) error {
 	return nil
 }
 
-// Accept returns the next connection that is admitted.
+// Accept returns the next admitted connection.
 func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		fd, peer, err := l.accept()
@@ -223,7 +222,7 @@ func (l *Listener) uncount() {
 	l.gone()
 }
 
-// gone tells who waits for a connection's end.
+// gone wakes the callers that wait for a connection's end.
 func (l *Listener) gone() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -231,8 +230,8 @@ func (l *Listener) gone() {
 	l.closed = make(chan struct{})
 }
 
-// HungUp returns a channel that is closed when the next connection ends: whoever
-// has its last answer hangs up.
+// HungUp returns a channel that is closed when the next connection ends. A host hangs up after it
+// has read its last answer.
 func (l *Listener) HungUp() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -252,10 +251,10 @@ func (l *Listener) Close() error {
 	return err
 }
 
-// Addr is the address that is listened on.
+// Addr returns the address of the listener.
 func (l *Listener) Addr() net.Addr { return l.addr }
 
-// admitHost admits the peer whose CID is the host's.
+// admitHost admits a peer with the host's CID.
 func admitHost(_ int, peer unix.Sockaddr) (addr, error) {
 	vm, ok := peer.(*unix.SockaddrVM)
 	if !ok {

@@ -14,19 +14,19 @@ import (
 	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
-// loop reads a connection. It is its goroutine's alone; while a quick call runs,
-// whoever moves the connection's sequence on owns what is behind that call.
+// loop reads a connection. Only its own goroutine uses it. While a quick call runs, whoever wins
+// the CAS on the connection's sequence owns the bytes after that call.
 type loop struct {
 	conn       *conn
 	buffer     []byte
-	start, end int    // of what was read and not used
+	start, end int    // of the bytes that were read and not yet used
 	answer     []byte // scratch
-	quick      int    // calls that were answered in place
+	quick      int    // number of calls answered in place
 	asked      []byte // the call that is being answered in place
-	hung       []byte // the call that the loop before this one is at, which goes up first
+	hung       []byte // the hanging call of the loop that this one has replaced; it goes to the server first
 }
 
-// run reads until the connection's end, or until it is replaced.
+// run reads until the connection ends or the loop is replaced.
 func (l *loop) run() (replaced bool) {
 	if l.hung != nil && l.takeHung() && l.handUp(l.conn.laneOf([][]byte{l.hung}), [][]byte{l.hung}, true) != nil {
 		close(l.conn.ended)
@@ -35,7 +35,7 @@ func (l *loop) run() (replaced bool) {
 	for {
 		taken, err := l.frame()
 		if taken {
-			return true // by the watch: another goroutine reads on
+			return true // by the watch: another goroutine continues to read
 		}
 		if err != nil {
 			close(l.conn.ended)
@@ -44,13 +44,13 @@ func (l *loop) run() (replaced bool) {
 	}
 }
 
-// takeHung is take of the call that hangs. Its answer was pending already.
+// takeHung is take for the hanging call. The call counts as pending already.
 func (l *loop) takeHung() bool {
 	defer l.conn.room.pending.answered(l.conn)
 	return l.conn.take(ttrpcframe.ParseHeader(l.hung))
 }
 
-// frame deals with one frame. taken means that the loop was replaced meanwhile.
+// frame processes one frame. taken means that the loop was replaced meanwhile.
 func (l *loop) frame() (taken bool, err error) {
 	if err := l.fill(ttrpcframe.HeaderBytes); err != nil {
 		return false, err
@@ -76,7 +76,7 @@ func (l *loop) frame() (taken bool, err error) {
 	return l.inPlace(whole, header, &request)
 }
 
-// inPlace tries to answer a request here.
+// inPlace tries to answer a request in this goroutine.
 func (l *loop) inPlace(whole []byte, header ttrpcframe.Header, request *ttrpcframe.Request) (taken bool, err error) {
 	c := l.conn
 	c.watch()
@@ -86,15 +86,15 @@ func (l *loop) inPlace(whole []byte, header ttrpcframe.Header, request *ttrpcfra
 	odd := c.sequence.Add(1)
 	response, ok := c.quick(request)
 	if !c.sequence.CompareAndSwap(odd, odd+1) {
-		return true, nil // the server has the call by now, and its answer is pending
+		return true, nil // the server has the call now, and its answer is pending
 	}
 	defer c.room.pending.answered(c)
 	if ok {
 		l.answer = ttrpcframe.AppendResponse(l.answer[:0], header.StreamID, response)
 		err := c.send(l.answer)
-		// Else the runtime takes this goroutine, which waits in system calls
-		// alone, for one that has run for too long, and wakes up fifty thousand
-		// times a second to preempt it. Each yield costs a wake-up too: not always.
+		// Without a yield, the runtime mistakes this goroutine, which only makes system calls, for
+		// one that has run for too long. It would then wake up fifty thousand times a second to
+		// preempt it. Each yield also costs a wake-up, so not every call yields.
 		if l.quick++; l.quick%yieldEvery == 0 {
 			runtime.Gosched()
 		}
@@ -104,7 +104,7 @@ func (l *loop) inPlace(whole []byte, header ttrpcframe.Header, request *ttrpcfra
 	return false, l.passRequest(header)
 }
 
-// take waits until there is memory for a call, whose answer is pending from then on.
+// take waits until there is memory for a call. The call's answer is pending from then on.
 func (c *conn) take(header ttrpcframe.Header) bool {
 	taken := c.room.ledger.take(&c.account, header.StreamID, costOf(header.Length), c.over)
 	if taken {
@@ -113,9 +113,9 @@ func (c *conn) take(header ttrpcframe.Header) bool {
 	return taken
 }
 
-// passRequest hands a server a call, when there is memory for it, piece by piece as it
-// comes. It begins when all is here that may be on its way from a peer that has gone:
-// the server is not to make room for what does not come.
+// passRequest passes a call to a server piece by piece as it arrives, once there is memory for it.
+// It starts when all bytes are here that could still arrive from a peer that has gone, so that the
+// server does not allocate memory for a frame that never arrives.
 func (l *loop) passRequest(header ttrpcframe.Header) error {
 	if !l.conn.take(header) {
 		return net.ErrClosed
@@ -125,10 +125,10 @@ func (l *loop) passRequest(header ttrpcframe.Header) error {
 	length := ttrpcframe.HeaderBytes + int64(header.Length)
 	held := min(length, heldBytes)
 	if header.Length > ttrpcframe.MaxLength {
-		held = ttrpcframe.HeaderBytes // nothing was lent for more
+		held = ttrpcframe.HeaderBytes // no memory was lent for more
 	}
 	var pieces [][]byte
-	var to *lane // nil as long as nothing of it has gone up
+	var to *lane // nil until a piece was passed on
 	for read := int64(0); read < length; {
 		piece, err := l.piece(length - read)
 		if err != nil {
@@ -147,11 +147,11 @@ func (l *loop) passRequest(header ttrpcframe.Header) error {
 		}
 		pieces = pieces[:0]
 	}
-	runtime.Gosched() // the server's turn, before this thread waits for the peer
+	runtime.Gosched() // let the server run before this thread blocks on the peer
 	return nil
 }
 
-// handUp hands a server pieces of a frame, which may be the whole one.
+// handUp passes pieces of a frame to a server; whole means that they are the whole frame.
 func (l *loop) handUp(to *lane, pieces [][]byte, whole bool) error {
 	if whole {
 		all, err := l.conn.ticketed(bytes.Join(pieces, nil))
@@ -168,8 +168,8 @@ func (l *loop) handUp(to *lane, pieces [][]byte, whole bool) error {
 	return nil
 }
 
-// piece returns the next bytes of a frame, at most so many: what the buffer has, or
-// what comes.
+// piece returns the next bytes of a frame, at most most: the rest of the buffer, or what one read
+// returns.
 func (l *loop) piece(most int64) ([]byte, error) {
 	if n := min(most, int64(l.end-l.start)); n > 0 {
 		l.start += int(n)
@@ -180,8 +180,8 @@ func (l *loop) piece(most int64) ([]byte, error) {
 	return piece[:n], err
 }
 
-// refuse answers what is no call, and passes it over: the server would keep it. It has
-// no streams, and data for a call makes ttrpc v1.2.10 panic. The texts are ttrpc's.
+// refuse answers and skips a frame that is not a valid call, because the server would keep it. The
+// server has no streams, and data for a call makes ttrpc v1.2.10 panic. The texts are ttrpc's.
 func (l *loop) refuse(header ttrpcframe.Header) (refused bool, err error) {
 	var text string
 	switch {
@@ -203,7 +203,7 @@ func (l *loop) refuse(header ttrpcframe.Header) (refused bool, err error) {
 	return true, err
 }
 
-// fill reads until the buffer holds n bytes, which it has room for.
+// fill reads until the buffer holds n bytes. n must not exceed the buffer's size.
 func (l *loop) fill(n int) error {
 	for l.end-l.start < n {
 		if l.start+n > len(l.buffer) {
@@ -237,7 +237,7 @@ func (c *conn) receive(p []byte) (int, error) {
 	}
 }
 
-// skip passes a frame over whose length the peer claims.
+// skip skips a frame with the length that the peer claims.
 func (l *loop) skip(length uint64) error {
 	for length > 0 {
 		if l.start == l.end {

@@ -5,21 +5,20 @@ import (
 	"sync"
 )
 
-// pending counts the requests that were read and are not answered on their connection, by the
-// server or where they were read. ttrpc takes a connection for idle before it has
-// written its first answer, and would close it.
+// pending counts the requests that were read and not yet answered on their connection, by a server
+// or in place. ttrpc regards a connection as idle until it has written its first answer, and would
+// close it.
 type pending struct {
 	mu       sync.Mutex
 	requests int
-	none     chan struct{} // closed when there are none; nil where nobody waits
+	none     chan struct{} // closed when the count is zero; nil if nobody waits
 }
 
-// took notes that a request of c goes up or is to be answered where it was read, and answered
-// that a response to one was written.
+// took notes that a request of c was read; answered notes that a response to a request was written.
 func (o *pending) took(c *conn)     { o.change(c, 1) }
 func (o *pending) answered(c *conn) { o.change(c, -1) }
 
-// left notes that c is closed: nothing is pending for it any more.
+// left notes that c is closed: no answer is pending for it any more.
 func (o *pending) left(c *conn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -38,13 +37,13 @@ func (o *pending) change(c *conn, by int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if c.pending+by < 0 {
-		return // a response that nobody has asked for
+		return // a response without a request
 	}
 	c.pending += by
 	o.settle(by)
 }
 
-// settle changes the sum. o.mu is held.
+// settle changes the total. o.mu is held.
 func (o *pending) settle(by int) {
 	o.requests += by
 	if o.requests == 0 && o.none != nil {
@@ -53,7 +52,7 @@ func (o *pending) settle(by int) {
 	}
 }
 
-// await returns when nothing is pending, or with ctx's error.
+// await returns when no answer is pending, or with ctx's error.
 func (o *pending) await(ctx context.Context) error {
 	o.mu.Lock()
 	if o.requests == 0 {

@@ -11,25 +11,24 @@ import (
 	"github.com/directvol/directvol/agent/arrival"
 )
 
-// patience is how long a connection may be at one frame, or at writing one answer,
-// once others want its memory or its place.
+// patience is how long a connection may take for one frame, or for writing one answer, once others
+// need its memory or its place.
 const patience = 5 * time.Second
 
-// room is what a listener's connections share: places, memory, and answers that are
-// pending.
+// room is what a listener's connections share: places, memory, and the count of pending answers.
 //
-//	no place for a new connection   the one goes that was used longest ago, of those
-//	                                without a call and those that are stuck; where all
-//	                                are at work the new one is refused
-//	no memory for a frame           its connection is not read until there is some; who
-//	                                is stuck meanwhile, is ended
+//	no place for a new connection   the least recently used connection that has no call or
+//	                                is stuck is ended; if there is none, the new one is
+//	                                refused
+//	no memory for a frame           its connection is not read until there is some; stuck
+//	                                connections are ended meanwhile
 type room struct {
 	pending pending
 	ledger  ledger
 	memory  memory
-	uses    atomic.Uint64  // counts frames: who was used last
-	order   *arrival.Order // of the calls; nil where they have none
-	routes  []Route        // of calls that Accept's server does not get
+	uses    atomic.Uint64  // counts frames, to find the least recently used connection
+	order   *arrival.Order // of the calls; nil if they have no order
+	routes  []Route        // for calls that Accept's server does not get
 
 	mu    sync.Mutex
 	conns map[*conn]bool
@@ -41,7 +40,7 @@ func newRoom(b bounds) *room {
 	return r
 }
 
-// admit has a connection take a place.
+// admit gives a connection a place.
 func (r *room) admit(c *conn) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -58,7 +57,7 @@ func (r *room) admit(c *conn) error {
 	return nil
 }
 
-// oldest returns the connection that was used longest ago. r.mu is held.
+// oldest returns the least recently used connection for which of returns true. r.mu is held.
 func (r *room) oldest(of func(*conn) bool) (oldest *conn) {
 	for c := range r.conns {
 		if of(c) && (oldest == nil || c.used.Load() < oldest.used.Load()) {
@@ -68,7 +67,7 @@ func (r *room) oldest(of func(*conn) bool) (oldest *conn) {
 	return oldest
 }
 
-// endStuck ends the connections that keep memory which others wait for.
+// endStuck ends the connections that keep memory for which others wait.
 func (r *room) endStuck() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,7 +78,7 @@ func (r *room) endStuck() {
 	}
 }
 
-// left takes a connection's place and memory back.
+// left releases a connection's place and memory.
 func (r *room) left(c *conn) {
 	r.mu.Lock()
 	delete(r.conns, c)
@@ -90,21 +89,21 @@ func (r *room) left(c *conn) {
 }
 
 const (
-	// freeAfter is how long after a flood its memory is given back, and freeBytes from
-	// how much on: a collection takes milliseconds.
+	// freeAfter is the delay after a flood before its memory is freed, and freeBytes the least
+	// amount worth freeing, because a garbage collection takes milliseconds.
 	freeAfter = time.Second
 	freeBytes = 4 << 20
 )
 
-// memory gives back to the guest's kernel what a flood has left. By itself the runtime
-// does so after minutes: an agent with nothing to do collects every two, and ttrpc's
-// buffers are in a sync.Pool, which takes two collections to let go.
+// memory returns the memory of a flood to the guest's kernel. By itself the runtime does so only
+// after minutes: an idle agent collects every two minutes, and ttrpc's buffers are in a sync.Pool,
+// which needs two collections to free them.
 type memory struct {
 	peak    atomic.Int64
 	freeing atomic.Bool
 }
 
-// inUse is told how much is. Its caller sees to it that it is called once at a time.
+// inUse records how many bytes are in use. The caller must not call it concurrently.
 func (m *memory) inUse(bytes int64) {
 	if bytes > m.peak.Load() {
 		m.peak.Store(bytes)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stream is a connection without calls. Its socket is in Go's poller: whoever
-// waits for such a peer has no thread of their own.
+// stream is a connection without calls. Its socket is in Go's poller, so that waiting for the peer
+// needs no thread.
 type stream struct {
 	*os.File
 	local, remote net.Addr
@@ -18,20 +18,20 @@ type stream struct {
 }
 
 func newStream(fd int, local, remote net.Addr, onClose func()) *stream {
-	// Cannot fail for a socket; where it did, NewFile would take it as it is.
+	// Cannot fail for a socket; if it did, NewFile would use the socket in blocking mode.
 	_ = unix.SetNonblock(fd, true)
 	return &stream{File: os.NewFile(uintptr(fd), remote.String()), local: local, remote: remote, onClose: onClose}
 }
 
-// Close ends the connection, and may be called again.
+// Close ends the connection. It may be called again.
 func (s *stream) Close() error {
 	err := s.File.Close()
 	s.once.Do(s.onClose)
 	return err
 }
 
-// LocalAddr is the address that was listened on.
+// LocalAddr returns the address of the listener.
 func (s *stream) LocalAddr() net.Addr { return s.local }
 
-// RemoteAddr is the peer's.
+// RemoteAddr returns the address of the peer.
 func (s *stream) RemoteAddr() net.Addr { return s.remote }

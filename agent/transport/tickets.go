@@ -11,10 +11,10 @@ import (
 	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
-// ticketBytes is more than a ticket takes in a frame.
+// ticketBytes is more than the length that a ticket adds to a frame.
 const ticketBytes = 64
 
-// tickets are those of a connection's calls that are not answered.
+// tickets are the tickets of a connection's calls that are not answered yet.
 type tickets struct {
 	order *arrival.Order
 
@@ -33,7 +33,7 @@ func (t *tickets) take(stream uint32) uint64 {
 	return ticket
 }
 
-// answered gives a call's ticket back, where it has one.
+// answered gives a call's ticket back, if it has one.
 func (t *tickets) answered(stream uint32) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -43,7 +43,7 @@ func (t *tickets) answered(stream uint32) {
 	}
 }
 
-// left gives back those of a connection that is over.
+// left gives back all tickets of a connection that is over.
 func (t *tickets) left() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -53,9 +53,8 @@ func (t *tickets) left() {
 	t.byStream = nil
 }
 
-// ticketed gives a frame that is here whole its ticket, where its call has an order. It
-// returns io.EOF for one whose peer has hung up, and may have made its next call on
-// another connection already.
+// ticketed adds a ticket to a whole frame if its call has an order. It returns io.EOF if the peer
+// has hung up, because the peer may already have made its next call on another connection.
 func (c *conn) ticketed(whole []byte) ([]byte, error) {
 	header := ttrpcframe.ParseHeader(whole)
 	if c.tickets.order == nil || header.Length+ticketBytes > ttrpcframe.MaxLength {
@@ -66,7 +65,7 @@ func (c *conn) ticketed(whole []byte) ([]byte, error) {
 		return whole, nil
 	}
 	ticket := c.tickets.take(header.StreamID)
-	// After it was taken: who hangs up from now on calls later.
+	// Only after the ticket was taken: a peer that hangs up from now on makes its next call later.
 	if c.hungUp() {
 		c.tickets.answered(header.StreamID)
 		return nil, io.EOF
@@ -74,7 +73,7 @@ func (c *conn) ticketed(whole []byte) ([]byte, error) {
 	return ttrpcframe.WithMetadata(whole, arrival.Key, strconv.FormatUint(ticket, 10)), nil
 }
 
-// hungUp reports whether the peer sends nothing more.
+// hungUp reports whether the peer has stopped sending.
 func (c *conn) hungUp() bool {
 	fds := []unix.PollFd{{Fd: int32(c.fd), Events: unix.POLLRDHUP}}
 	n, err := unix.Poll(fds, 0)

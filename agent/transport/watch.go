@@ -8,28 +8,28 @@ import (
 )
 
 const (
-	// watchInterval is how often a connection's quick calls are looked at: one
-	// that is the same at two looks hangs.
+	// watchInterval is how often a connection's quick calls are checked: a call that is the same at
+	// two checks hangs.
 	watchInterval = 50 * time.Millisecond
 
-	// watchRounds is for how many quiet looks a watch goes on.
+	// watchRounds is the number of checks without a call after which a watch ends.
 	watchRounds = 20
 )
 
-// watch sees to it that a quick call which hangs does not hang the connection.
-// It lives around traffic alone: an idle agent has no timer.
+// watch starts a goroutine that keeps a hanging quick call from blocking the connection. It runs
+// only around traffic, so that an idle agent has no timer.
 func (c *conn) watch() {
 	if !c.watched.Load() && c.watched.CompareAndSwap(false, true) {
 		go c.watchLoop(time.Now())
 	}
 }
 
-// watchLoop looks until all is quiet. A call that runs already has begun after begun.
+// watchLoop checks until there is no traffic. A call that is already running has begun after begun.
 func (c *conn) watchLoop(begun time.Time) {
 	look := time.NewTicker(watchInterval)
 	defer look.Stop()
 	last, quiet := c.sequence.Load(), 0
-	changed, looked := begun, begun // the last look before the sequence was as it is, and the last one
+	changed, looked := begun, begun // changed: the last check before the sequence changed; looked: the last check
 	for {
 		select {
 		case <-c.over:
@@ -57,10 +57,10 @@ func (c *conn) watchLoop(begun time.Time) {
 	}
 }
 
-// takeOver has a new goroutine read on, unless the call has ended just now. First it
-// gives the call to the server: the ids of calls must not go down (ttrpc refuses one
-// that does), so it cannot wait for the old one to decline it. Its time is shorter by what
-// has passed of it, which is took at most.
+// takeOver makes a new goroutine read the connection, unless the call has just ended. First it
+// passes the call to the server: ttrpc refuses ids of calls that decrease, so the call cannot wait
+// until Quick declines it. The call's time-out is reduced by the time that has passed, at most
+// took.
 func (c *conn) takeOver(odd uint64, took time.Duration) {
 	old := c.loop
 	if !c.sequence.CompareAndSwap(odd, odd+1) {
@@ -72,8 +72,8 @@ func (c *conn) takeOver(odd uint64, took time.Duration) {
 	c.start(l)
 }
 
-// shortened returns a copy of a call's frame whose time-out, where it has one, is shorter by
-// took. It stays above 0, which is none.
+// shortened returns a copy of a call's frame with its time-out, if there is one, reduced by took.
+// The time-out stays above 0, because 0 means none.
 func shortened(whole []byte, took time.Duration) []byte {
 	request, err := ttrpcframe.ParseRequest(whole[ttrpcframe.HeaderBytes:])
 	if err != nil || request.TimeoutNano <= 0 {
