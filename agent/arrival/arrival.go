@@ -1,23 +1,23 @@
-// Package arrival has calls begin in the order in which their frames were read. ttrpc's
-// server (github.com/containerd/ttrpc, services.go) gives each call a goroutine of its
-// own, and these run in any order: a call that was given up could overtake its opposite,
-// which its caller made after it.
+// Package arrival makes calls begin in the order in which their frames were read. ttrpc's server
+// (github.com/containerd/ttrpc, services.go) gives each call a goroutine, and these run in any
+// order: a call whose caller has given up could overtake the opposite call that the same caller
+// made afterwards.
 //
-// The transport takes a ticket for each call that changes who holds what, when its frame
-// is here whole, and sends the ticket up with the call as metadata. The call waits until
-// all with earlier tickets have joined the queue that they wait in, which waits for no
-// disk; then it joins its own, and says so (Joined).
+// When the frame of a call that changes who holds which storage is complete, the transport takes a
+// ticket for the call, and adds the ticket to the call's metadata. The call waits until all calls
+// with earlier tickets have joined the queues in which they wait; joining does not wait for a disk.
+// Then the call joins its own queue and reports that by Joined.
 //
 //	the call is answered, joined or not   its ticket is given back
 //	its connection ends before it began   the same; it does nothing when it begins
 //	it has no ticket                      it begins when it comes
 //
-// Of two connections the order is the same, that of reading. A caller that makes a new
-// connection ends the old one first; the transport hands nothing up that it reads when
-// its peer has hung up, so no call of the old connection comes behind one of the new.
-// This holds as far as the way to the guest shows it the end of one connection before the
-// bytes of a later one, as virtio's vsock does. Two callers that use a connection each at
-// the same time have no order but that of reading.
+// The order is that of reading across connections, too. A caller that makes a new connection ends
+// the old one first. The transport drops a frame that it has read if the peer has hung up by then,
+// so no call of the old connection comes after one of the new connection. This holds if the way to
+// the guest shows the end of one connection before the bytes of a later one, as virtio's vsock
+// does. Two callers that use separate connections at the same time have no order except that of
+// reading.
 package arrival
 
 import (
@@ -34,27 +34,27 @@ import (
 	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
-// Key is the metadata that a call's ticket travels as, inside the agent.
+// Key is the metadata key of a call's ticket, used inside the agent.
 const Key = "directvol-ticket"
 
 // Order is the order of calls. The zero value is ready.
 type Order struct {
-	// Of reports whether a call changes who holds what, and so has an order. It is set before
-	// the first call; nil says no.
+	// Of reports whether a call changes who holds which storage, and so has an order. It must be
+	// set before the first call; nil means that no call has an order.
 	Of func(*ttrpcframe.Request) bool
 
-	line turns.Turns // of those that have not joined yet
+	line turns.Turns // of calls that have not joined yet
 
 	mu      sync.Mutex
 	last    uint64
-	waiting map[uint64]*turns.Place // whose calls have not begun, by ticket
+	waiting map[uint64]*turns.Place // by ticket, for calls that have not begun
 }
 
 // Has reports whether a call has an order.
 func (o *Order) Has(r *ttrpcframe.Request) bool { return o.Of != nil && o.Of(r) }
 
-// Take returns the next ticket, which is above 0. The caller gives it back when the call
-// is answered, or will not be.
+// Take returns the next ticket, which is greater than 0. The caller gives it back when the call is
+// answered, or will never be.
 func (o *Order) Take() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -66,7 +66,7 @@ func (o *Order) Take() uint64 {
 	return o.last
 }
 
-// GiveBack ends a ticket whose call has not begun, and does nothing to another.
+// GiveBack ends a ticket whose call has not begun. It ignores other tickets.
 func (o *Order) GiveBack(ticket uint64) {
 	if place := o.claim(ticket); place != nil {
 		place.Leave()
@@ -81,11 +81,11 @@ func (o *Order) claim(ticket uint64) *turns.Place {
 	return place
 }
 
-// Call is one that has an order, or none: then it begins at once.
+// Call is a call with or without an order. Without one, it begins at once.
 type Call struct{ place *turns.Place }
 
-// Claim takes a call's ticket from its metadata; the caller ends the call by End. An error
-// is the call's answer, with its code, and the call is to do nothing.
+// Claim takes a call's ticket from its metadata. The caller ends the call by End. If Claim returns
+// an error, that error with its code is the call's answer, and the call must do nothing.
 func (o *Order) Claim(ctx context.Context) (Call, error) {
 	text, ok := ttrpc.GetMetadataValue(ctx, Key)
 	if !ok {
@@ -102,7 +102,7 @@ func (o *Order) Claim(ctx context.Context) (Call, error) {
 	return Call{place}, nil
 }
 
-// End ends the call's ticket, joined or not.
+// End ends the call's ticket, whether or not the call has joined.
 func (c Call) End() {
 	if c.place != nil {
 		c.place.Leave()
@@ -111,8 +111,8 @@ func (c Call) End() {
 
 type placeKey struct{}
 
-// Begin waits until all calls have joined that came before this one, and returns a context
-// for Joined. An error is the call's answer, with its code, and the call is to do nothing.
+// Begin waits until all earlier calls have joined, and returns a context for Joined. If Begin
+// returns an error, that error with its code is the call's answer, and the call must do nothing.
 func (c Call) Begin(ctx context.Context) (context.Context, error) {
 	if c.place == nil {
 		return ctx, nil
@@ -125,8 +125,8 @@ func (c Call) Begin(ctx context.Context) (context.Context, error) {
 	return context.WithValue(ctx, placeKey{}, c.place), nil
 }
 
-// Joined says that the call of ctx has its place among those that it waits for: the calls
-// behind it may begin. It may be said again, and of a call without a ticket.
+// Joined reports that the call of ctx has its place in the queue that it waits in, so that the
+// calls after it may begin. It may be called again, and for a call without a ticket.
 func Joined(ctx context.Context) {
 	if place, ok := ctx.Value(placeKey{}).(*turns.Place); ok {
 		place.Leave()

@@ -1,7 +1,7 @@
-// Package contract says of every field of the messages that make sandboxes, containers
-// and their storages what becomes of it: it is honoured, or refused by its name, or
-// ignored for a reason that docs/messages.md gives. Nothing else happens to a field: one
-// that is in no list is refused. It looks at messages and does nothing with them.
+// Package contract defines how the agent treats every field of the messages that create sandboxes,
+// containers and their storages: the field is honoured, refused by name, or ignored for a reason
+// that docs/messages.md gives. A field that is in no list is refused. The package only checks
+// messages.
 package contract
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/directvol/directvol/agent/errkind"
 )
 
-// verdict is what becomes of a field.
+// verdict is how a field is treated.
 type verdict string
 
 const (
@@ -22,16 +22,16 @@ const (
 	ignored  verdict = "ignored"
 )
 
-// field is one, by its name in the .proto file. why is how it is honoured, or why it
-// is not. All that is in a field which is ignored or refused goes with it.
+// field is a field by its name in the .proto file. why says how it is honoured, or why it is not.
+// The verdict ignored or refused also covers everything inside the field.
 type field struct {
 	name    string
 	verdict verdict
 	why     string
 }
 
-// Check refuses a message, a pointer to one of protocols/agentpb, that sets a field which
-// is refused. Of another message than those of fields all fields are refused.
+// Check refuses a message (a pointer to a type of protocols/agentpb) in which a refused field is
+// set. For a message type that is not in fields, every field is refused.
 func Check(message any) error { return check(reflect.ValueOf(message), "") }
 
 func check(v reflect.Value, in string) error {
@@ -60,7 +60,7 @@ func check(v reflect.Value, in string) error {
 	return nil
 }
 
-// checkWithin looks into the messages that a field holds.
+// checkWithin checks the messages inside a field.
 func checkWithin(v reflect.Value, path string) error {
 	switch {
 	case isMessage(v.Type()):
@@ -79,7 +79,7 @@ func isMessage(t reflect.Type) bool {
 	return t.Kind() == reflect.Pointer && t.Elem().Kind() == reflect.Struct
 }
 
-// isSet reports whether a field has another value than one that was not sent.
+// isSet reports whether a field differs from a field that was not sent.
 func isSet(v reflect.Value) bool {
 	if v.Kind() == reflect.Slice || v.Kind() == reflect.Map {
 		return v.Len() > 0
@@ -87,7 +87,7 @@ func isSet(v reflect.Value) bool {
 	return !v.IsZero()
 }
 
-// nameOf returns a field's name in the .proto file, or "" of what is no field.
+// nameOf returns a field's name in the .proto file, or "" if f is not a field of the message.
 func nameOf(f reflect.StructField) string {
 	for part := range strings.SplitSeq(f.Tag.Get("protobuf"), ",") {
 		if name, ok := strings.CutPrefix(part, "name="); ok {
@@ -97,7 +97,7 @@ func nameOf(f reflect.StructField) string {
 	return ""
 }
 
-// of returns what is said of a field.
+// of returns the entry for a field.
 func of(message, name string) field {
 	for _, m := range fields {
 		if m.message != message {
@@ -110,7 +110,7 @@ func of(message, name string) field {
 	return field{name, refused, "it is not known"}
 }
 
-// Text is the list as docs/messages.md has it.
+// Text returns the list in the form of docs/messages.md.
 func Text() string {
 	var text strings.Builder
 	text.WriteString("# What becomes of each field of a message\n\n" +

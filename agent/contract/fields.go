@@ -2,7 +2,7 @@ package contract
 
 import "strings"
 
-// HostOptions are the options of a Storage that are left out.
+// HostOptions are the options of a Storage that are not passed to the kernel.
 var HostOptions = []string{"defaults", "bind", "rbind", "_netdev", "nofail", "auto", "noauto", "user", "nouser", "users", "lazytime", "nomand", "noiversion", "silent", "loud"}
 
 // Reasons that several fields share.
@@ -11,8 +11,8 @@ const (
 	noStream  = "no process is started yet, and nothing would ever come out of that port"
 )
 
-// fields are all of them, by message. Of a message that is always ignored or refused
-// with the field it stands in, there are none.
+// fields are all fields, by message. Messages that occur only inside an ignored or refused field
+// have no entry.
 var fields = []struct {
 	message string
 	fields  []field

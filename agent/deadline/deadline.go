@@ -1,5 +1,5 @@
-// Package deadline keeps a little of a caller's time for the answer: a caller learns
-// what the call waits for.
+// Package deadline reserves a little of a caller's time for the answer, so that the caller learns
+// what the call has waited for.
 package deadline
 
 import (
@@ -7,12 +7,11 @@ import (
 	"time"
 )
 
-// margin is what an answer takes to arrive, on an emulated processor too. Of a short
-// time a quarter is kept.
+// margin is the time that an answer takes to arrive, on an emulated processor too. If the deadline
+// is near, a quarter of the remaining time is reserved instead.
 const margin = 200 * time.Millisecond
 
-// Early returns a context that ends earlier than ctx does by its deadline, by as much
-// as the answer needs.
+// Early returns a context whose deadline is earlier than ctx's by the time that the answer needs.
 func Early(ctx context.Context) (context.Context, context.CancelFunc) {
 	if at, ok := ctx.Deadline(); ok {
 		return context.WithDeadline(ctx, at.Add(-min(margin, time.Until(at)/4)))

@@ -1,6 +1,5 @@
-// Package errkind is how the agent's packages say why a call is refused: an
-// error with one of a few kinds. agent/rpc turns kinds into status codes;
-// nothing below it knows about codes.
+// Package errkind classifies the agent's errors: an error that refuses a call has one of a few
+// kinds. agent/rpc turns kinds into status codes; the packages below it do not know about codes.
 package errkind
 
 import (
@@ -8,20 +7,19 @@ import (
 	"fmt"
 )
 
-// Kind is what a caller can act on.
+// Kind is a class of errors that a caller can act on.
 type Kind int
 
-// The kinds. An error without one is Internal: the agent failed, not the
-// request.
+// The kinds. An error without a kind is Internal: the agent failed, not the request.
 const (
 	Internal           Kind = iota
 	InvalidArgument         // the request can never be right
-	NotFound                // what it names does not exist
-	AlreadyExists           // it exists, but differs from what is asked for
-	FailedPrecondition      // the state forbids it, and waiting does not help
-	OutOfRange              // a size outside of what can be
-	DeadlineExceeded        // it may succeed when it is tried again
-	Unimplemented           // known, and not built
+	NotFound                // something that the request names does not exist
+	AlreadyExists           // the object exists, but differs from the request
+	FailedPrecondition      // the state forbids the call, and waiting does not help
+	OutOfRange              // a size beyond the possible range
+	DeadlineExceeded        // the call may succeed if it is repeated
+	Unimplemented           // known, but not implemented
 )
 
 type refused struct {
@@ -32,13 +30,12 @@ type refused struct {
 func (r *refused) Error() string { return r.err.Error() }
 func (r *refused) Unwrap() error { return r.err }
 
-// New makes an error of a kind; format and args are those of fmt.Errorf, %w
-// included.
+// New returns an error of a kind. format and args are those of fmt.Errorf, including %w.
 func New(kind Kind, format string, args ...any) error {
 	return &refused{kind, fmt.Errorf(format, args...)}
 }
 
-// Of returns the kind of the outermost refusal in err's chain, or Internal.
+// Of returns the kind of the outermost error in err's chain that New has made, or Internal.
 func Of(err error) Kind {
 	if r, ok := errors.AsType[*refused](err); ok {
 		return r.kind

@@ -1,4 +1,4 @@
-// Package flight asks a question that a disk may not answer: while it hangs, one thread
+// Package flight asks questions that a disk may not answer: if the disk hangs, only one thread
 // waits for it, however often the question is asked.
 package flight
 
@@ -7,29 +7,30 @@ import (
 	"sync"
 )
 
-// Flights are questions under way, by what they are about. The zero value is ready.
+// Flights are the questions in progress, by key. The zero value is ready.
 type Flights[K comparable, V any] struct {
 	mu    sync.Mutex
 	under map[K]*flight[V]
 }
 
 type flight[V any] struct {
-	done   chan struct{} // closed when answer is there
+	done   chan struct{} // closed when answer is set
 	answer V
 }
 
-// Anew is Ask, of an answer that was begun since it was called: it asks once more where
-// it has joined another caller.
+// Anew is Ask with an answer that was begun after the call: it asks a second time if it has joined
+// another caller's question.
 func (f *Flights[K, V]) Anew(ctx context.Context, key K, ask func() V) (answer V, ok bool) {
-	own := false // its ask has run, which is known when there is an answer
+	own := false // this call's ask has run; valid once there is an answer
 	if answer, ok = f.Ask(ctx, key, func() V { own = true; return ask() }); !ok || own {
 		return answer, ok
 	}
 	return f.Ask(ctx, key, ask)
 }
 
-// Ask returns what ask answers, which another caller may have begun to ask: it is as new
-// as that. When ctx ends first, ok is false, and ask goes on. It must not panic.
+// Ask returns the result of ask. If another caller has already asked the question, Ask returns that
+// answer, which may have begun before this call. If ctx ends first, ok is false and ask goes on.
+// ask must not panic.
 func (f *Flights[K, V]) Ask(ctx context.Context, key K, ask func() V) (answer V, ok bool) {
 	f.mu.Lock()
 	one := f.under[key]

@@ -1,7 +1,7 @@
-// Package logbuffer is the agent's log: JSON objects, one a line, with the names
-// that Kata's agent gives its fields. Whoever logs writes to memory and never
-// waits; readers, the console among them, take the lines from there at their own
-// pace. One that is too slow, or comes late, is told how many it has missed.
+// Package logbuffer implements the agent's log: JSON objects, one per line, with the field names of
+// Kata's agent. A logger writes to memory and never blocks. Readers, including the console, take
+// the lines from memory at their own pace. A reader that is too slow, or starts late, gets a line
+// with the number of lines that it has missed.
 package logbuffer
 
 import (
@@ -19,11 +19,10 @@ const (
 	// KeptBytes is how much of the log is kept for readers.
 	KeptBytes = 256 << 10
 
-	// maxLine is the longest line that is kept: one alone must not push out all
-	// the others.
+	// maxLine is the longest line that is kept, so that one line does not push out all the others.
 	maxLine = 16 << 10
 
-	// batchBytes is how much a reader takes at once. It is more than maxLine.
+	// batchBytes is how much a reader takes at once. It is larger than maxLine.
 	batchBytes = 32 << 10
 )
 
@@ -35,13 +34,13 @@ type Buffer struct {
 	mu      sync.Mutex
 	lines   [][]byte // each ends with a newline
 	bytes   int      // of lines
-	first   uint64   // the number of lines[0], since the start
+	first   uint64   // the number of lines[0], counted since the start
 	readers map[*Reader]struct{}
-	more    event // there is another line
-	idle    event // a reader has written all, or has left
+	more    event // fired when there is another line
+	idle    event // fired when a reader has written all lines, or has left
 }
 
-// event wakes everybody who waits for it, under the buffer's lock.
+// event wakes all goroutines that wait for it. The buffer's lock guards it.
 type event struct{ next chan struct{} }
 
 func (e *event) await() <-chan struct{} {
@@ -58,15 +57,15 @@ func (e *event) fire() {
 	}
 }
 
-// Reader is somebody who reads a buffer, and how far they have come.
+// Reader is a reader of a buffer, with its position.
 type Reader struct {
 	buffer  *Buffer
 	next    uint64 // the number of the next line to take
 	written uint64 // all lines before this one are written
 }
 
-// New makes log write JSON lines with these fields to a buffer that it returns.
-// From then on log is the buffer's. Nobody reads yet.
+// New makes log write JSON lines with these fields to a new buffer, and returns the buffer. The
+// buffer has no readers yet.
 func New(log *logrus.Logger, fields logrus.Fields) *Buffer {
 	j := &Buffer{fields: plain(fields), readers: map[*Reader]struct{}{}}
 	j.formatter = &logrus.JSONFormatter{
@@ -79,28 +78,28 @@ func New(log *logrus.Logger, fields logrus.Fields) *Buffer {
 	return j
 }
 
-// plain are the fields of each line. As a hook it adds them, and has values
-// written as a text log would write them: in JSON a code would be its number.
+// plain are the fields of each line. As a hook, plain adds them, and formats other values as a text
+// log would: in JSON, a code would become its number.
 type plain logrus.Fields
 
-// Levels are all.
+// Levels returns all levels.
 func (plain) Levels() []logrus.Level { return logrus.AllLevels }
 
-// Fire changes the entry, which is logrus's own copy, and never fails.
+// Fire adds the fields to the entry, which is logrus's own copy. It never fails.
 func (p plain) Fire(e *logrus.Entry) error {
 	if e.Data == nil {
 		e.Data = logrus.Fields{}
 	}
 	for key, value := range e.Data {
 		if s, ok := value.(fmt.Stringer); ok {
-			e.Data[key] = fmt.Sprint(s) // which survives a nil one
+			e.Data[key] = fmt.Sprint(s) // works for a nil Stringer, too
 		}
 	}
 	maps.Copy(e.Data, p)
 	return nil
 }
 
-// Write keeps a line. It never waits for a reader, and never fails.
+// Write appends a line. It never blocks on a reader, and never fails.
 func (j *Buffer) Write(line []byte) (int, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -124,18 +123,18 @@ func (j *Buffer) keep(line []byte) {
 	j.first += uint64(drop)
 }
 
-// told returns a line of the buffer's own. It goes past the logger, whose lock
-// is taken before ours.
+// told returns a line of the buffer's own. It bypasses the logger, whose lock must be taken before
+// the buffer's.
 func (j *Buffer) told(fields logrus.Fields, message string) []byte {
 	e := logrus.NewEntry(&logrus.Logger{}).WithFields(fields)
 	e.Time, e.Level, e.Message = time.Now(), logrus.WarnLevel, message
 	_ = j.fields.Fire(e)
-	line, _ := j.formatter.Format(e) // fails for values that JSON has no form for: not for numbers and text
+	line, _ := j.formatter.Format(e) // fails only for values without a JSON form, not for numbers and text
 	return line
 }
 
-// Reader returns a new reader, before the first line that was ever logged. Flush
-// waits for it until its CopyTo has returned.
+// Reader returns a new reader at the start of the log. Flush waits for the reader until its CopyTo
+// has returned.
 func (j *Buffer) Reader() *Reader {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -144,9 +143,9 @@ func (j *Buffer) Reader() *Reader {
 	return r
 }
 
-// CopyTo writes the lines that are kept and all that follow to w, until ctx ends
-// or a write fails. What the reader has missed is told in a line of its own. A
-// write that hangs is the caller's to end. It is called once.
+// CopyTo writes the kept lines and all later ones to w, until ctx ends or a write fails. A separate
+// line gives the number of lines that the reader has missed. The caller must end a write that
+// hangs. CopyTo must be called only once.
 func (r *Reader) CopyTo(ctx context.Context, w io.Writer) error {
 	defer r.buffer.leave(r)
 	var batch []byte
@@ -166,8 +165,8 @@ func (r *Reader) CopyTo(ctx context.Context, w io.Writer) error {
 	}
 }
 
-// take appends the next lines to batch. Where there are none it returns what
-// tells of the next one. Whoever comes back has written what was taken before.
+// take appends the next lines to batch. If there are none, it returns a channel that is closed when
+// there is one. A call of take means that the lines of the previous call were written.
 func (j *Buffer) take(r *Reader, batch []byte) ([]byte, <-chan struct{}) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -197,8 +196,7 @@ func (j *Buffer) leave(r *Reader) {
 	j.idle.fire()
 }
 
-// Flush waits until those who read now have written all that is there now, or
-// until ctx ends.
+// Flush waits until all current readers have written all current lines, or until ctx ends.
 func (j *Buffer) Flush(ctx context.Context) {
 	j.mu.Lock()
 	end := j.first + uint64(len(j.lines))

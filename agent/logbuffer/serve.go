@@ -7,13 +7,13 @@ import (
 	"sync"
 )
 
-// MaxReaders is how many connections read at once. One more takes the place of
-// the one that has been there longest: readers that are gone are noticed only
-// when something is written to them, and must not keep out the living.
+// MaxReaders is how many connections may read at once. A further connection replaces the oldest
+// one, because readers that are gone are noticed only when something is written to them, and must
+// not keep others out.
 const MaxReaders = 4
 
-// Serve has each connection that l accepts read the buffer, until l fails or is
-// closed, or ctx ends; then all are closed. What a connection sends is not read.
+// Serve lets each connection that l accepts read the buffer, until l fails or is closed, or ctx
+// ends; then Serve closes all connections. It ignores what a connection sends.
 func (j *Buffer) Serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -29,26 +29,26 @@ func (j *Buffer) Serve(ctx context.Context, l net.Listener) error {
 		seat := &seat{conn: conn, stop: stop}
 		s.take(seat)
 		go func() {
-			// An error is the end of this reader, and of no account to the log.
+			// An error ends this reader and does not matter to the log.
 			_ = j.Reader().CopyTo(reading, conn)
 			s.leave(seat)
 		}()
 	}
 }
 
-// seat is a reader's place.
+// seat is the place of one reader.
 type seat struct {
 	conn net.Conn
 	stop context.CancelFunc
 }
 
-// end hangs up, which also ends a write that hangs.
+// end closes the connection, which also ends a write that hangs.
 func (s *seat) end() {
 	s.stop()
 	s.conn.Close()
 }
 
-// seats are the readers, the longest there first.
+// seats are the places of the readers, oldest first.
 type seats struct {
 	mu    sync.Mutex
 	taken []*seat

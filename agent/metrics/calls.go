@@ -13,12 +13,12 @@ import (
 
 // Calls counts the calls of each method. Its zero value is ready.
 type Calls struct {
-	methods atomic.Pointer[map[string]*Method] // never changed, but replaced
+	methods atomic.Pointer[map[string]*Method] // replaced as a whole, never modified
 	adding  sync.Mutex
 }
 
-// Of returns the counts of a method, for the program's own names alone. It takes
-// no lock once the method is known.
+// Of returns the counts of a method. name must be fixed in the program, never taken from a caller.
+// Of takes no lock if the method is known.
 func (c *Calls) Of(name string) *Method {
 	if m := c.known()[name]; m != nil {
 		return m
@@ -41,10 +41,10 @@ func (c *Calls) known() map[string]*Method {
 	return nil
 }
 
-// lastCode is the greatest code of gRPC's (codes.Unauthenticated).
+// lastCode is the largest gRPC code (codes.Unauthenticated).
 const lastCode = codes.Unauthenticated
 
-// bounds are what the histogram's buckets end at; one more has no end.
+// bounds are the upper bounds of the histogram's buckets; one more bucket is unbounded.
 var bounds = [...]time.Duration{time.Millisecond, 10 * time.Millisecond, 100 * time.Millisecond, time.Second, 10 * time.Second}
 
 // Method is the counts of one method. Its zero value is ready.
@@ -54,8 +54,8 @@ type Method struct {
 	nanos   atomic.Int64
 }
 
-// Count counts a call that was answered at once. It is not timed: looking at the
-// clock would cost as much as the answer.
+// Count counts a call that was answered at once. It does not measure the duration, because reading
+// the clock would cost as much as the answer.
 func (m *Method) Count(code codes.Code) {
 	if code > lastCode {
 		code = codes.Unknown
@@ -63,10 +63,10 @@ func (m *Method) Count(code codes.Code) {
 	m.codes[code].Add(1)
 }
 
-// Observe counts a call and how long it took.
+// Observe counts a call and its duration.
 func (m *Method) Observe(code codes.Code, took time.Duration) {
 	m.Count(code)
-	bucket, _ := slices.BinarySearch(bounds[:], took) // a bucket holds its bound
+	bucket, _ := slices.BinarySearch(bounds[:], took) // a bucket includes its bound
 	m.buckets[bucket].Add(1)
 	m.nanos.Add(int64(took))
 }
@@ -76,7 +76,7 @@ const (
 	durationName = "directvol_agent_call_duration_seconds"
 )
 
-// Write adds the families of the methods that were called.
+// Write adds the metric families of the methods that were called.
 func (c *Calls) Write(t *Text) {
 	methods := c.known()
 	names := slices.Sorted(maps.Keys(methods))
@@ -95,8 +95,8 @@ func (c *Calls) Write(t *Text) {
 	}
 }
 
-// writeDurations makes the count of what it has read of the buckets: calls end
-// meanwhile, and the two must agree.
+// writeDurations computes the count from the buckets that it has read: calls end meanwhile, and
+// count and buckets must agree.
 func (m *Method) writeDurations(t *Text, method string) {
 	var counts [len(m.buckets)]uint64
 	var sum uint64

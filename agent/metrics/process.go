@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// statusFile tells what this process uses (proc_pid_status(5)).
+// statusFile shows what this process uses (proc_pid_status(5)).
 const statusFile = "/proc/self/status"
 
-// WriteProcess adds what this process uses of the guest's memory, and its
-// goroutines and threads.
+// WriteProcess adds this process's use of the guest's memory, and the number of its goroutines and
+// threads.
 func WriteProcess(t *Text) error {
 	text, err := os.ReadFile(statusFile)
 	if err != nil {
@@ -37,7 +37,7 @@ func WriteProcess(t *Text) error {
 	return nil
 }
 
-// statusField reads the line "Key:   number unit".
+// statusField parses the line "Key:   number unit".
 func statusField(text, key, unit string) (uint64, error) {
 	for line := range strings.Lines(text) {
 		name, value, ok := strings.Cut(line, ":")

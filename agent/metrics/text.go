@@ -1,8 +1,7 @@
-// Package metrics counts what the agent does, and writes it down as Prometheus'
-// text exposition (format 0.0.4,
-// https://prometheus.io/docs/instrumenting/exposition_formats/). What counts is
-// made of atomics: nobody waits for another. Labels have values that the program
-// names, never a caller.
+// Package metrics counts what the agent does, and writes the counts in Prometheus' text exposition
+// format (0.0.4, https://prometheus.io/docs/instrumenting/exposition_formats/). The counters are
+// atomics, so that they never block. The values of labels are fixed in the program, and never come
+// from a caller.
 package metrics
 
 import (
@@ -17,16 +16,16 @@ const (
 	Histogram = "histogram"
 )
 
-// Text is an exposition that is being written. Its zero value is empty. A
-// family's samples follow it at once.
+// Text is an exposition that is being written. Its zero value is empty. The samples of a family
+// must directly follow it.
 type Text struct{ b strings.Builder }
 
-// Family begins the samples of a name: what they are, and of which kind.
+// Family begins the samples of a metric with its help text and its kind.
 func (t *Text) Family(name, kind, help string) {
 	t.b.WriteString("# HELP " + name + " " + helpEscapes.Replace(help) + "\n# TYPE " + name + " " + kind + "\n")
 }
 
-// Sample adds one value. labels are names and values in turn.
+// Sample adds one value. labels are alternating names and values.
 func (t *Text) Sample(name string, value float64, labels ...string) {
 	t.b.WriteString(name)
 	for i := 0; i+1 < len(labels); i += 2 {
@@ -43,13 +42,13 @@ func (t *Text) Sample(name string, value float64, labels ...string) {
 	t.b.WriteString(" " + number(value) + "\n")
 }
 
-// One adds a family that has one sample.
+// One adds a family with one sample.
 func (t *Text) One(name, kind, help string, value float64) {
 	t.Family(name, kind, help)
 	t.Sample(name, value)
 }
 
-// String returns what was written.
+// String returns the text written so far.
 func (t *Text) String() string { return t.b.String() }
 
 var (
@@ -57,7 +56,7 @@ var (
 	labelEscapes = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
 )
 
-// number writes whole numbers without an exponent: people read them too.
+// number writes whole numbers without an exponent, for human readers.
 func number(value float64) string {
 	if whole := int64(value); float64(whole) == value {
 		return strconv.FormatInt(whole, 10)

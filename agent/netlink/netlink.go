@@ -1,5 +1,5 @@
-// Package netlink hears what the kernel says on netlink(7), and nobody else: any program in
-// the same network namespace may send to a netlink socket, given CAP_NET_ADMIN.
+// Package netlink receives messages of the kernel on netlink(7), and rejects all others: any
+// program in the same network namespace with CAP_NET_ADMIN may send to a netlink socket.
 package netlink
 
 import (
@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrForeign is of a message that the kernel has not sent.
+// ErrForeign means that a message was not sent by the kernel.
 var ErrForeign = errors.New("netlink: not the kernel's")
 
-// Open returns a socket of a protocol that has joined multicast groups, one a bit. The
-// caller closes it. Its deadlines can be set.
+// Open returns a socket of a protocol that has joined the multicast groups in the bit mask groups.
+// The caller closes the socket. The socket supports deadlines.
 func Open(protocol int, groups uint32) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
@@ -27,8 +27,8 @@ func Open(protocol int, groups uint32) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "netlink"), nil
 }
 
-// Receive waits for the next message, until the socket's deadline, and returns how many
-// bytes of it are in buffer. An overrun of the socket's own buffer is ENOBUFS.
+// Receive waits for the next message, until the socket's deadline, and returns the number of its
+// bytes in buffer. An overrun of the socket's own buffer returns ENOBUFS.
 func Receive(socket *os.File, buffer []byte) (n int, err error) {
 	raw, err := socket.SyscallConn()
 	if err != nil {

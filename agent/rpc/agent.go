@@ -1,7 +1,7 @@
-// Package rpc has the calls of grpc.AgentService and grpc.Health as Kata Containers' clients
-// make them, and of directvol.v1.VolumeService, which is our own. It translates messages and
-// kinds of errors, and decides nothing: agent/server says when a call begins, and agent/sandbox
-// and agent/volume what comes of it. Methods that are not built are not listed, and ttrpc's
+// Package rpc has the calls of grpc.AgentService and grpc.Health as Kata Containers' clients make
+// them, and those of directvol.v1.VolumeService, which is our own. It translates messages and kinds
+// of errors, and decides nothing: agent/server decides when a call begins, and agent/sandbox and
+// agent/volume decide its result. Methods that are not implemented are not listed, and ttrpc's
 // server answers UNIMPLEMENTED for them.
 package rpc
 
@@ -26,26 +26,25 @@ import (
 	"github.com/directvol/directvol/protocols/volumepb"
 )
 
-// StorageOnly is what GetGuestDetails lists among the extra features for as
-// long as CreateContainer mounts storages and starts no process.
+// StorageOnly is the extra feature that GetGuestDetails lists as long as CreateContainer mounts
+// storages and starts no process.
 const StorageOnly = "directvol-storage-only"
 
-// Agent is what the services answer from. All exported fields are to be set
-// before the first call.
+// Agent implements the services. All exported fields must be set before the first call.
 type Agent struct {
 	Log        *logrus.Entry
 	Version    string // of this program
-	Init       bool   // it runs as PID 1
+	Init       bool   // this program runs as PID 1
 	Sandbox    *sandbox.Sandbox
-	Storages   *storage.Table // that the sandbox holds
+	Storages   *storage.Table // those that the sandbox holds
 	Volumes    *volume.Table
 	Guest      guest.Guest
 	ResizeWait time.Duration  // how long a resize waits for its device
-	Destroyed  func()         // called when DestroySandbox has succeeded, before it answers
+	Destroyed  func()         // called after DestroySandbox has succeeded, before it answers
 	Counts     *metrics.Calls // of the calls that the server has answered
 }
 
-// Methods names the methods that the agent has, by service.
+// Methods returns the names of the agent's methods, by service.
 func Methods() map[string][]string {
 	names := map[string][]string{}
 	for service, calls := range new(Agent).Calls() {
@@ -54,7 +53,8 @@ func Methods() map[string][]string {
 	return names
 }
 
-// Calls are the methods that are built. Those are ordered that change who holds what, and the one that asks about it.
+// Calls returns the implemented methods. Those that change who holds which storage are ordered, and
+// so is CheckReleased, which asks about that.
 func (a *Agent) Calls() server.Calls {
 	return server.Calls{
 		agentpb.AgentServiceName: {
@@ -139,8 +139,8 @@ func (a *Agent) getVolumeStats(ctx context.Context, r *agentpb.VolumeStatsReques
 	return statsResponse(&stats, abnormal, message), nil
 }
 
-// statsResponse is small enough to be inlined, so that a response that is marshalled
-// where it is made needs no memory.
+// statsResponse is small enough to be inlined, so that marshalling the response in the caller needs
+// no heap memory.
 func statsResponse(stats *volume.Stats, abnormal bool, message string) *agentpb.VolumeStatsResponse {
 	return &agentpb.VolumeStatsResponse{
 		Usage: []*agentpb.VolumeUsage{

@@ -11,7 +11,7 @@ import (
 	"github.com/directvol/directvol/protocols/service"
 )
 
-// codeOf are the codes that refusals travel as.
+// codeOf maps kinds to status codes.
 var codeOf = map[errkind.Kind]codes.Code{
 	errkind.Internal:           codes.Internal,
 	errkind.InvalidArgument:    codes.InvalidArgument,
@@ -23,7 +23,7 @@ var codeOf = map[errkind.Kind]codes.Code{
 	errkind.Unimplemented:      codes.Unimplemented,
 }
 
-// method makes a ttrpc method of f, whose errors get codes.
+// method makes a ttrpc method of f, and gives f's errors status codes.
 func method[Q, R any, PQ service.Message[Q], PR service.Message[R]](f func(context.Context, PQ) (PR, error)) ttrpc.Method {
 	return service.Method(func(ctx context.Context, request PQ) (PR, error) {
 		response, err := f(ctx, request)

@@ -24,13 +24,13 @@ func (a *Agent) getMetrics(ctx context.Context, _ *agentpb.GetMetricsRequest) (*
 	return &agentpb.Metrics{Metrics: text.String()}, nil
 }
 
-// condition is what can be counted of a health.Condition.
+// condition is the part of a health.Condition that is counted.
 type condition struct {
 	status health.Status
 	reason string
 }
 
-// statusNames are CSI 1.13's.
+// statusNames are the names in CSI 1.13.
 var statusNames = map[health.Status]string{health.Degraded: "DEGRADED", health.Inaccessible: "INACCESSIBLE", health.DataLoss: "DATA_LOSS"}
 
 func (a *Agent) writeVolumes(ctx context.Context, text *metrics.Text) {

@@ -9,18 +9,18 @@ import (
 	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
-// quickCheck, and each quick function below, answers a call in the goroutine that has read it,
-// where nothing has to be waited for: it is a transport.Quick. All that it does not answer,
-// errors among it, the method does.
+// quickCheck and each quick function below answer a call in the goroutine that has read it if
+// nothing has to be waited for; they are transport.Quick functions. The method answers all other
+// calls, including those that fail.
 func quickCheck(r *ttrpcframe.Request) ([]byte, bool) { return serving, len(r.Payload) == 0 }
 
-// serving is Check's answer.
+// serving is the answer of Check.
 var serving = mustMarshal(&agentpb.HealthCheckResponse{Status: agentpb.HealthCheckResponse_SERVING})
 
 func mustMarshal(m *agentpb.HealthCheckResponse) []byte {
 	b, err := m.Marshal()
 	if err != nil {
-		panic(err) // of a constant, when the program starts
+		panic(err) // cannot happen: the message is constant
 	}
 	return b
 }
@@ -39,16 +39,17 @@ func (a *Agent) quickStats(r *ttrpcframe.Request) ([]byte, bool) {
 	return response, err == nil
 }
 
-// quickGrowth is how long a growth goes on here before it leaves its next step to the
-// service. The transport gives the call to the service after about as long: then this one
-// ends with the step that it is at, and the service's goes on from there.
+// quickGrowth is how long a growth goes on here before it leaves the next step to the service.
+// After about the same time, the transport passes the call to the service anyway: then this growth
+// ends with its current step, and the service continues from there.
 const quickGrowth = 50 * time.Millisecond
 
-// leastGrowthTimeout is the least time-out of a growth that begins here: of a shorter one
-// quickGrowth is too much.
+// leastGrowthTimeout is the least time-out of a growth that begins here: quickGrowth is too much of
+// a shorter one.
 const leastGrowthTimeout = 2 * time.Second
 
-// quickResize grows a volume whose disk has grown already. Where it has ended late, the method answers too.
+// quickResize grows a volume whose disk has already grown. If it ends too late, the method answers
+// the call again.
 func (a *Agent) quickResize(r *ttrpcframe.Request) ([]byte, bool) {
 	var request agentpb.ResizeVolumeRequest
 	if r.TimeoutNano != 0 && r.TimeoutNano < int64(leastGrowthTimeout) || request.Unmarshal(r.Payload) != nil {

@@ -9,10 +9,10 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// containerID is what Kata takes for one.
+// containerID is the pattern of Kata's container ids.
 var containerID = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]+$`)
 
-// containerIDBytes is the longest file name, which an id becomes elsewhere.
+// containerIDBytes is the longest file name, because an id is used as one elsewhere.
 const containerIDBytes = 255
 
 func checkContainerID(id string) error {
@@ -22,7 +22,7 @@ func checkContainerID(id string) error {
 	return nil
 }
 
-// CreateContainer waits for a container's devices, and holds its storages. Repeated, it changes
+// CreateContainer waits for a container's devices and holds its storages. A repeated call changes
 // nothing.
 func (s *Sandbox) CreateContainer(ctx context.Context, id string, storages []*agentpb.Storage, devices []*agentpb.Device) error {
 	return s.createContainer(ctx, id, storages, func(ctx context.Context) (func() error, error) {
@@ -39,8 +39,8 @@ func (s *Sandbox) createContainer(ctx context.Context, id string, storages []*ag
 	})
 }
 
-// RemoveContainer has a container let go of what it holds. A create that is under
-// way is ended. OK means that nothing of the container is held, or about to be.
+// RemoveContainer releases what a container holds. It interrupts a create in progress. Success
+// means that nothing of the container is held, or about to be.
 func (s *Sandbox) RemoveContainer(ctx context.Context, id string) error {
 	if err := checkContainerID(id); err != nil {
 		return err
@@ -53,8 +53,9 @@ func (s *Sandbox) RemoveContainer(ctx context.Context, id string) error {
 	})
 }
 
-// CheckReleased returns nil when nothing in the guest uses a device, as storage.Table has it. Of a
-// container it looks when the calls that came before have ended; without an id it looks at once.
+// CheckReleased returns nil if nothing in the guest uses a device (see storage.Table). With a
+// container's id, it checks after the calls for this container that came before have ended; without
+// an id it checks at once.
 func (s *Sandbox) CheckReleased(ctx context.Context, id, driver, source string) error {
 	if id == "" {
 		arrival.Joined(ctx)

@@ -9,13 +9,13 @@ import (
 	"github.com/directvol/directvol/agent/arrival"
 )
 
-// gate lets many in at a time, or one alone. Who waits for it can give up.
+// gate lets many calls in at a time, or one alone. A call can give up waiting for it.
 type gate struct {
 	mu      sync.Mutex
 	inside  int
-	late    int // of those inside, whose callers were told that they are not done
+	late    int // of those inside, how many have already answered their caller with an error
 	closed  bool
-	changed chan struct{} // closed, and replaced, when one of the above has
+	changed chan struct{} // closed and replaced when one of the above changes
 }
 
 func newGate() gate { return gate{changed: make(chan struct{})} }
@@ -31,15 +31,15 @@ func (g *gate) enter(ctx context.Context) (leave func(), err error) {
 	return func() { g.change(func() { g.inside-- }) }, err
 }
 
-// errGoesOn is why a gate is not closed: who is inside may be there for ever.
+// errGoesOn is why a gate cannot be closed: a call inside may stay there forever.
 var errGoesOn = errors.New("a call that was given up has not ended")
 
-// lateLimit is how long those who are late are waited for: what waits for no disk is
-// undone at once.
+// lateLimit is how long close waits for late calls: a late call that waits for no disk is undone at
+// once.
 const lateLimit = 3 * time.Second
 
-// close waits until the gate is open, closes it, and waits until nobody is inside: where
-// somebody is late, for a moment only.
+// close waits until the gate is open, closes it, and waits until no call is inside. If a call
+// inside is late, close waits for lateLimit only.
 func (g *gate) close(ctx context.Context) error {
 	err := g.await(ctx, func() bool {
 		was := g.closed
@@ -66,12 +66,12 @@ func (g *gate) close(ctx context.Context) error {
 	return err
 }
 
-// goesOn counts who is late.
+// goesOn changes the number of late calls.
 func (g *gate) goesOn(by int) { g.change(func() { g.late += by }) }
 
 func (g *gate) open() { g.change(func() { g.closed = false }) }
 
-// await waits until is says yes, under g.mu.
+// await waits until is returns true. It calls is under g.mu.
 func (g *gate) await(ctx context.Context, is func() bool) error {
 	for {
 		g.mu.Lock()

@@ -1,7 +1,7 @@
-// Package sandbox is the sandbox and its containers. Each is a thing of its own with
-// one call at a time. A call goes on when its caller's time is over: until all that it
-// did is done, or undone, the next call of the same container waits. So there is no
-// moment at which a call finds what another one is about to take away.
+// Package sandbox implements the sandbox and its containers. Each of them runs one call at a time.
+// A call goes on after its caller's deadline: the next call of the same container waits until all
+// that the earlier call did is complete or undone. So no call ever finds something that another
+// call is about to take away.
 //
 //	call               beside a create of   beside a remove of  beside a destroy
 //	                   the same             the same
@@ -10,11 +10,11 @@
 //	create sandbox     waits for it         has no remove       waits for it
 //	destroy            ends any, waits      waits for any       waits for it
 //
-// Calls have the order in which they arrived (agent/arrival), also where they wait.
+// Calls run in the order in which they arrived (agent/arrival), even if they wait.
 //
-// Each waits until its own caller's time is over, and then says for what. A destroy
-// does not wait beside a call that was given up and goes on, as on a disk that hangs:
-// it would keep every other container waiting too.
+// Each call waits until its caller's deadline, and its error then names what it waited for. A
+// destroy does not wait beside a call whose caller has given up, for instance because of a disk
+// that hangs: the destroy would block every other container, too.
 package sandbox
 
 import (
@@ -38,7 +38,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// Storages is what a sandbox needs of storage.Table, which says what they do.
+// Storages are the methods of storage.Table that a sandbox needs; storage.Table documents them.
 type Storages interface {
 	Hold(ctx context.Context, holder string, storages []*agentpb.Storage, agreed func() bool) error
 	Release(ctx context.Context, holder string) error
@@ -52,24 +52,24 @@ type Storages interface {
 	Waiting(holders ...string) []string
 }
 
-// Sandbox is one, with its containers.
+// Sandbox is a sandbox with its containers.
 type Sandbox struct {
 	log      *logrus.Entry
 	storages Storages
-	turns    turns.Turns // by container; storage.Sandbox is the sandbox's own
+	turns    turns.Turns // by container; storage.Sandbox is the key of the sandbox itself
 	gate     gate
 
-	Guest guest.Guest // that the sandbox is in
+	Guest guest.Guest // the guest that the sandbox is in
 
-	// Sync, where it is set, has all disks take what was written, before a Destroy changes
-	// anything: what no storage of ours is on too. It names the disk that does not.
+	// Sync, if set, makes all disks take all earlier writes, including disks without a storage.
+	// Destroy calls it before it changes anything. Its error names the disk that does not answer.
 	Sync func(context.Context) error
 
 	mu      sync.Mutex
-	creates map[*create]bool // under way, or waiting for their turn
+	creates map[*create]bool // in progress, or waiting for their turn
 }
 
-// create is one that can be ended.
+// create is a create call that can be interrupted.
 type create struct {
 	id     string
 	giveUp context.CancelCauseFunc
@@ -80,20 +80,20 @@ func New(log *logrus.Entry, storages Storages) *Sandbox {
 	return &Sandbox{log: log, storages: storages, gate: newGate(), creates: map[*create]bool{}}
 }
 
-// step is a part of a create that comes before its storages, in its turn. undo, which
-// may be nil, is called where a later part fails.
+// step is a part of a create that runs before the storages are held. undo, which may be nil, is
+// called if a later part fails.
 type step func(context.Context) (undo func() error, err error)
 
-// Settings are what a sandbox sets of its guest; package guest says what each may be.
+// Settings are the guest's settings for a sandbox; package guest documents the valid values.
 type Settings struct {
 	Modules  []*agentpb.KernelModule
 	Resolver []string // lines of resolv.conf(5)
 	Hostname string
 }
 
-// Create makes the sandbox, again after Destroy: it sets what the guest is to have, and holds
-// the sandbox's own storages. Where it fails the sandbox is as it was, but for modules, which
-// stay; after a Destroy no other call is made meanwhile.
+// Create creates the sandbox, and may do so again after Destroy: it applies the guest's settings
+// and holds the sandbox's own storages. If it fails, the sandbox is as it was, except that modules
+// stay loaded. After a Destroy, Create runs alone.
 func (s *Sandbox) Create(ctx context.Context, set Settings, storages []*agentpb.Storage) error {
 	return s.createSandbox(ctx, storages,
 		func(context.Context) (func() error, error) { return nil, s.Guest.LoadModules(set.Modules) },
@@ -109,7 +109,7 @@ func (s *Sandbox) createSandbox(ctx context.Context, storages []*agentpb.Storage
 	return err
 }
 
-// errAgain is of a sandbox that is destroyed, when it is to be made beside others.
+// errAgain means that the sandbox was destroyed, and that Create must run again, alone.
 var errAgain = errors.New("after a destroy a sandbox is made alone")
 
 func (s *Sandbox) createIn(ctx context.Context, turn turn, alone bool, storages []*agentpb.Storage, before []step) error {
@@ -129,7 +129,7 @@ func (s *Sandbox) createIn(ctx context.Context, turn turn, alone bool, storages 
 	})
 }
 
-// hold takes the steps and holds storages. Where it fails, it has undone the steps.
+// hold takes the steps and holds storages. If it fails, it undoes the steps.
 func (s *Sandbox) hold(ctx context.Context, holder string, storages []*agentpb.Storage, agreed func() bool, before []step) error {
 	if len(before) == 0 {
 		return s.storages.Hold(ctx, holder, storages, agreed)
@@ -144,11 +144,11 @@ func (s *Sandbox) hold(ctx context.Context, holder string, storages []*agentpb.S
 	return err
 }
 
-// releaseLimit bounds how long a call that unmounts waits whose caller does not say how
-// long he does: Kata's clients and our own wait for 10 s or more.
+// releaseLimit is the deadline of a call that unmounts if its caller sets none. Kata's clients and
+// ours wait for 10 s or more.
 const releaseLimit = 8 * time.Second
 
-// limited returns a context that ends with the caller's time, or after releaseLimit.
+// limited returns a context that ends at the caller's deadline, or after releaseLimit.
 func limited(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}
@@ -156,19 +156,19 @@ func limited(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, releaseLimit)
 }
 
-// Reasons to end a create that its caller still waits for.
+// Reasons for interrupting a create whose caller is still waiting.
 var (
 	errRemoved   = errors.New("it was removed while it was created")
 	errDestroyed = errors.New("DestroySandbox was called while it was created")
 )
 
-// create has do run in the turn of a thing, until its caller's time is over or the
-// thing is removed: do asks agreed before it holds anything for good.
+// create runs do in its turn, until the caller's deadline or until the create is interrupted. do
+// must call agreed before it holds anything for good.
 func (s *Sandbox) create(ctx context.Context, what, id string, turn turn, do func(ctx context.Context, agreed func() bool) error) error {
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	defer s.begin(&create{id, giveUp})()
-	var decided atomic.Bool // by do, that it succeeds, or by the caller, who has gone
+	var decided atomic.Bool // set by do when it succeeds, or by the caller when it gives up
 	return s.call(ctx, thing{what, holdersOf(id)}, turn, &decided, func(ctx context.Context) error {
 		err := do(ctx, decides(ctx, &decided))
 		if cause := context.Cause(ctx); errors.Is(cause, errRemoved) || errors.Is(cause, errDestroyed) {
@@ -180,14 +180,14 @@ func (s *Sandbox) create(ctx context.Context, what, id string, turn turn, do fun
 	})
 }
 
-// decides returns what a call asks at its end: whether its caller is still there, who
-// learns then that it has succeeded.
+// decides returns the function agreed, which a call calls at its end. It returns true if the caller
+// is still waiting; the caller then gets the call's answer.
 func decides(ctx context.Context, decided *atomic.Bool) func() bool {
 	return func() bool { return ctx.Err() == nil && decided.CompareAndSwap(false, true) }
 }
 
-// Destroy unmounts everything, and takes nothing until Create. Where it fails the
-// sandbox and its containers are as they were.
+// Destroy unmounts everything, and refuses containers until Create. If it fails, the sandbox and
+// its containers are as they were.
 func (s *Sandbox) Destroy(ctx context.Context) error {
 	ctx, cancel := limited(ctx)
 	defer cancel()
@@ -203,7 +203,7 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 	})
 }
 
-// UnmountEach unmounts what can be unmounted, for the guest's end.
+// UnmountEach unmounts every storage that can be unmounted, for the shutdown of the guest.
 func (s *Sandbox) UnmountEach(ctx context.Context) error {
 	return s.call(ctx, thing{what: "the guest's end"}, func(context.Context) (func(), error) { return func() {}, nil }, nil, s.storages.UnmountEach)
 }
@@ -220,10 +220,11 @@ func (s *Sandbox) Update(ctx context.Context, storages []*agentpb.Storage) error
 	})
 }
 
-// turn waits until a call may be made, which done ends. Its error says for what.
+// turn waits until a call may run; done ends the call's turn. The error names what turn has waited
+// for.
 type turn func(context.Context) (done func(), err error)
 
-// inTurn waits for a thing's turn, and for the end of a Destroy.
+// inTurn waits for the turn of a container or of the sandbox, and for the end of a Destroy.
 func (s *Sandbox) inTurn(id string) turn {
 	return func(ctx context.Context) (func(), error) {
 		leave, err := s.gate.enter(ctx)
@@ -241,7 +242,7 @@ func (s *Sandbox) inTurn(id string) turn {
 	}
 }
 
-// alone waits until no call is under way.
+// alone waits until no call is in progress.
 func (s *Sandbox) alone(ctx context.Context) (func(), error) {
 	if err := s.gate.close(ctx); err != nil {
 		return nil, fmt.Errorf("calls of its containers go on, a disk may not answer%s: %w", s.waiting(nil), err)
@@ -249,8 +250,7 @@ func (s *Sandbox) alone(ctx context.Context) (func(), error) {
 	return s.gate.open, nil
 }
 
-// thing is what a call is about, and whose disks it may wait for: everybody's where nobody
-// is named.
+// thing is what a call is about, and the holders whose disks it may wait for; no holders means all.
 type thing struct {
 	what    string
 	holders []string
@@ -258,11 +258,11 @@ type thing struct {
 
 func containerOf(id string) thing { return thing{"container " + id, holdersOf(id)} }
 
-// holdersOf are those whose storages a container's calls make or let go of: what is shared
-// is the sandbox's.
+// holdersOf returns the holders whose storages a container's calls mount or release: the sandbox
+// holds shared storages.
 func holdersOf(id string) []string { return []string{id, storage.Sandbox} }
 
-// waiting lists, in brackets, the disks that calls are at.
+// waiting lists, in brackets, the disks that calls may be waiting for.
 func (s *Sandbox) waiting(holders []string) string {
 	all := s.storages.Waiting(holders...)
 	if len(all) == 0 {
@@ -271,9 +271,9 @@ func (s *Sandbox) waiting(holders []string) string {
 	return " (" + strings.Join(all, ", ") + ")"
 }
 
-// call waits for its turn and runs do in it; the turn ends when do returns. The caller
-// is answered before its deadline, and do may go on behind that. Once do has decided
-// that it succeeds, the caller waits for its answer.
+// call waits for its turn and runs do in it; the turn ends when do returns. The caller gets an
+// answer before its deadline, and do may go on after that. If do has already decided that it
+// succeeds, the caller waits for do's answer.
 func (s *Sandbox) call(ctx context.Context, of thing, turn turn, decided *atomic.Bool, do func(context.Context) error) error {
 	ctx, cancel := deadline.Early(ctx)
 	defer cancel()
@@ -298,21 +298,21 @@ func (s *Sandbox) call(ctx context.Context, of thing, turn turn, decided *atomic
 	case <-ctx.Done():
 	}
 	if decided != nil && !decided.CompareAndSwap(false, true) {
-		return <-answer // which comes soon: nothing waits for a disk any more
+		return <-answer // comes soon, because do waits for no disk any more
 	}
 	select {
 	case err := <-answer:
 		return err
 	default:
 		s.gate.goesOn(+1)
-		if !givenUp.CompareAndSwap(false, true) { // it has just ended
+		if !givenUp.CompareAndSwap(false, true) { // do has just ended
 			s.gate.goesOn(-1)
 		}
 		return s.late(ctx, "%s: not done in time, a disk may not answer%s: %w", of.what, s.waiting(of.holders), context.Cause(ctx))
 	}
 }
 
-// late is the answer to who has waited long enough, or was interrupted.
+// late returns the error for a caller whose time is over, or whose call was interrupted.
 func (s *Sandbox) late(ctx context.Context, format string, args ...any) error {
 	if cause := context.Cause(ctx); errors.Is(cause, errRemoved) || errors.Is(cause, errDestroyed) {
 		return errkind.New(errkind.FailedPrecondition, format, args...)
@@ -320,7 +320,7 @@ func (s *Sandbox) late(ctx context.Context, format string, args ...any) error {
 	return errkind.New(errkind.DeadlineExceeded, format, args...)
 }
 
-// safely turns a panic into an error: nobody above a call's goroutine does.
+// safely turns a panic into an error, because do runs in a goroutine of its own.
 func (s *Sandbox) safely(what string, do func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -331,7 +331,7 @@ func (s *Sandbox) safely(what string, do func() error) (err error) {
 	return do()
 }
 
-// begin has a create be found by interrupt, until end.
+// begin makes a create visible to interrupt, until end is called.
 func (s *Sandbox) begin(c *create) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -343,7 +343,7 @@ func (s *Sandbox) begin(c *create) (end func()) {
 	}
 }
 
-// interrupt ends creates, those that wait for their turn among them.
+// interrupt interrupts the creates that match, including those that wait for their turn.
 func (s *Sandbox) interrupt(cause error, which func(*create) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

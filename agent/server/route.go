@@ -14,24 +14,24 @@ import (
 	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
-// Call is how a method is answered.
+// Call says how a method is answered.
 type Call struct {
-	// Answer decodes the request, and returns the response or a status. It has a goroutine of its
-	// own.
+	// Answer decodes the request, and returns the response or a status. It runs in a goroutine of
+	// its own.
 	Answer ttrpc.Method
 
-	// Quick, where it is set, answers the call where its frame is read, or declines it; then Answer
-	// has it. transport.Quick says how long it may take. Timed says that it takes long enough for a
-	// look at the clock.
+	// Quick, if set, answers the call in the goroutine that has read its frame, or declines it;
+	// then Answer answers it. transport.Quick documents how long it may take. Timed is set if Quick
+	// takes long enough to be worth measuring.
 	Quick transport.Quick
 	Timed bool
 
-	Ordered bool // it changes who holds what: it begins in the order of arrival
-	Always  bool // it is answered before the guest is ready too, and while the agent ends
+	Ordered bool // it changes who holds which storage: calls begin in the order of arrival
+	Always  bool // it is also answered before the guest is ready and while the agent ends
 }
 
-// Calls are the methods that are routed, by service and name. Their names are the program's own:
-// they become labels of metrics.
+// Calls are the methods that are routed, by service and name. The names must be fixed in the
+// program, because they become labels of metrics.
 type Calls map[string]map[string]Call
 
 // routed is a call with its counts.
@@ -42,7 +42,7 @@ type routed struct {
 	server *Server
 }
 
-// methods are those of one service, and table all services'.
+// methods are the methods of one service; table has those of all services.
 type (
 	methods map[string]*routed
 	table   map[string]methods
@@ -59,10 +59,10 @@ func (s *Server) routes(calls Calls) table {
 	return t
 }
 
-// of returns who answers a request, or nil.
+// of returns the method that answers a request, or nil.
 func (t table) of(r *ttrpcframe.Request) *routed { return t[string(r.Service)][string(r.Method)] }
 
-// answers are the methods as ttrpc's server takes them.
+// answers returns the methods in the form that ttrpc's server takes.
 func (m methods) answers() map[string]ttrpc.Method {
 	all := map[string]ttrpc.Method{}
 	for name, r := range m {
@@ -71,7 +71,7 @@ func (m methods) answers() map[string]ttrpc.Method {
 	return all
 }
 
-// behind returns routes that have only what the table does not.
+// behind returns the routes restricted to calls that are not in the table.
 func (s *Server) behind(routes []transport.Route) (all []transport.Route) {
 	for _, route := range routes {
 		has := route.Has
@@ -86,8 +86,8 @@ func (s *Server) isOrdered(r *ttrpcframe.Request) bool {
 	return to != nil && to.Ordered
 }
 
-// quick answers a call where its frame was read: it is a transport.Quick. It declines errors and
-// panics too.
+// quick answers a call in the goroutine that has read its frame; it is a transport.Quick. It also
+// declines calls that fail or panic.
 func (s *Server) quick(r *ttrpcframe.Request) (response []byte, ok bool) {
 	to := s.table.of(r)
 	if to == nil || to.Quick == nil {
@@ -114,7 +114,7 @@ func (s *Server) quick(r *ttrpcframe.Request) (response []byte, ok bool) {
 	return response, ok
 }
 
-// timed is Quick with a look at the clock.
+// timed is Quick with a measurement of its duration.
 func (to *routed) timed(r *ttrpcframe.Request) (response []byte, ok bool) {
 	began := time.Now()
 	if response, ok = to.Quick(r); ok {
@@ -124,7 +124,7 @@ func (to *routed) timed(r *ttrpcframe.Request) (response []byte, ok bool) {
 	return response, ok
 }
 
-// answer answers a call of ttrpc's server, and counts and logs it.
+// answer answers a call of ttrpc's server, counts it and logs it.
 func (to *routed) answer(ctx context.Context, decode func(any) error) (any, error) {
 	began := time.Now()
 	response, err := to.safely(ctx, decode)
@@ -153,7 +153,7 @@ func (to *routed) safely(ctx context.Context, decode func(any) error) (response 
 	return to.inOrder(ctx, decode)
 }
 
-// inOrder makes a call when the guest is ready, and those before it have joined.
+// inOrder answers a call after the guest is ready and the calls before it have joined their queues.
 func (to *routed) inOrder(ctx context.Context, decode func(any) error) (any, error) {
 	s := to.server
 	if !s.calls.TryRLock() {
@@ -174,12 +174,12 @@ func (to *routed) inOrder(ctx context.Context, decode func(any) error) (any, err
 	return to.Answer(ctx, decode)
 }
 
-// panicked logs a panic. It is deferred, so the stack is the one that panicked.
+// panicked logs a panic. It is called in a deferred function, so the stack is that of the panic.
 func (to *routed) panicked(p any) {
 	to.server.Log.Errorf("%s: panic: %v\n%s", to.name, p, debug.Stack())
 }
 
-// isReady reports whether awaitReady would not wait.
+// isReady reports whether awaitReady would return at once.
 func (s *Server) isReady() bool {
 	if s.Ready == nil {
 		return true

@@ -1,9 +1,9 @@
-// Package state keeps what an agent has to know after its own restart in one file, for one
-// boot: an agent that is a service writes it, and the next agent of the same boot reads it.
-// The package knows the file and not its contents.
+// Package state keeps what an agent must know after its own restart in one file, for one boot: an
+// agent that runs as a service writes the file, and the next agent of the same boot reads it. The
+// package knows the file but not its contents.
 //
-//	a second agent of the same file   is refused, as long as the first one lives
-//	killed while it saves             the file is as before, or whole
+//	a second agent of the same file   is refused as long as the first one lives
+//	killed while it saves             the file is as before, or complete
 //	after a reboot                    there is nothing to read
 //	another version's file            is read as far as its fields are known (Rest)
 //	a file that makes no sense        is an error; Aside keeps a copy
@@ -23,31 +23,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// File is a state file. It belongs on a tmpfs, as it is worth nothing after a boot.
+// File is a state file. It belongs on a tmpfs, because it is useless after a reboot.
 type File struct {
 	path string
-	boot string   // of this boot: device numbers mean nothing in another one
-	lock *os.File // held for as long as this agent lives
+	boot string   // the id of this boot: device numbers mean nothing in another one
+	lock *os.File // held as long as this agent lives
 
-	mu     sync.Mutex // one save at a time, each with all that changed before it
+	mu     sync.Mutex // one save at a time, with all changes before it
 	closed bool
 }
 
-// Header begins the contents of every File. A type with it embedded can be saved and read.
+// Header begins the contents of every File. A type that embeds it can be saved and read.
 type Header struct {
-	// Version counts what was added to the contents: from 1, and any is read.
+	// Version counts the additions to the contents, from 1. Any version can be read.
 	Version int    `json:"version"`
 	Boot    string `json:"boot_id"`
 }
 
-// bootID is the kernel's name for this boot (random(4)).
+// bootID is the file with the kernel's id of this boot (random(4)).
 const bootID = "/proc/sys/kernel/random/boot_id"
 
-// maxBytes is more than any sandbox's storages need.
+// maxBytes is more than the storages of any sandbox need.
 const maxBytes = 16 << 20
 
-// Open returns the File at path, and makes its folder. It is this agent's alone until
-// Close, or the agent's end: a file that another agent has is refused.
+// Open returns the File at path, and makes its directory. The file belongs to this agent alone
+// until Close or the end of the process; a file that another agent has opened is refused.
 func Open(path string) (*File, error) {
 	boot, err := os.ReadFile(bootID)
 	if err != nil {
@@ -70,12 +70,12 @@ func Open(path string) (*File, error) {
 	return &File{path: path, boot: strings.TrimSpace(string(boot)), lock: lock}, nil
 }
 
-// Path is where the file is.
+// Path returns the path of the file.
 func (f *File) Path() string { return f.path }
 
-// Close lets another agent have the file, as the end of this one does, and waits for a Save
-// that is under way. The end of the process may come later than Close: a process does not
-// end while a disk that hangs keeps one of its threads. A nil File has nothing to close.
+// Close releases the file for another agent, as the end of the process does, and waits for a Save
+// in progress. The process may end later than Close: it does not end while a disk that hangs blocks
+// one of its threads. Closing a nil File does nothing.
 func (f *File) Close() error {
 	if f == nil {
 		return nil
@@ -86,13 +86,12 @@ func (f *File) Close() error {
 	return f.lock.Close()
 }
 
-// Header returns the header of contents that are saved now, in a version.
+// Header returns the header of contents of a version that are saved now.
 func (f *File) Header(version int) Header { return Header{version, f.boot} }
 
-// Save replaces the file, whole or not at all, by what contents returns: a value with a
-// Header, encoded as JSON. contents is called when the saves before this one have ended, so
-// that of two saves the later one has the later contents. After Close nothing is written,
-// and the error is fs.ErrClosed.
+// Save replaces the file, completely or not at all, by the result of contents: a value with a
+// Header, encoded as JSON. contents is called after earlier saves have ended, so that the later of
+// two saves has the later contents. After Close, Save writes nothing and returns fs.ErrClosed.
 func (f *File) Save(contents func() any) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -117,7 +116,7 @@ func (f *File) write(text []byte) error {
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	file, err := os.OpenFile(next, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) // follows no link
+	file, err := os.OpenFile(next, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) // does not follow a link
 	if err != nil {
 		return err
 	}
@@ -128,9 +127,9 @@ func (f *File) write(text []byte) error {
 	return os.Rename(next, f.path)
 }
 
-// Read decodes the file into contents, a pointer to a value with a Header. It reports false
-// where there is no file, or one of another boot. Where it reports false or fails, contents
-// may hold anything.
+// Read decodes the file into contents, a pointer to a value with a Header. It returns false if
+// there is no file, or one of another boot. If it returns false or an error, contents may hold
+// anything.
 func (f *File) Read(contents any) (found bool, err error) {
 	file, err := os.Open(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -166,8 +165,8 @@ func parse(text []byte, boot string, contents any) (found bool, err error) {
 	return header.Boot == boot, nil
 }
 
-// Aside keeps a copy of the file as it is, for people to read, and returns its path. A copy
-// that is there already stays: it is of a state that nobody has written over.
+// Aside keeps a copy of the file for people to read, and returns the copy's path. An existing copy
+// stays, because it has the state from before an agent wrote the file again.
 func (f *File) Aside() (path string, err error) {
 	path = f.path + ".bad"
 	if err = os.Link(f.path, path); errors.Is(err, fs.ErrExist) {

@@ -1,4 +1,4 @@
-// Package turns lets calls that concern one thing go one at a time.
+// Package turns serializes calls that concern the same thing.
 package turns
 
 import (
@@ -7,23 +7,21 @@ import (
 	"sync"
 )
 
-// Turns lets the calls that concern one key go one at a time, in the order in which they
-// joined, and those of others pass: a call can take as long as a disk wants. The zero
-// value is ready.
+// Turns serializes the calls for one key in the order in which they joined. Calls for other keys do
+// not wait, because a call may take as long as a disk does. The zero value is ready.
 type Turns struct {
 	mu     sync.Mutex
-	queues map[string][]*Place // the first one has the turn
+	queues map[string][]*Place // the first place has the turn
 }
 
-// Place is a place in a key's queue, until Leave.
+// Place is a place in the queue of a key, until Leave.
 type Place struct {
 	turns *Turns
 	key   string
-	first chan struct{} // closed when it has the turn
+	first chan struct{} // closed when the place has the turn
 }
 
-// Take waits for the turn at key until ctx ends; the caller ends it by calling
-// done.
+// Take waits for the turn at key until ctx ends. The caller ends its turn by calling done.
 func (t *Turns) Take(ctx context.Context, key string) (done func(), err error) {
 	p := t.Join(key)
 	if err := p.Await(ctx); err != nil {
@@ -33,7 +31,7 @@ func (t *Turns) Take(ctx context.Context, key string) (done func(), err error) {
 	return p.Leave, nil
 }
 
-// Join takes the last place at key, and waits for nothing. The caller ends it by Leave.
+// Join takes the last place at key without blocking. The caller ends it by Leave.
 func (t *Turns) Join(key string) *Place {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -50,7 +48,7 @@ func (t *Turns) Join(key string) *Place {
 // Await waits until the place has the turn, or returns ctx's error.
 func (p *Place) Await(ctx context.Context) error {
 	select {
-	case <-p.first: // also where there is no time to wait
+	case <-p.first: // succeeds even if there is no time to wait
 		return nil
 	default:
 	}
@@ -62,8 +60,7 @@ func (p *Place) Await(ctx context.Context) error {
 	}
 }
 
-// Leave gives the place up, and the turn to the next one where it had that. It may be
-// called again.
+// Leave gives up the place and passes on the turn if the place had it. Leave may be called again.
 func (p *Place) Leave() {
 	t := p.turns
 	t.mu.Lock()
