@@ -10,7 +10,7 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// await returns when true is.
+// await returns when is returns true.
 func await(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	again := time.NewTicker(time.Millisecond)

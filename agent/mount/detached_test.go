@@ -10,8 +10,8 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// A filesystem says to who mounts it what it has against an option, and to nobody else where
-// the mount API of Linux 5.2 is used: the error has it.
+// With the mount API of Linux 5.2, a filesystem reports its objection to an option only to the
+// process that mounts it: the error contains the message.
 func TestDetachedMountThatIsRefusedSaysWhy(t *testing.T) {
 	for data, want := range map[string]string{
 		"speed=high":       "tmpfs: Unknown parameter 'speed'",

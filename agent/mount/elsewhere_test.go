@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestProcessThatCannotBeLookedAtKeepsNobody: reading what such a process has mounted
-// blocks, as a FIFO does that nobody writes.
+// TestProcessThatCannotBeLookedAtKeepsNobody uses a FIFO without a writer: a read from it blocks,
+// like a read of such a process's mounts.
 func TestProcessThatCannotBeLookedAtKeepsNobody(t *testing.T) {
 	proc := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(proc, "1/ns"), 0o755); err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// topmost is the identity of what is mounted at a path, and how a kernel before 6.8
-// has it.
+// topmost returns the identity of the topmost mount at a path, and the identity that a kernel
+// before 6.8 would show.
 func topmost(t *testing.T, path string) (now, old Identity) {
 	t.Helper()
 	m, err := Topmost(path)
@@ -27,7 +27,7 @@ func topmost(t *testing.T, path string) (now, old Identity) {
 	return now, old
 }
 
-// A mount that was made before another one gets its place after it.
+// A mount that was created earlier may be attached later, on top.
 func TestTopmostIsTheMountThatWasPlacedLast(t *testing.T) {
 	dir := mounttest.Own(t)
 	config, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
@@ -57,9 +57,9 @@ func TestTopmostIsTheMountThatWasPlacedLast(t *testing.T) {
 	}
 }
 
-// A mount's number goes to the next mount. Each filesystem is mounted and unmounted
-// until its number comes again, and the mount before it must not be taken for it, on a
-// kernel that numbers mounts for good and on one that does not.
+// The next mount may reuse a mount's number. Each filesystem is mounted and unmounted until the
+// number is reused, and the new mount must not be mistaken for the earlier one, on a kernel with
+// unique mount numbers and on one without.
 func TestMountWithTheNumberOfAnotherIsNotThatOne(t *testing.T) {
 	for _, fstype := range []string{"tmpfs", "ext4", "xfs", "btrfs"} {
 		t.Run(fstype, func(t *testing.T) {
@@ -111,7 +111,7 @@ func look(t *testing.T, dir string) Mark {
 	return mark
 }
 
-// btrfs makes up a number for each subvolume: neither stat's nor mountinfo's is a
+// btrfs makes up a number for each subvolume: neither the number of stat nor that of mountinfo is a
 // disk's.
 func TestBtrfsIsOnItsDisksWhateverItsNumberIs(t *testing.T) {
 	dir := mounttest.Own(t)
@@ -150,7 +150,7 @@ func TestBtrfsIsOnItsDisksWhateverItsNumberIs(t *testing.T) {
 	file.Close()
 }
 
-// A clone has the UUID of its original, and is another disk.
+// A clone has the UUID of its original, but is another disk.
 func TestCloneOfAnXFSIsAnotherFilesystem(t *testing.T) {
 	dir := mounttest.Own(t)
 	image := mounttest.Image(t, "xfs")
@@ -167,7 +167,7 @@ func TestCloneOfAnXFSIsAnotherFilesystem(t *testing.T) {
 	}
 }
 
-// The next disk in a place has the name and the number of the one before.
+// The next disk in a place has the same name and number as the earlier disk.
 func TestNextDiskWithANumberIsAnotherOne(t *testing.T) {
 	dir := mounttest.Own(t)
 	image := mounttest.Image(t, "xfs")
@@ -188,7 +188,7 @@ func TestNextDiskWithANumberIsAnotherOne(t *testing.T) {
 	}
 }
 
-// A mount over another one has a mark of its own, and hides the other's.
+// A mount over another one has its own mark, and hides the other's.
 func TestMarkIsOfTheTopmostMount(t *testing.T) {
 	dir := mounttest.Own(t)
 	if _, err := Look(dir); err != ErrNoMount {
@@ -221,10 +221,10 @@ func TestMarkIsOfTheTopmostMount(t *testing.T) {
 	}
 }
 
-// The kernel's number is that which it has for the mount, whatever lies between.
+// uniqueOf returns the number that statx returns, however many mounts there are in between.
 func TestUniqueNumberIsStatx(t *testing.T) {
 	dir := mounttest.Own(t)
-	for i := range 2 * listStep { // more than one listmount tells
+	for i := range 2 * listStep { // more than one call of listmount returns
 		mounttest.Mount(t, "many", filepath.Join(dir, string(rune('a'+i%26)), string(rune('a'+i/26))), "tmpfs", 0, "")
 	}
 	mounttest.Mount(t, "last", dir, "tmpfs", 0, "")
@@ -252,7 +252,7 @@ func TestIdentityIsWrittenAndReadWhole(t *testing.T) {
 	}
 }
 
-// Each field that is known on both sides counts, and one that is not does not.
+// Same compares every field that is known on both sides, and no other.
 func TestSameComparesWhatBothKnow(t *testing.T) {
 	whole := Identity{Unique: 1, Super: 2, ID: 3, FSType: "xfs", Root: "/", UUID: "u", Number: 4, Devices: []Device{{4, 5}, {6, 7}}, Source: "s"}
 	for name, change := range map[string]func(*Identity){
@@ -276,10 +276,10 @@ func TestSameComparesWhatBothKnow(t *testing.T) {
 	}
 }
 
-// hangLimit ends a test that waits for what never answers: it has failed then.
+// hangLimit ends a test that waits for an answer that never comes; the test has then failed.
 const hangLimit = 5 * time.Second
 
-// The mount of a server that does not answer, and a mount that one covers, are told by
+// Identifying the mount of a server that does not answer, and a mount that it covers, needs only
 // what the kernel has in memory.
 func TestMountThatHangsIsIdentifiedAtOnce(t *testing.T) {
 	dir := mounttest.Own(t)
@@ -289,7 +289,7 @@ func TestMountThatHangsIsIdentifiedAtOnce(t *testing.T) {
 	if err != nil || len(stack) != 2 {
 		t.Fatalf("want two mounts\ngot  %v, error %v", stack, err)
 	}
-	late := time.AfterFunc(hangLimit, release) // what waits for the server fails then
+	late := time.AfterFunc(hangLimit, release) // then all calls that wait for the server fail
 	defer late.Stop()
 	below, above, mark := Identify(stack[0]), Identify(stack[1]), look(t, dir)
 	if !late.Stop() {

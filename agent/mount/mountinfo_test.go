@@ -11,7 +11,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// kernelText is a guest's mountinfo, with two mounts at /run/v.
+// kernelText is a guest's mountinfo with two mounts at /run/v.
 const kernelText = `22 1 0:2 / / rw - rootfs none rw
 23 22 0:21 / /proc rw,nosuid,nodev,noexec,relatime shared:1 - proc proc rw
 40 22 254:0 / /run/v rw,relatime shared:2 master:1 - ext4 /dev/vda rw
@@ -27,13 +27,13 @@ func TestStackOfMountsIsReadWhole(t *testing.T) {
 	}
 }
 
-// Linux lists mounts as they were made since 6.18, and move_mount(2) puts an older one on
+// Linux lists mounts in order of creation since 6.18, and move_mount(2) may put an older mount on
 // top of a newer one.
 func TestTopmostIsTheMountThatNoOtherLiesOn(t *testing.T) {
 	const root = "22 1 0:2 / / rw - rootfs none rw\n"
 	for name, c := range map[string]struct {
 		text string
-		want []int // the last one is what the path leads to
+		want []int // the path leads to the last one
 	}{
 		"as it was mounted":                  {"40 22 8:0 / /v rw - xfs a rw\n41 40 8:1 / /v rw - xfs b rw\n", []int{40, 41}},
 		"an older one on top":                {"40 41 8:0 / /v rw - xfs a rw\n41 22 8:1 / /v rw - xfs b rw\n", []int{41, 40}},
@@ -61,7 +61,7 @@ func idsOf(mounts []*mountinfo.Info) (ids []int) {
 	return ids
 }
 
-// escape is one of the kernel's, a byte in octal (mangle_path in fs/seq_file.c).
+// escape matches an escape sequence of the kernel, a byte in octal (mangle_path in fs/seq_file.c).
 var escape = regexp.MustCompile(`\\[01][0-7][0-7]`)
 
 func unescaped(field string) string {
@@ -71,8 +71,8 @@ func unescaped(field string) string {
 	})
 }
 
-// FuzzMountinfo holds what is found at a path in any text against the fifth
-// fields of its lines.
+// FuzzMountinfo compares the mounts found at a path in any text with the fifth fields of the text's
+// lines.
 func FuzzMountinfo(f *testing.F) {
 	for _, path := range []string{"/run/v", "/run/v two", "/run", ""} {
 		f.Add(kernelText, path)
@@ -103,15 +103,15 @@ func FuzzMountinfo(f *testing.F) {
 	})
 }
 
-// FuzzMountPoint has a mount of any names be found again in the line that the
-// kernel would write of it (show_mountinfo in fs/proc_namespace.c).
+// FuzzMountPoint checks that a mount with any names is found in the line that the kernel would
+// write for it (show_mountinfo in fs/proc_namespace.c).
 func FuzzMountPoint(f *testing.F) {
 	f.Add("/run/v", "/dev/vda", "ext4", uint16(40), uint16(254), uint32(0))
 	f.Add("/run/a b\t\n\\040#", "kata#Shared x", "fuse.a b", uint16(0), uint16(0), uint32(1<<20-1))
 	f.Add("/\r\x01\xff", "", "-", uint16(1), uint16(4095), uint32(1))
 	f.Fuzz(func(t *testing.T, path, source, fstype string, id, major uint16, minor uint32) {
 		if len(path)+len(source)+len(fstype) > 8<<10 || strings.ContainsRune(path+source+fstype, 0) {
-			return // neither is there in a kernel
+			return // impossible in a kernel
 		}
 		line := fmt.Sprintf("%d 22 %d:%d / %s rw shared:1 - %s %s rw\n", id, major, minor, mangled(path, " \t\n\\"), mangled(fstype, " \t\n\\#"), mangled(source, " \t\n\\#"))
 		mounts, err := mountinfo.GetMountsFromReader(strings.NewReader(kernelText+line), stackAt(path))
@@ -126,7 +126,7 @@ func FuzzMountPoint(f *testing.F) {
 	})
 }
 
-// mangled is a text as the kernel escapes it (mangle_path in fs/seq_file.c).
+// mangled escapes a text as the kernel does (mangle_path in fs/seq_file.c).
 func mangled(text, special string) string {
 	var b strings.Builder
 	for _, c := range []byte(text) {

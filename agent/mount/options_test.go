@@ -11,7 +11,7 @@ import (
 // none ignores no option.
 func none(string) bool { return false }
 
-// As mount(8) and Kata's agent have it: of two options that undo one another the last one counts.
+// As in mount(8) and Kata's agent, the last one counts of two options that undo one another.
 func TestOptionUndoesAnEarlierOne(t *testing.T) {
 	for options, want := range map[string]uintptr{
 		"nosuid,suid,nodev,dev,noexec,exec":             0,
@@ -28,7 +28,7 @@ func TestOptionUndoesAnEarlierOne(t *testing.T) {
 	}
 }
 
-// A remount begins with the flags of the mount that stands.
+// A remount starts from the flags of the existing mount.
 func TestFlagsThatAreTakenBackAreReported(t *testing.T) {
 	got, taken, err := ParseOptions([]string{"rw", "nodev", "exec,noexec", "size=1m"}, none)
 	if want := (Options{Flags: unix.MS_NODEV | unix.MS_NOEXEC, Data: "size=1m"}); err != nil || got != want || taken != unix.MS_RDONLY {
@@ -44,8 +44,8 @@ func TestDataThatTheKernelCannotTakeIsRefused(t *testing.T) {
 	}
 }
 
-// FuzzOptions has the options of any text be read again as they are, and differ in nothing
-// from a mount that shows them.
+// FuzzOptions checks that parsed options can be parsed again unchanged, and that they agree with a
+// mount that shows them.
 func FuzzOptions(f *testing.F) {
 	f.Add("ro,nodev,size=4m,mode=0700")
 	f.Add("rw,,ro,exec,data=journal,commit=30")

@@ -7,11 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A statfs for somebody's statistics has a mount in use for a moment: nobody is told then to
-// end a process.
+// A statfs for statistics has a mount in use for a moment: Unmount must not report that as EBUSY.
 func TestMountThatIsInUseForAMomentIsNotBusy(t *testing.T) {
 	for name, test := range map[string]struct {
-		answers []error // the last one for ever
+		answers []error // the last one is repeated forever
 		want    error
 		tries   int
 	}{

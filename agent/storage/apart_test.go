@@ -11,7 +11,8 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// A storage with another one in it waits for that, and for no disk that hangs elsewhere.
+// A storage with another one nested in it waits for the nested one, but not for a disk that hangs
+// elsewhere.
 func TestDiskThatHangsKeepsNoOtherMounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel()

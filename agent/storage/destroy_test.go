@@ -9,7 +9,7 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// A destroy that one busy volume has stopped, each time it is called again.
+// One busy volume makes each of several destroys fail.
 func TestDestroyThatFailsCountsNoFailedReadTwice(t *testing.T) {
 	place := filepath.Join(mounttest.Dir(t), "place")
 	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
@@ -18,7 +18,7 @@ func TestDestroyThatFailsCountsNoFailedReadTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	table.volumes.Remember(place, health.Past{Unreadable: 3, LastRead: "x"})
-	file, err := os.Create(filepath.Join(place, "busy")) // since couldGo has looked
+	file, err := os.Create(filepath.Join(place, "busy")) // opened after couldGo has checked the volume
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func TestDestroyThatFailsCountsNoFailedReadTwice(t *testing.T) {
 	if err := leaving.await(t.Context()); err != nil {
 		t.Error(err)
 	}
-	leaving.decide(false) // now it was unmounted, and is mounted again
+	leaving.decide(false) // the storage was unmounted, and is mounted again now
 	if _, past := table.volumes.Past(place); past.Unreadable != 3 {
 		t.Errorf("reads that failed, mounted again\nwant 3\ngot  %d", past.Unreadable)
 	}

@@ -29,10 +29,10 @@ func newTable() *Table {
 	return NewTable(entry, volume.NewTable(health.NewMonitor(entry)), time.Millisecond, nil)
 }
 
-// always is a caller who is still there.
+// always is an agreed function for a caller that is still waiting.
 func always() bool { return true }
 
-// ownDir is a folder by the path that mountinfo would have for it.
+// ownDir returns a temporary directory by its path in mountinfo.
 func ownDir(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -108,8 +108,8 @@ func TestLocalDirectoryHasItsModeAndKeepsItsFiles(t *testing.T) {
 	}
 }
 
-// A destroy that fails mounts nested storages again on top of those that contain them,
-// with their files.
+// A destroy that fails mounts nested storages again after those that contain them, with their
+// files.
 func TestDestroyThatIsNotAgreedGivesBackWhatWasNested(t *testing.T) {
 	for range 30 {
 		dir := ownDir(t)
@@ -123,7 +123,7 @@ func TestDestroyThatIsNotAgreedGivesBackWhatWasNested(t *testing.T) {
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = unix.Unmount(dir+"/a", unix.MNT_DETACH) }) // where the test has failed
+		t.Cleanup(func() { _ = unix.Unmount(dir+"/a", unix.MNT_DETACH) }) // if the test has failed
 		for _, s := range storages {
 			if err := os.WriteFile(s.MountPoint+"/file", []byte(s.MountPoint), 0o600); err != nil {
 				t.Fatal(err)
@@ -204,7 +204,7 @@ func TestOriginIsADeviceByItsNumberAndOthersByName(t *testing.T) {
 	}
 }
 
-// A Storage comes from the host, and its mount point and options go to mount(2).
+// A Storage comes from the host, and its mount point and options are passed to mount(2).
 func FuzzStorage(f *testing.F) {
 	for _, s := range []*agentpb.Storage{
 		{Driver: "blk", Source: "02/01", Fstype: "ext4", MountPoint: "/run/v", Options: []string{"ro", "discard"}},

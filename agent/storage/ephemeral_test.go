@@ -10,7 +10,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// heldTmpfs is a table with one ephemeral storage, until the test ends.
+// heldTmpfs returns a table with one ephemeral storage, which is held until the test ends.
 func heldTmpfs(t *testing.T, options ...string) (table *Table, storage agentpb.Storage) {
 	t.Helper()
 	table = newTable()
@@ -21,13 +21,13 @@ func heldTmpfs(t *testing.T, options ...string) (table *Table, storage agentpb.S
 	return table, storage
 }
 
-// A flag that an update has set or taken back is still so after the next update, which does
-// not name it: the kernel takes away what a remount does not repeat.
+// A flag that an update has set or cleared stays so after the next update, even if that does not
+// name the flag. The kernel clears flags that a remount does not repeat.
 func TestUpdateKeepsTheFlagsOfTheUpdateBefore(t *testing.T) {
 	table, storage := heldTmpfs(t, "ro", "nosuid", "strictatime")
 	for _, step := range []struct {
 		options string
-		want    string // the mount's, as mountinfo has them
+		want    string // the mount's flags in mountinfo
 	}{
 		{"size=2m", "ro,nosuid"},
 		{"rw", "rw,nosuid"},
@@ -61,7 +61,7 @@ func TestUpdateKeepsTheFlagsOfTheUpdateBefore(t *testing.T) {
 	}
 }
 
-// What the kernel has against an update is in its answer.
+// The error of an update contains the kernel's reason.
 func TestUpdateThatTheKernelRefusesSaysWhy(t *testing.T) {
 	table, storage := heldTmpfs(t)
 	storage.Options = []string{remountOption, "size=lots"}

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// FakeKernel stands for the kernel, of storages with the driver FakeDriver: to have a
-// disk hang, or a mount fail, at a chosen moment.
+// FakeKernel replaces the kernel for storages with the driver FakeDriver, so that a test can make a
+// disk hang or a mount fail at a chosen moment.
 type FakeKernel interface {
 	Find(ctx context.Context, source string) error
 	Mount(source, mountPoint string) error
@@ -19,7 +19,7 @@ type FakeKernel interface {
 // FakeDriver is a value of Storage.driver while a fake kernel is set.
 const FakeDriver = "fake"
 
-// SetFakeKernel has the driver FakeDriver go to a kernel, from now on.
+// SetFakeKernel makes the driver FakeDriver use k from now on.
 func SetFakeKernel(k FakeKernel) (undo func()) {
 	drivers = append(drivers, &driver{
 		name:  FakeDriver,
@@ -39,8 +39,8 @@ func SetFakeKernel(k FakeKernel) (undo func()) {
 	return func() { drivers = drivers[:len(drivers)-1] }
 }
 
-// Owners are the holders of the storage at a mount point, with those for whom calls
-// under way need it.
+// Owners returns the holders of the storage at a mount point, and those for whom calls in progress
+// need it.
 func (t *Table) Owners(mountPoint string) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -51,7 +51,7 @@ func (t *Table) Owners(mountPoint string) []string {
 	return m.heldOrNeeded()
 }
 
-// MountPoints are those of all storages in the table.
+// MountPoints returns the mount points of all storages in the table.
 func (t *Table) MountPoints() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// poke writes a few bytes at a place of an image.
+// poke writes a few bytes at an offset of an image.
 func poke(at int64, b ...byte) func(*testing.T, string) {
 	return func(t *testing.T, image string) {
 		t.Helper()
@@ -29,12 +29,12 @@ func poke(at int64, b ...byte) func(*testing.T, string) {
 	}
 }
 
-// run has a program change an image, whose path is its last argument.
+// run runs a program that changes an image. The image's path is its last argument.
 func run(name string, args ...string) func(*testing.T, string) {
 	return func(t *testing.T, image string) { t.Helper(); mounttest.Run(t, name, append(args, image)...) }
 }
 
-// db writes a field of an xfs's superblock, and its checksum.
+// db writes a field of an xfs's superblock and updates the checksum.
 func db(field string) func(*testing.T, string) {
 	return run("xfs_db", "-x", "-c", "sb 0", "-c", "write -d "+field)
 }
@@ -48,7 +48,7 @@ func cut(bytes int64) func(*testing.T, string) {
 	}
 }
 
-// image makes one with a filesystem, or without where fstype is "", and changes it.
+// image makes an image with a filesystem, or without one if fstype is "", and changes it.
 func image(t *testing.T, fstype string, change func(*testing.T, string), options ...string) (path string) {
 	t.Helper()
 	if fstype != "" {
@@ -66,8 +66,8 @@ func image(t *testing.T, fstype string, change func(*testing.T, string), options
 	return path
 }
 
-// Disks that are refused, as they are or by what was changed on them, and what is said of
-// each. Which words the kernel has for it is its own.
+// Each disk is refused, as it is or after a change, with a certain message. The kernel's own part
+// of the message is not checked.
 func TestDiskThatCannotBeMountedIsRefusedForWhatItHolds(t *testing.T) {
 	const wrong, broken = errkind.InvalidArgument, errkind.FailedPrecondition
 	plain := []string{"-O", "^metadata_csum"}
@@ -117,7 +117,8 @@ func TestDiskThatCannotBeMountedIsRefusedForWhatItHolds(t *testing.T) {
 	}
 }
 
-// One disk beside a copy of it: xfs mounts no two of one UUID.
+// A copy of a mounted disk is refused, because xfs does not mount two filesystems with the same
+// UUID.
 func TestCopyOfAMountedXFSIsRefusedAsItIs(t *testing.T) {
 	path := mounttest.Image(t, "xfs")
 	twin := t.TempDir() + "/twin.img"
@@ -129,7 +130,7 @@ func TestCopyOfAMountedXFSIsRefusedAsItIs(t *testing.T) {
 	}
 }
 
-// Errors that not every kernel has for the disks that provoke them.
+// Not every kernel returns these errors for the disks that cause them.
 func TestWhatTheKernelOfTheGuestLacksIsNoFaultOfTheAgent(t *testing.T) {
 	for _, errno := range []unix.Errno{unix.ENOSYS, unix.ESRCH, unix.EOPNOTSUPP, unix.EFBIG, unix.ENXIO, unix.ENOENT} {
 		if got := mountKind(&fs.PathError{Op: "fsconfig", Path: "/dev/vda", Err: errno}); got != errkind.FailedPrecondition {

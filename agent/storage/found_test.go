@@ -10,8 +10,8 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// A call that fails undoes what it has done, and takes away no mount that was there before
-// it: that may be in use by whoever has made it.
+// A call that fails undoes what it has done. It does not unmount a mount that existed before,
+// because somebody else may use it.
 func TestCallThatFailsLeavesWhatItHasFound(t *testing.T) {
 	bad := &agentpb.Storage{Driver: "local", MountPoint: "/proc/nothing/local"}
 	for name, table := range map[string]func(place string) *Table{
@@ -40,7 +40,7 @@ func TestCallThatFailsLeavesWhatItHasFound(t *testing.T) {
 				t.Errorf("%s: strangers\nwant %d\ngot  %d, error %v", name, len(strangers), len(left), err)
 			}
 		}
-		// By a call that succeeds it is taken over, and goes with its holder.
+		// A call that succeeds takes the mount over, and it is unmounted with its last holder.
 		if err := hold(t, table, onDisk(disk, "xfs", place)); err != nil {
 			t.Fatal(err)
 		}

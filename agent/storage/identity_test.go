@@ -15,12 +15,12 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// onDisk is a Storage of a disk, and mounts at a path.
+// onDisk returns a Storage for a disk at a mount point.
 func onDisk(disk, fstype, mountPoint string, options ...string) *agentpb.Storage {
 	return &agentpb.Storage{Driver: "blk", Source: disk, Fstype: fstype, MountPoint: mountPoint, Options: options}
 }
 
-// hold has a container hold a storage, until the test ends.
+// hold makes a container hold a storage until the test ends.
 func hold(t *testing.T, table *Table, s *agentpb.Storage) error {
 	t.Helper()
 	err := table.Hold(t.Context(), "c1", []*agentpb.Storage{s}, always)
@@ -30,7 +30,7 @@ func hold(t *testing.T, table *Table, s *agentpb.Storage) error {
 	return err
 }
 
-// Somebody has bound a folder of the volume, and nothing else, where it is to be.
+// Somebody has bind-mounted only a folder of the volume at the mount point.
 func TestFolderOfTheVolumeIsNotTheVolume(t *testing.T) {
 	for _, fstype := range []string{"ext4", "xfs"} {
 		dir := mounttest.Dir(t)
@@ -48,7 +48,8 @@ func TestFolderOfTheVolumeIsNotTheVolume(t *testing.T) {
 	}
 }
 
-// A volume whose mount somebody has replaced by a folder of it is not there.
+// A volume counts as unmounted if somebody has replaced its mount by a bind mount of one of its
+// folders.
 func TestVolumeIsNotThereWhereAFolderOfItIs(t *testing.T) {
 	dir := mounttest.Dir(t)
 	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
@@ -74,15 +75,14 @@ func TestVolumeIsNotThereWhereAFolderOfItIs(t *testing.T) {
 	table.volumes.Forget(place)
 }
 
-// A mount that is there already is taken over where it is what the request would have
-// made, and not otherwise.
+// An existing mount is taken over only if it is what the request would have made.
 func TestMountIsTakenOverWhereItsOptionsAgree(t *testing.T) {
 	for name, c := range map[string]struct {
 		fstype string
 		flags  uintptr
 		data   string
 		asks   []string
-		differ string // what is named; "" where they agree
+		differ string // the option that the error names; "" if the options agree
 	}{
 		"plain ext4":              {fstype: "ext4"},
 		"plain xfs":               {fstype: "xfs"},
@@ -134,7 +134,7 @@ func TestMountIsTakenOverWhereItsOptionsAgree(t *testing.T) {
 	}
 }
 
-// volumeWithState mounts a volume for a container, and ends its agent.
+// volumeWithState mounts a volume for a container, and ends the agent.
 func volumeWithState(t *testing.T, disk, fstype string) (state, place string) {
 	t.Helper()
 	dir := mounttest.Dir(t)
@@ -147,7 +147,7 @@ func volumeWithState(t *testing.T, disk, fstype string) (state, place string) {
 	return state, place
 }
 
-// ended is the end of an agent: its watch looks no more.
+// ended ends an agent: its watch looks no more.
 func ended(t *testing.T, table *Table, place string) {
 	t.Helper()
 	if err := table.volumes.Quiet(t.Context(), place, func() (bool, error) { return true, nil }); err != nil {
@@ -158,7 +158,7 @@ func ended(t *testing.T, table *Table, place string) {
 	}
 }
 
-// next is the agent after one, and its storages.
+// next starts the next agent and returns its table and storages.
 func next(t *testing.T, state string) (*Table, []Mount) {
 	t.Helper()
 	table := stateful(t, state)
@@ -168,8 +168,8 @@ func next(t *testing.T, state string) (*Table, []Mount) {
 	return table, table.Mounted()
 }
 
-// An ext4 that has grown to 16 groups shows an option that it has had all the time as the
-// default of fewer (_ext4_show_options in Linux 6.1's fs/ext4/super.c).
+// An ext4 that has grown to 16 groups shows an option that it had before as the default for fewer
+// groups (_ext4_show_options in Linux 6.1's fs/ext4/super.c).
 func TestGrowthIsNoOtherOption(t *testing.T) {
 	r, err := parse(onDisk("/dev/vda", "ext4", "/run/grown"))
 	if err != nil {
@@ -181,8 +181,8 @@ func TestGrowthIsNoOtherOption(t *testing.T) {
 	}
 }
 
-// While no agent runs a disk is pulled and another one gets its place, its name and its
-// number, and is mounted at the same mount point, perhaps with the same number too.
+// While no agent runs, a disk is removed, and another disk gets its place, its name and its number,
+// and is mounted at the same mount point, perhaps with the same mount number.
 func TestAnotherDiskInTheSamePlaceIsNotTheVolume(t *testing.T) {
 	image := mounttest.Image(t, "xfs")
 	clone := filepath.Join(t.TempDir(), "clone.img")
@@ -204,7 +204,7 @@ func TestAnotherDiskInTheSamePlaceIsNotTheVolume(t *testing.T) {
 	}
 }
 
-// A volume that somebody has unmounted and mounted again is the same volume; what somebody has
+// A volume that somebody has unmounted and mounted again is the same volume. A volume that was
 // formatted in between is not.
 func TestVolumeMountedAgainIsTheVolumeAndFormattedAnewIsNot(t *testing.T) {
 	for _, fstype := range []string{"ext4", "xfs"} {
@@ -218,7 +218,7 @@ func TestVolumeMountedAgainIsTheVolumeAndFormattedAnewIsNot(t *testing.T) {
 			}
 			mounttest.Mount(t, disk, place, fstype, 0, "")
 			table, left := next(t, state)
-			if len(left) != 1 { // also while its disk is in use otherwise
+			if len(left) != 1 { // even if its disk is in use otherwise
 				t.Fatalf("%s, formatted anew: %v\nwant it held\ngot  %v", fstype, formatted, left)
 			}
 			if there, err := table.at(place).isMounted(); there == formatted || err != nil {
@@ -235,7 +235,7 @@ func TestVolumeMountedAgainIsTheVolumeAndFormattedAnewIsNot(t *testing.T) {
 	}
 }
 
-// An agent of version 1 knew the number of the device and of the mount.
+// An agent of version 1 recorded only the numbers of the device and of the mount.
 func TestVolumeOfAnOlderAgentIsFoundByWhatItWroteDown(t *testing.T) {
 	disk := mounttest.Attach(t, mounttest.Image(t, "ext4"))
 	state, place := volumeWithState(t, disk, "ext4")
@@ -272,8 +272,8 @@ func TestVolumeOfAnOlderAgentIsFoundByWhatItWroteDown(t *testing.T) {
 	ended(t, table, place)
 }
 
-// A disk that has left, and come again as another one, is mounted when it is asked for
-// again: the mount before went with its disk.
+// A disk has left, and another disk has its place: a repeated request mounts that disk, because the
+// earlier mount is gone with the earlier disk.
 func TestStorageGetsTheDiskThatHasTakenTheOldOnesPlace(t *testing.T) {
 	first, second := mounttest.Image(t, "xfs"), mounttest.Image(t, "xfs")
 	disk := mounttest.Attach(t, first)

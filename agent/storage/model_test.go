@@ -28,10 +28,10 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// kernel is a fake one, with disks that come late, hang, fail and are busy.
+// kernel is a fake kernel with disks that arrive late, hang, fail and are busy.
 type kernel struct {
 	mu      sync.Mutex
-	changed chan struct{} // closed, and replaced, with each change
+	changed chan struct{} // closed and replaced at each change
 	plugged map[string]bool
 	hung    map[string]bool   // by device: mount and unmount wait
 	faulty  map[string]bool   // by device: mount fails
@@ -51,7 +51,8 @@ func (k *kernel) change(do func()) {
 	k.changed = make(chan struct{})
 }
 
-// await waits until is says yes, under k.mu, and has do run before anybody else.
+// await waits until is returns true, and then runs do. Both run under k.mu, without another caller
+// in between.
 func (k *kernel) await(ctx context.Context, is func() bool, do func() error) error {
 	for {
 		k.mu.Lock()
@@ -117,25 +118,25 @@ func (k *kernel) Mounted(source, mountPoint string) bool {
 	return k.mounted[mountPoint] == source
 }
 
-// agent is one agent's life on a kernel, which outlives it: a call that it is cut off at
-// has been made, or has not, and those behind it are not made any more.
+// agent is one agent on a kernel, which outlives the agent. The kernel call at which an agent is
+// killed was either made or not made; the agent makes none after that.
 type agent struct {
 	*kernel
 	state    *state.File
 	table    *storage.Table
 	sandbox  *sandbox.Sandbox
 	undo     func()
-	destroys atomic.Int32 // under way, answered or not
+	destroys atomic.Int32 // in progress, answered or not
 
 	mu   sync.Mutex
 	dead bool
-	left int  // the calls before the one that it is cut off at; below 0 for none
-	made bool // that one is made
+	left int  // the number of kernel calls before the one at which it is killed; negative for never
+	made bool // whether that call is still made
 }
 
 var errDead = errors.New("the agent is dead")
 
-// do makes a call of the kernel, where the agent lives.
+// do makes a kernel call if the agent is alive.
 func (a *agent) do(call func() error) error {
 	a.mu.Lock()
 	last := !a.dead && a.left == 0
@@ -181,7 +182,7 @@ func (a *agent) isDead() bool {
 	return a.dead
 }
 
-// die ends it here, if it lives still.
+// die kills the agent if it is alive.
 func (a *agent) die() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -191,7 +192,7 @@ func (a *agent) die() {
 	}
 }
 
-// startAgent starts one on what is there.
+// startAgent starts an agent on the existing state.
 func startAgent(t *rapid.T, k *kernel, path string) *agent {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -210,15 +211,15 @@ func startAgent(t *rapid.T, k *kernel, path string) *agent {
 	return a
 }
 
-// now returns what is mounted, and whether any disk hangs.
+// now returns the current mounts, and whether any disk hangs.
 func (k *kernel) now() (mounted map[string]string, hangs bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return maps.Clone(k.mounted), slices.Contains(slices.Collect(maps.Values(k.hung)), true)
 }
 
-// isFine reports whether nothing is wrong with devices, nor with what hangs elsewhere
-// and may hold up a container.
+// isFine reports whether the devices have no fault, and no other disk hangs in a way that may block
+// a container.
 func (k *kernel) isFine(devices []string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -239,7 +240,7 @@ func (k *kernel) isHung(device string) bool {
 	return k.hung[device]
 }
 
-// place is where a device is mounted.
+// place returns the mount point of a device.
 func place(device string) string { return "/run/model/" + device }
 
 var (
@@ -248,7 +249,7 @@ var (
 	limits     = []time.Duration{250 * time.Millisecond, time.Second, 5 * time.Second, 20 * time.Second}
 )
 
-// shared is the device whose storage is the sandbox's, whoever asks for it.
+// shared is the device whose storage the sandbox holds, whoever asks for it.
 const shared = "s"
 
 func ownerOf(container, device string) string {
@@ -258,7 +259,7 @@ func ownerOf(container, device string) string {
 	return container
 }
 
-// call is one that was made.
+// call is a call that was made.
 type call struct {
 	verb, container string
 	devices         []string
@@ -266,39 +267,39 @@ type call struct {
 	cancel          context.CancelFunc
 	gaveUp          bool
 	by              *agent
-	began           int  // of a create what takenFrom was, of a remove what asked was
-	alone           bool // of a remove: no create of the container was under way; of others: no call was
-	expects         life // of a create: none where it may fail or not
+	began           int  // for a create: takenFrom at its start; for a remove: asked at its start
+	alone           bool // for a remove: no create of the container was in progress; for others: no call was
+	expects         life // for a create: the expected life, or none if it may fail
 
 	answered bool
 	err      error
 	at       time.Time // of the answer
 }
 
-// model is what is known of a sandbox from outside: what it has answered.
+// model is what is known of a sandbox from its answers alone.
 type model struct {
 	t         *rapid.T
 	kernel    *kernel
-	*agent    // that runs now
+	*agent    // the current agent
 	stateFile string
 
 	mu       sync.Mutex
 	inFlight []*call
-	promised map[string]map[string]bool // devices by owner: OK was answered, and nothing since takes it back
-	mayHold  map[string]map[string]bool // devices by owner: OK was answered once, and no remove or destroy with OK since
-	wasBusy  map[string]bool            // devices: what could not be undone is held
-	late     []string                   // answers that were not to be, or behind their caller's deadline
-	removed  map[string]bool            // containers: removed with OK, and not asked for since
-	asked    map[string]int             // how often a container was asked for
-	newest   *call                      // that was made
-	undoing  []*call                    // creates that have failed, and may not have undone all yet
+	promised map[string]map[string]bool // devices by owner: the answer was OK, and no later call releases them
+	mayHold  map[string]map[string]bool // devices by owner: the answer was OK once, and no remove or destroy was OK since
+	wasBusy  map[string]bool            // devices: a storage that could not be undone is held
+	late     []string                   // wrong answers, and answers after their caller's deadline
+	removed  map[string]bool            // containers: the removal was OK, and nobody has asked for them since
+	asked    map[string]int             // how often each container was asked for
+	newest   *call                      // the last call that was made
+	undoing  []*call                    // creates that have failed, and may not have undone everything yet
 	life     life                       // of the sandbox
-	lives    int                        // how often that was asked to change
-	returns  map[string]bool            // devices that a destroy which has failed gives back when they answer
+	lives    int                        // how often calls asked for a change of life
+	returns  map[string]bool            // devices that a failed destroy mounts again when they answer
 	taken    map[string]int             // how often removes of a container, or destroys, began and ended
 }
 
-// life is what is known of a sandbox.
+// life is the known state of a sandbox.
 type life int
 
 const (
@@ -307,7 +308,7 @@ const (
 	ended
 )
 
-// destroying counts the destroys under way.
+// destroying counts the destroys in progress.
 type destroying struct {
 	*storage.Table
 	count *atomic.Int32
@@ -328,9 +329,8 @@ func newModel(t *rapid.T, state string) *model {
 	return m
 }
 
-// cut has the agent killed at one of the kernel's calls of a call, or behind it, and
-// another one begin. A disk that hangs keeps a process that is killed, and with it the
-// next agent, from beginning.
+// cut makes the agent die at, or right after, one of the kernel calls of a call, and starts another
+// agent. A disk that hangs keeps a killed process alive, and so keeps the next agent from starting.
 func (m *model) cut(t *rapid.T) {
 	if _, hangs := m.kernel.now(); hangs {
 		t.Skip("the agent would not end")
@@ -360,11 +360,11 @@ func (m *model) cut(t *rapid.T) {
 	m.agent = startAgent(t, m.kernel, m.stateFile)
 }
 
-// lost takes in that a call has no answer, as its agent is dead. m.mu is held.
+// lost records that a call gets no answer because its agent is dead. m.mu is held.
 func (m *model) lost(c *call) {
 	c.cancel()
 	switch c.verb {
-	case "create": // the next agent holds what was there
+	case "create": // the next agent holds the storages that were mounted
 		for _, device := range c.devices {
 			add(m.mayHold, ownerOf(c.container, device), device)
 		}
@@ -377,7 +377,7 @@ func (m *model) lost(c *call) {
 	}
 }
 
-// begin makes a call, in a goroutine of its own.
+// begin makes a call in a goroutine of its own.
 func (m *model) begin(c *call, limit time.Duration, do func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	m.newest = c
@@ -389,7 +389,7 @@ func (m *model) begin(c *call, limit time.Duration, do func(context.Context) err
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if c.by.isDead() {
-			return // nobody hears it
+			return // nobody gets the answer
 		}
 		c.answered, c.err, c.at = true, err, time.Now()
 		m.learn(c)
@@ -397,12 +397,12 @@ func (m *model) begin(c *call, limit time.Duration, do func(context.Context) err
 	synctest.Wait()
 }
 
-// flying reports whether there is such a call without an answer.
+// flying reports whether a call that matches is in progress.
 func (m *model) flying(is func(*call) bool) bool {
 	return slices.ContainsFunc(m.inFlight, func(c *call) bool { return !c.answered && is(c) })
 }
 
-// learn takes an answer in. m.mu is held.
+// learn processes an answer. m.mu is held.
 func (m *model) learn(c *call) {
 	if !c.at.Before(c.deadline) && !c.gaveUp {
 		m.late = append(m.late, c.verb+" "+c.container)
@@ -421,7 +421,7 @@ func (m *model) learn(c *call) {
 			m.undoing = append(m.undoing, c)
 		}
 		if c.err != nil || c.began != m.takenFrom(c.container) {
-			return // nothing is promised by it, or something took it away; and nothing else is taken back
+			return // the answer promises nothing, or another call has released the storages since; no other promise ends
 		}
 		for _, device := range c.devices {
 			add(m.promised, ownerOf(c.container, device), device)
@@ -449,14 +449,14 @@ func (m *model) learn(c *call) {
 		if c.err != nil {
 			m.comeBack()
 		}
-		for _, promised := range m.promised { // what cannot be mounted again is lost to a destroy that fails late
+		for _, promised := range m.promised { // a storage that cannot be mounted again is lost if a destroy fails late
 			maps.DeleteFunc(promised, func(device string, _ bool) bool { return m.kernel.isFaulty(device) })
 		}
 	}
 }
 
-// comeBack notes which devices a destroy that has failed cannot mount again yet: it waits
-// for a disk that hangs for a while only, and then that comes back by itself.
+// comeBack notes which devices a failed destroy cannot mount again yet. The destroy waits only for
+// a while for a disk that hangs; the storage is mounted again when the disk answers.
 func (m *model) comeBack() {
 	mounted, _ := m.kernel.now()
 	for _, device := range devices {
@@ -468,7 +468,7 @@ const everybody = "*"
 
 func (m *model) takenFrom(container string) int { return m.taken[container] + m.taken[everybody] }
 
-// lived takes in what the only call that could change it has made of a sandbox.
+// lived records the sandbox's state after the only call that could have changed it.
 func (m *model) lived(c *call, ok, failed life) {
 	switch {
 	case !c.alone || c.began != m.lives:
@@ -480,7 +480,7 @@ func (m *model) lived(c *call, ok, failed life) {
 	}
 }
 
-// asksForLife notes that a call may change what a sandbox is.
+// asksForLife notes that a call may change the state of the sandbox.
 func (m *model) asksForLife(c *call) *call {
 	m.lives++
 	c.began, c.expects, c.alone = m.lives, m.life, !m.flying(func(*call) bool { return true }) && m.destroys.Load() == 0
@@ -531,7 +531,7 @@ func (m *model) createSandbox(t *rapid.T) {
 	m.begin(m.asksForLife(&call{verb: "create sandbox"}), rapid.SampledFrom(limits).Draw(t, "limit"), func(ctx context.Context) error { return m.sandbox.Create(ctx, sandbox.Settings{}, nil) })
 }
 
-// giveUp has a caller hang up.
+// giveUp makes a caller give up.
 func (m *model) giveUp(t *rapid.T) {
 	var waiting []*call
 	for _, c := range m.inFlight {
@@ -551,7 +551,7 @@ func (m *model) giveUp(t *rapid.T) {
 	}
 }
 
-// flip changes something about a disk.
+// flip changes a property of a disk.
 func (m *model) flip(which func(*kernel) map[string]bool) func(*rapid.T) {
 	return func(t *rapid.T) {
 		device := rapid.SampledFrom(devices).Draw(t, "device")
@@ -561,7 +561,7 @@ func (m *model) flip(which func(*kernel) map[string]bool) func(*rapid.T) {
 	}
 }
 
-// foreignUnmount is by somebody else in the guest, who holds no promise of ours.
+// foreignUnmount is an unmount by somebody else in the guest.
 func (m *model) foreignUnmount(t *rapid.T) {
 	device := rapid.SampledFrom(devices).Draw(t, "device")
 	m.kernel.change(func() {
@@ -580,7 +580,7 @@ func (m *model) wait(t *rapid.T) {
 	synctest.Wait()
 }
 
-// holds is what must be so whenever nothing moves.
+// holds checks what must be true whenever no call makes progress.
 func (m *model) holds(t *rapid.T) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -610,7 +610,7 @@ func (m *model) holds(t *rapid.T) {
 		m.holdsNoMore(t)
 	}
 	if m.destroys.Load() > 0 {
-		return // it takes away, and gives back where it fails: when the last disk answers
+		return // it unmounts, and if it fails it mounts again when the last disk answers
 	}
 	for _, device := range devices {
 		m.returns[device] = m.returns[device] && m.kernel.isHung(device)
@@ -627,8 +627,8 @@ func (m *model) holds(t *rapid.T) {
 	}
 }
 
-// holdsNoMore looks, when no disk hangs and no call is under way, for what was never
-// answered with OK.
+// holdsNoMore checks, when no disk hangs and no call is in progress, that nothing is held without
+// an OK.
 func (m *model) holdsNoMore(t *rapid.T) {
 	m.undoing = nil
 	for _, device := range devices {
@@ -640,7 +640,7 @@ func (m *model) holdsNoMore(t *rapid.T) {
 	}
 }
 
-// letGo has every disk answer again, and every call end.
+// letGo makes every disk answer, and waits for the end of every call.
 func (m *model) letGo() {
 	m.kernel.change(func() {
 		clear(m.kernel.hung)
@@ -651,7 +651,7 @@ func (m *model) letGo() {
 	synctest.Wait()
 }
 
-// end takes all away.
+// end removes everything.
 func (m *model) end(t *rapid.T) {
 	m.letGo()
 	m.holds(t)
@@ -672,8 +672,8 @@ func (m *model) last(t *rapid.T, what string, do func(context.Context) error) {
 	}
 }
 
-// memoryFolder is on a tmpfs where there is one, as a state file is: a hundred thousand
-// are written.
+// memoryFolder returns a directory, on a tmpfs if there is one, because a state file belongs on one
+// and the test writes a hundred thousand.
 func memoryFolder(t *testing.T) string {
 	folder, err := os.MkdirTemp("/dev/shm", "model-")
 	if err != nil {
@@ -683,11 +683,11 @@ func memoryFolder(t *testing.T) string {
 	return folder
 }
 
-// modelChecks, with as many steps each as rapid makes by default, are 100,000 steps.
+// modelChecks times the steps per check that rapid makes by default are 100,000 steps.
 const modelChecks = "3400"
 
-// Calls of several callers, with deadlines, given up, repeated and beside each other,
-// while disks come late, hang, fail and are busy: see package sandbox's table.
+// Several callers make calls with deadlines, give up, repeat calls and make them concurrently,
+// while disks arrive late, hang, fail and are busy: see the table in package sandbox.
 func TestCallsHoldWhatTheyPromise(t *testing.T) {
 	checks := flag.Lookup("rapid.checks")
 	if checks.Value.String() == checks.DefValue {
@@ -702,7 +702,7 @@ func TestCallsHoldWhatTheyPromise(t *testing.T) {
 			runs++
 			m := newModel(t, filepath.Join(folder, fmt.Sprint(runs)))
 			defer func() { m.undo(); m.state.Close() }()
-			defer m.letGo() // rapid leaves a sequence that it cannot use by a panic
+			defer m.letGo() // rapid leaves an unusable sequence by a panic
 			for _, device := range devices[:2] {
 				m.kernel.plugged[device] = true
 			}

@@ -11,8 +11,7 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// What is mounted over a storage hides it, and is what a request for the same
-// mount point meets.
+// A mount over a storage hides the storage, and is what a request for the same mount point finds.
 func TestTopmostMountIsMet(t *testing.T) {
 	dir := mounttest.Own(t)
 	if top, err := mount.Topmost(dir); top != nil || err != nil {
@@ -33,8 +32,8 @@ func TestTopmostMountIsMet(t *testing.T) {
 	}
 }
 
-// FuzzOrigin has the mounts of a mountinfo be of the same origin or not,
-// whichever of the two is asked.
+// FuzzOrigin checks that whether two mounts of a mountinfo have the same origin does not depend on
+// the order of the question.
 func FuzzOrigin(f *testing.F) {
 	const disk = "40 22 254:0 / /run/v rw - ext4 /dev/vda rw\n"
 	f.Add(disk + "41 22 254:0 /sub /run/w rw - ext4 /dev/root rw\n42 22 254:16 / /run/x rw - xfs /dev/vdb rw\n")
@@ -46,12 +45,12 @@ func FuzzOrigin(f *testing.F) {
 			return
 		}
 		mounts = mounts[:min(len(mounts), 8)]
-		for _, m := range mounts { // as long as they are in the kernel (MINORBITS in include/linux/kdev_t.h)
+		for _, m := range mounts { // as many bits as in the kernel (MINORBITS in include/linux/kdev_t.h)
 			m.Major, m.Minor = m.Major&(1<<12-1), m.Minor&(1<<20-1)
 		}
 		for _, a := range mounts {
 			if a.Source == "" {
-				continue // nobody can ask for it
+				continue // no request can name it
 			}
 			for _, b := range mounts {
 				same := request{fstype: a.FSType}.isOf(originOf(a), b)
@@ -63,7 +62,7 @@ func FuzzOrigin(f *testing.F) {
 	})
 }
 
-// originOf is what was mounted.
+// originOf returns the origin of a mount.
 func originOf(m *mount.Info) origin {
 	if m.Major == 0 {
 		return origin{path: m.Source}

@@ -19,8 +19,8 @@ func inMemory(mountPoint string) *agentpb.Storage {
 	return &agentpb.Storage{Driver: "ephemeral", Source: "shm", Fstype: "tmpfs", MountPoint: mountPoint}
 }
 
-// A storage that is mounted over a folder above another one would hide it: its users would
-// write somewhere else.
+// A storage mounted over a parent folder of another one would hide it: the users of the hidden
+// storage would write elsewhere.
 func TestStorageThatWouldHideAnotherIsRefused(t *testing.T) {
 	dir := mounttest.Dir(t)
 	table := newTable()
@@ -57,8 +57,8 @@ func TestStorageThatWouldHideAnotherIsRefused(t *testing.T) {
 	}
 }
 
-// Somebody else has mounted something over a folder above a storage: OK would say that it
-// is where the caller looks for it.
+// Somebody else has mounted something over a folder above a storage. OK would mean that the storage
+// is at its path.
 func TestStorageThatIsHiddenIsNotSaidToBeThere(t *testing.T) {
 	dir := mounttest.Dir(t)
 	table, above := newTable(), filepath.Join(dir, "a")
@@ -90,8 +90,8 @@ func TestStorageThatIsHiddenIsNotSaidToBeThere(t *testing.T) {
 	}
 }
 
-// A mount that is there already, with a storage in it, hides nothing by being taken over: its
-// container could not be removed otherwise.
+// Taking over an existing mount that contains a storage hides nothing. If it were refused, the
+// mount's container could not be removed.
 func TestMountWithAStorageInItIsTakenOver(t *testing.T) {
 	for name, table := range map[string]func(place string) *Table{
 		"somebody's":   func(string) *Table { return newTable() },
@@ -123,7 +123,7 @@ func TestMountWithAStorageInItIsTakenOver(t *testing.T) {
 	}
 }
 
-// A mount that is there and does hide a storage is not taken over.
+// An existing mount that really hides a storage is not taken over.
 func TestMountThatHidesAStorageIsNotTakenOver(t *testing.T) {
 	outer := inMemory(filepath.Join(mounttest.Dir(t), "a"))
 	inner := inMemory(filepath.Join(outer.MountPoint, "b"))
@@ -141,8 +141,8 @@ func TestMountThatHidesAStorageIsNotTakenOver(t *testing.T) {
 	}
 }
 
-// unmountedByOthers returns a table whose container c1 holds a storage that somebody has
-// unmounted, and a storage within it that nobody has asked for yet.
+// unmountedByOthers returns a table whose container c1 holds a storage that somebody has unmounted,
+// and a storage nested in it that no call has asked for yet.
 func unmountedByOthers(t *testing.T) (table *Table, outer, inner *agentpb.Storage) {
 	t.Helper()
 	outer = inMemory(filepath.Join(mounttest.Dir(t), "a"))
@@ -156,8 +156,8 @@ func unmountedByOthers(t *testing.T) (table *Table, outer, inner *agentpb.Storag
 	return table, outer, inner
 }
 
-// Somebody has unmounted a storage, and another one is mounted within its folder since: to
-// mount the first one again would hide that.
+// Somebody has unmounted a storage, and another storage was mounted in its folder since: mounting
+// the first one again would hide the second.
 func TestStorageThatWouldHideAnotherIsNotMountedAgain(t *testing.T) {
 	table, outer, inner := unmountedByOthers(t)
 	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{inner}, always); err != nil {
@@ -188,8 +188,8 @@ func TestStorageThatWouldHideAnotherIsNotMountedAgain(t *testing.T) {
 	}
 }
 
-// While a storage is mounted again, another one is not mounted within its folder: one of the
-// two calls finds the other's.
+// While a storage is being mounted again, no storage is mounted in its folder: one of the two calls
+// sees the other's.
 func TestStorageWaitsForTheOneThatIsMountedAgainAboveIt(t *testing.T) {
 	table, outer, inner := unmountedByOthers(t)
 	done := table.beginAgain(table.at(outer.MountPoint))

@@ -10,8 +10,8 @@ import (
 	"github.com/directvol/directvol/agent/volume"
 )
 
-// Somebody unmounts the volume and mounts it again, and the host repeats its call: the
-// storage is held, and is probed as any other one.
+// Somebody unmounts the volume and mounts it again, and the host repeats its call: the storage is
+// held, and is probed like any other.
 func TestStorageThatWasMountedAgainIsOwned(t *testing.T) {
 	place := filepath.Join(mounttest.Dir(t), "place")
 	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))

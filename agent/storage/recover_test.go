@@ -15,7 +15,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// stateful returns a table with a state at path, as an agent has it that begins.
+// stateful returns a table with a state file at path, like that of a new agent.
 func stateful(t *testing.T, path string) *Table {
 	t.Helper()
 	table := newTable()
@@ -27,7 +27,7 @@ func stateful(t *testing.T, path string) *Table {
 	return table
 }
 
-// restarted returns what an agent has after the end of the one that had table.
+// restarted returns the table of the next agent after the agent of table has ended.
 func restarted(t *testing.T, table *Table) *Table {
 	t.Helper()
 	if err := table.state.Close(); err != nil {
@@ -93,8 +93,8 @@ func TestDestroyedSandboxStaysDestroyed(t *testing.T) {
 	}
 }
 
-// An agent that is killed leaves what it was about to mount written down, and
-// perhaps its mount point made.
+// A killed agent leaves a record of the storage that it was about to mount, and perhaps its mount
+// point.
 func TestStorageThatIsNotThereIsStruckOut(t *testing.T) {
 	dir := ownDir(t)
 	state, path := filepath.Join(dir, "state.json"), filepath.Join(dir, "volume")
@@ -118,7 +118,7 @@ func TestStorageThatCannotBeWrittenDownIsNotMounted(t *testing.T) {
 	dir := ownDir(t)
 	state, path := filepath.Join(dir, "state.json"), filepath.Join(dir, "volume")
 	table := stateful(t, state)
-	if err := os.MkdirAll(state+".new/full", 0o700); err != nil { // no file can take its place
+	if err := os.MkdirAll(state+".new/full", 0o700); err != nil { // no file can replace the directory
 		t.Fatal(err)
 	}
 	err := table.Hold(t.Context(), "c1", localStorage(path), always)
@@ -165,14 +165,14 @@ func TestStateThatMakesNoSenseIsKeptAside(t *testing.T) {
 		if err := table.Hold(t.Context(), "c1", localStorage(filepath.Join(filepath.Dir(state), "v")), always); err != nil {
 			t.Errorf("%s: nothing can be held: %v", name, err)
 		}
-		// Another restart, beside a state that makes no sense either, leaves the first copy.
+		// After another restart with another invalid state, the first copy stays.
 		if err := table.state.Close(); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.WriteFile(state, []byte("written over it"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_ = stateful(t, state).Recover() // which says the same again
+		_ = stateful(t, state).Recover() // fails in the same way again
 		if kept, err := os.ReadFile(state + ".bad"); err != nil || string(kept) != text {
 			t.Errorf("%s: after another restart\nwant %.40q kept\ngot  %.40q, error %v", name, text, kept, err)
 		}

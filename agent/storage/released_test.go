@@ -14,7 +14,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// loopExt4 returns a block device with an ext4 in it.
+// loopExt4 returns a loop device with an ext4.
 func loopExt4(t *testing.T) string {
 	t.Helper()
 	image := filepath.Join(t.TempDir(), "image")
@@ -36,8 +36,8 @@ func loopExt4(t *testing.T) string {
 	return device
 }
 
-// A RemoveContainer that was answered with OK is no promise while another container holds
-// what it let go of: this is, for a host that pulls the disk next.
+// An OK of RemoveContainer is no promise for the device if another container holds the same
+// storage. CheckReleased is that promise, for a host that then removes the disk.
 func TestDeviceIsReleasedWhenNobodyUsesIt(t *testing.T) {
 	device := loopExt4(t)
 	table := stateful(t, filepath.Join(t.TempDir(), "state"))
@@ -90,8 +90,8 @@ func TestDeviceThatIsNotThereIsReleased(t *testing.T) {
 	}
 }
 
-// While a destroy goes on that may fail, and mount the volume again, its device is not
-// free.
+// While a destroy is in progress that may fail and mount the volume again, the volume's device is
+// not released.
 func TestDeviceOfAVolumeThatMayComeBackIsNotReleased(t *testing.T) {
 	place := filepath.Join(mounttest.Dir(t), "place")
 	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))

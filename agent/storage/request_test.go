@@ -17,7 +17,7 @@ func TestOptionsOfTheHostDoNotReachTheKernel(t *testing.T) {
 		want    mount.Options
 	}{
 		{[]string{"bind", "rw", "_netdev", "nofail", "noatime", "ro", "discard", "", "lazytime", "bind,commit=5"}, mount.Options{Flags: unix.MS_NOATIME | unix.MS_RDONLY, Data: "discard,commit=5"}},
-		{[]string{"rw", "suid", "dev", "exec", "auto", "nouser", "async"}, mount.Options{}}, // fstab(5)'s defaults, one by one
+		{[]string{"rw", "suid", "dev", "exec", "auto", "nouser", "async"}, mount.Options{}}, // the defaults of fstab(5), one by one
 		{[]string{"silent,loud,nomand,noiversion,nodev,suid"}, mount.Options{Flags: unix.MS_NODEV}},
 	} {
 		got, err := parse(&agentpb.Storage{Driver: "blk", Source: "02/01", Fstype: "ext4", MountPoint: "/run/v", Options: c.options})

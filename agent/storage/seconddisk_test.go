@@ -17,8 +17,8 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// A stranger that is a second mount of a storage's disk goes with all others at the sandbox's
-// end: the disk is free when both have gone, and not before.
+// A stranger that is a second mount of a storage's disk is unmounted by a destroy together with the
+// storage: the disk counts as free only after both are gone.
 func TestStrangerOnTheDiskOfAStorageGoesWithIt(t *testing.T) {
 	for _, fstype := range []string{"ext4", "xfs"} {
 		t.Run(fstype, func(t *testing.T) {
@@ -60,7 +60,7 @@ func TestStrangerOnTheDiskOfAStorageGoesWithIt(t *testing.T) {
 	}
 }
 
-// A container's end does not unmount what is not the container's: it names it.
+// RemoveContainer does not unmount a mount that is not the container's; its error names the mount.
 func TestSecondMountOfAStoragesDiskIsNamed(t *testing.T) {
 	disk, dir := mounttest.Attach(t, mounttest.Image(t, "xfs")), mounttest.Dir(t)
 	second, place := filepath.Join(dir, "second"), filepath.Join(dir, "place")
@@ -80,7 +80,7 @@ func TestSecondMountOfAStoragesDiskIsNamed(t *testing.T) {
 	}
 }
 
-// The first few of a device's users are named, so that an error fits a line.
+// Only the first few users of a device are named, so that an error fits a line.
 func TestUsersOfADeviceAreNamedUpToABound(t *testing.T) {
 	disk, dir := mounttest.Attach(t, mounttest.Image(t, "xfs")), mounttest.Dir(t)
 	for i := range maxUsers + 2 {
@@ -95,10 +95,10 @@ func TestUsersOfADeviceAreNamedUpToABound(t *testing.T) {
 	}
 }
 
-// A disk that hangs tells nobody its UUID: the mount is known by its other marks.
+// If a disk hangs, its UUID cannot be read: the mount is identified by its other properties.
 func TestUUIDOfADiskThatHangsIsDoneWithout(t *testing.T) {
 	disk := filepath.Join(t.TempDir(), "disk")
-	if err := unix.Mkfifo(disk, 0o600); err != nil { // its open waits for a writer
+	if err := unix.Mkfifo(disk, 0o600); err != nil { // an open waits for a writer
 		t.Fatal(err)
 	}
 	release := sync.OnceFunc(func() {
@@ -123,7 +123,7 @@ func TestUUIDOfADiskThatHangsIsDoneWithout(t *testing.T) {
 	}
 }
 
-// A mount within a storage keeps it from being unmounted, as a process does that uses it.
+// A mount within a storage keeps it from being unmounted, like a process that uses it.
 func TestMountWithinAStorageIsNamed(t *testing.T) {
 	place := filepath.Join(mounttest.Dir(t), "place")
 	disk, table := mounttest.Attach(t, mounttest.Image(t, "xfs")), newTable()
@@ -148,7 +148,7 @@ func TestMountWithinAStorageIsNamed(t *testing.T) {
 	}
 }
 
-// A storage does not hide a stranger, which no destroy could unmount then.
+// A storage must not hide a stranger, because no destroy could then unmount the stranger.
 func TestStorageHidesNoStranger(t *testing.T) {
 	dir := mounttest.Dir(t)
 	disk, place := mounttest.Attach(t, mounttest.Image(t, "xfs")), filepath.Join(dir, "place")
@@ -166,7 +166,7 @@ func TestStorageHidesNoStranger(t *testing.T) {
 	}
 }
 
-// A stranger in a storage, which was mounted before it: at the sandbox's end both go.
+// A stranger was mounted inside a storage before: a destroy unmounts both.
 func TestStrangerWithinAStorageGoesFirst(t *testing.T) {
 	place := filepath.Join(mounttest.Dir(t), "place")
 	disk, stranger := mounttest.Attach(t, mounttest.Image(t, "xfs")), filepath.Join(place, "stranger")

@@ -21,7 +21,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// recovered is what an agent has after it has read a state of this boot.
+// recovered returns the table of an agent that has read a state of this boot.
 func recovered(t *testing.T, state, text string) (*Table, error) {
 	t.Helper()
 	table := stateful(t, state)
@@ -31,7 +31,7 @@ func recovered(t *testing.T, state, text string) (*Table, error) {
 	return table, table.Recover()
 }
 
-// Of an older agent, which wrote less, and of a later one, which wrote more.
+// The state of an older agent has fewer fields, and that of a later agent has more.
 func TestStateOfAnotherVersionIsReadAndKept(t *testing.T) {
 	for name, version := range map[string]string{
 		"older": `{"version":1,"boot_id":"BOOT","storages":[{"driver":"local","source":"local","mount_point":"PLACE","device":"local","holders":["c1"]}]}`,
@@ -62,7 +62,7 @@ func TestStateOfAnotherVersionIsReadAndKept(t *testing.T) {
 	}
 }
 
-// RemoveContainer says no OK while a mount is there that the agent does not understand.
+// RemoveContainer does not answer OK while there is a mount that the agent does not know.
 func TestMountThatIsNotUnderstoodKeepsItsContainer(t *testing.T) {
 	for name, c := range map[string]struct{ holders, free string }{"of its holder": {`["c1"]`, "c2"}, "of anybody": {`[]`, ""}} {
 		dir := ownDir(t)
@@ -85,7 +85,7 @@ func TestMountThatIsNotUnderstoodKeepsItsContainer(t *testing.T) {
 				t.Fatal(err)
 			}
 			table = stateful(t, state)
-			_ = table.Recover() // which says the same again
+			_ = table.Recover() // fails in the same way again
 		}
 		if err := table.ReleaseAll(t.Context(), always); err != nil {
 			t.Errorf("%s, at the sandbox's end: %v", name, err)
@@ -106,8 +106,8 @@ func TestMountsOfAStateThatCannotBeReadAreThoseOfStorages(t *testing.T) {
 	}
 }
 
-// besideStranger is a table that does not know what is mounted at a place, but for its
-// holder c1.
+// besideStranger returns a table that does not know the mount at a place, except that its holder is
+// c1.
 func besideStranger(t *testing.T, place string) *Table {
 	t.Helper()
 	table, err := recovered(t, filepath.Join(t.TempDir(), "state.json"), fmt.Sprintf(`{"version":3,"boot_id":"BOOT","storages":[{"driver":"later","mount_point":%q,"holders":["c1"]}]}`, place))
@@ -117,8 +117,8 @@ func besideStranger(t *testing.T, place string) *Table {
 	return table
 }
 
-// A container that asks for a mount of another's does not have it alone: the other one is
-// not removed yet.
+// A container that asks for another container's mount does not hold it alone: the other container
+// was not removed yet.
 func TestStrangerThatIsTakenOverKeepsItsHolders(t *testing.T) {
 	place := filepath.Join(mounttest.Dir(t), "volume")
 	mounttest.Mount(t, "shm", place, "tmpfs", 0, "")
@@ -144,8 +144,8 @@ func TestStrangerThatIsTakenOverKeepsItsHolders(t *testing.T) {
 	}
 }
 
-// The disk of a stranger takes no flush as its last mount goes, which nobody sees by then:
-// it stays a stranger until its disk is free of it.
+// A stranger's disk hangs in a flush while the last mount ends, and nobody sees that mount any
+// more. The stranger is remembered until its disk is free.
 func TestStrangerThatHangsAsItLeavesStaysOne(t *testing.T) {
 	file, server := mounttest.ServeDisk(t, mounttest.Image(t, "xfs"))
 	disk, place := mounttest.Attach(t, file), filepath.Join(mounttest.Dir(t), "volume")
@@ -189,8 +189,8 @@ func TestStrangerThatHangsAsItLeavesStaysOne(t *testing.T) {
 	free.Close()
 }
 
-// A destroy that fails when it has unmounted a stranger puts it back as it was, with what is
-// in it: nobody else knows how to mount it.
+// A destroy that fails after it has unmounted a stranger mounts it again as it was, with its
+// contents, because nobody else knows how to mount it.
 func TestDestroyThatFailsLatePutsStrangersBack(t *testing.T) {
 	place := filepath.Join(mounttest.Dir(t), "volume")
 	nested := filepath.Join(place, "nested")
@@ -229,7 +229,7 @@ func TestDestroyThatFailsLatePutsStrangersBack(t *testing.T) {
 	}
 }
 
-// A mount over another one is a line of its own in mountinfo, and both leave in one turn.
+// A mount over another one has its own line in mountinfo, and both are unmounted in one turn.
 func TestStrangersOnEachOtherLeaveAndComeBackTogether(t *testing.T) {
 	place := filepath.Join(mounttest.Dir(t), "volume")
 	for _, name := range []string{"below", "above"} {
@@ -260,10 +260,10 @@ func TestStrangersOnEachOtherLeaveAndComeBackTogether(t *testing.T) {
 	}
 }
 
-// hangs ends a call that waits for itself.
+// hangs bounds a call that would otherwise wait for itself forever.
 const hangs = 30 * time.Second
 
-// Before the answer is agreed, while it can be a refusal still.
+// The disk is checked before agreed is called, while the answer can still be an error.
 func TestDiskOfAStrangerIsFreeBeforeADestroySucceeds(t *testing.T) {
 	disk, place := mounttest.Attach(t, mounttest.Image(t, "xfs")), filepath.Join(mounttest.Dir(t), "volume")
 	mounttest.Mount(t, disk, place, "xfs", 0, "")
@@ -279,8 +279,8 @@ func TestDiskOfAStrangerIsFreeBeforeADestroySucceeds(t *testing.T) {
 	free.Close()
 }
 
-// Such as in a mount namespace that a process in the guest has made: the mount stays a
-// stranger, though it is in no list of mounts that we see.
+// The mount also exists in a mount namespace that a process in the guest has made. The stranger is
+// remembered, although the agent's own list does not show the mount.
 func TestStrangerThatIsMountedElsewhereStaysOne(t *testing.T) {
 	disk, place := mounttest.Attach(t, mounttest.Image(t, "xfs")), filepath.Join(mounttest.Dir(t), "volume")
 	mounttest.Mount(t, disk, place, "xfs", 0, "")

@@ -11,7 +11,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// found is a request, and the disk that a call has found for it.
+// found returns a request, and the disk that a call has found for it.
 func found(t *testing.T, table *Table, s *agentpb.Storage) (request, origin) {
 	t.Helper()
 	r, err := parse(s)
@@ -25,8 +25,8 @@ func found(t *testing.T, table *Table, s *agentpb.Storage) (request, origin) {
 	return r, from
 }
 
-// The disk that was found has left while the call waited, and another one has its node
-// and its number.
+// The disk that was found has left while the call waited, and another disk has its node and its
+// number.
 func TestDiskThatWasSwappedBeforeItsMountIsRefused(t *testing.T) {
 	place := filepath.Join(mounttest.Dir(t), "place")
 	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
@@ -53,15 +53,15 @@ func TestDiskThatWasSwappedBeforeItsMountIsRefused(t *testing.T) {
 	}
 }
 
-// A mount that a call has made of another disk than the found one goes with the call: no
-// later call knows it.
+// If a call has mounted another disk than the one that was found, the call unmounts it, because no
+// later call would know it.
 func TestMountOfAnotherDiskIsTakenBack(t *testing.T) {
 	place := filepath.Join(mounttest.Dir(t), "place")
 	disk, other := mounttest.Attach(t, mounttest.Image(t, "xfs")), mounttest.Attach(t, mounttest.Image(t, "xfs"))
 	table := newTable()
 	r, from := found(t, table, onDisk(disk, "xfs", place))
 	mounttest.Mount(t, other, place, "xfs", 0, "")
-	from.path = other // its node leads to the other one by now
+	from.path = other // the node leads to the other disk by now
 	if err := takeBackOther(r, from); errkind.Of(err) != errkind.FailedPrecondition {
 		t.Errorf("want it refused\ngot  %v", err)
 	}
@@ -70,7 +70,7 @@ func TestMountOfAnotherDiskIsTakenBack(t *testing.T) {
 	}
 }
 
-// While another call hangs at a disk, its caller's time ends a call of the same disk.
+// While another call hangs at a disk, a call for the same disk gives up at its caller's deadline.
 func TestCallIsGivenUpWhileAnotherHangsAtItsDevice(t *testing.T) {
 	place := filepath.Join(mounttest.Dir(t), "place")
 	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))

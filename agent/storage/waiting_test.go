@@ -14,7 +14,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// newTable returns a table over the fake kernel, whose log nobody reads.
+// newTable returns a table over the fake kernel. Nobody reads its log.
 func newTable() *storage.Table {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -22,7 +22,7 @@ func newTable() *storage.Table {
 	return storage.NewTable(entry, volume.NewTable(health.NewMonitor(entry)), hotplug, nil)
 }
 
-// Of a disk that hangs it is known, while calls mount it and unmount it, whose it is.
+// While calls mount and unmount a disk that hangs, Waiting names the disk for its holders.
 func TestDiskThatCallsWaitForIsNamedToItsHolders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel()

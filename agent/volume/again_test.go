@@ -13,8 +13,8 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// Something is mounted over a folder above, or over the volume itself, for a moment. The
-// volume was mounted all the time.
+// Another mount covers the volume, or a folder above it, for a moment. The volume stays mounted all
+// the time.
 func TestVolumeThatWasCoveredIsWhoseItWas(t *testing.T) {
 	for name, above := range map[string]bool{"the folder above": true, "the volume itself": false} {
 		t.Run(name, func(t *testing.T) {
@@ -34,7 +34,7 @@ func TestVolumeThatWasCoveredIsWhoseItWas(t *testing.T) {
 			of, _ := table.Past(dir)
 			release, block := make(chan struct{}), make(chan struct{})
 			ended := make(chan error, 1)
-			go func() { // a call of it goes on
+			go func() { // a call that is still running
 				ended <- table.Quiet(context.Background(), dir, func() (bool, error) { close(block); <-release; return false, nil })
 			}()
 			<-block
@@ -64,7 +64,7 @@ func TestVolumeThatWasCoveredIsWhoseItWas(t *testing.T) {
 			if err := <-ended; err != nil {
 				t.Fatal(err)
 			}
-			if _, err := table.Stats(t.Context(), dir); err != nil { // it is looked at, after its pause
+			if _, err := table.Stats(t.Context(), dir); err != nil { // the watch looks again after its pause
 				t.Error(err)
 			}
 			if err := table.Quiet(t.Context(), dir, func() (bool, error) { return true, unix.Unmount(dir, 0) }); err != nil {
@@ -77,7 +77,7 @@ func TestVolumeThatWasCoveredIsWhoseItWas(t *testing.T) {
 	}
 }
 
-// A covered volume that somebody unmounts is not kept for ever.
+// A covered volume that somebody unmounts is forgotten.
 func TestHiddenVolumeThatIsUnmountedIsForgotten(t *testing.T) {
 	dir := mounttest.Dir(t)
 	mounttest.Mount(t, "first", dir, "tmpfs", 0, "")
@@ -96,8 +96,8 @@ func TestHiddenVolumeThatIsUnmountedIsForgotten(t *testing.T) {
 	}
 }
 
-// Statistics that began before the volume was unmounted and mounted again know that it is
-// another one by now, and take nothing from that.
+// Statistics that began before the volume was unmounted and mounted again must not change the state
+// of the new mount.
 func TestStatisticsOfTheMountBeforeForgetNoOther(t *testing.T) {
 	dir := mounttest.Dir(t)
 	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
@@ -107,10 +107,10 @@ func TestStatisticsOfTheMountBeforeForgetNoOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, _ := before.begin() // another caller's, who is not scheduled
+	m, _ := before.begin() // another caller's measurement, which has not run yet
 	late, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := before.stats(late); errkind.Of(err) != errkind.DeadlineExceeded { // joins it
+	if _, err := before.stats(late); errkind.Of(err) != errkind.DeadlineExceeded { // joins the measurement
 		t.Fatalf("want a DeadlineExceeded\ngot  %v", err)
 	}
 	if err := table.Quiet(t.Context(), dir, func() (bool, error) { return true, unix.Unmount(dir, 0) }); err != nil {

@@ -15,7 +15,7 @@ import (
 
 func TestOnlyWhatWaitsForNobodyIsMeasuredAtOnce(t *testing.T) {
 	for fstype, want := range map[string]bool{"tmpfs": true, "virtiofs": false, "fuse": false, "nfs4": false, "overlay": false, "ext4": false} {
-		v := &Volume{FSType: fstype} // a tmpfs is without a watch, an ext4 whose device is not known too
+		v := &Volume{FSType: fstype} // a tmpfs has no watch; nor has an ext4 whose device is not known
 		if _, got := v.conditionsAtOnce(); got != want {
 			t.Errorf("%s without a watch\nwant at once %v\ngot          %v", fstype, want, got)
 		}
@@ -42,8 +42,8 @@ func TestTmpfsIsMeasuredAtOnceAsByTheServer(t *testing.T) {
 	}
 }
 
-// While mounts are followed, a volume's mount is looked at when one has changed, and not at
-// each call. A bind mount in its place has the same filesystem, so nothing else shows it.
+// While mounts are followed, a volume's mount is checked once per change of the mounts, and not at
+// each call. A bind mount in the volume's place has the same filesystem, so nothing else shows it.
 func TestMountIsLookedAtOnceForEachChange(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("it mounts: run it as root")
@@ -72,8 +72,8 @@ func TestMountIsLookedAtOnceForEachChange(t *testing.T) {
 	await(t, "it is seen again", atOnce)
 }
 
-// A growth at once is one that Resize would make, of a volume that is known, healthy and
-// nobody else's at the moment, on a disk that has grown. All others are left to Resize.
+// A growth is made at once only if Resize would make it, the volume is known and healthy, no other
+// call has it, and the disk has grown. All other growths are left to Resize.
 func TestOnlyAGrowthThatNobodyHoldsUpIsMadeAtOnce(t *testing.T) {
 	dir := mounttest.Dir(t)
 	image := mounttest.Image(t, "xfs")
@@ -139,7 +139,7 @@ func TestOnlyAGrowthThatNobodyHoldsUpIsMadeAtOnce(t *testing.T) {
 	}
 }
 
-// await waits until is, which other goroutines make so.
+// await waits until is returns true because of other goroutines.
 func await(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	again := time.NewTicker(time.Millisecond)

@@ -16,21 +16,21 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// served is a volume on a disk that the test's own server answers for.
+// served mounts a volume on a disk whose requests the test's own server answers.
 func served(t *testing.T) (table *Table, dir string, server *mounttest.Server) {
 	t.Helper()
 	file, server := mounttest.ServeDisk(t, mounttest.Image(t, "xfs"))
 	dir = mounttest.Dir(t)
 	mounttest.Mount(t, mounttest.Attach(t, file), dir, "xfs", 0, "")
 	table = newTable()
-	if err := table.Flush(t.Context(), dir); err != nil { // what mkfs and the mount have left
+	if err := table.Flush(t.Context(), dir); err != nil { // writes what mkfs and the mount have left
 		t.Fatal(err)
 	}
 	return table, dir, server
 }
 
-// A disk may read and write and take no flush. A filesystem that has nothing to write asks
-// it for none, and umount(2) would hang in it, with the volume out of sight.
+// A disk may read and write but hang in a flush. A filesystem with nothing to write sends it no
+// flush, so umount(2) would hang in the flush, with the volume out of sight.
 func TestDiskThatTakesNoFlushIsFoundBeforeTheUnmount(t *testing.T) {
 	table, dir, server := served(t)
 	release := server.HoldFlushes()
@@ -43,7 +43,7 @@ func TestDiskThatTakesNoFlushIsFoundBeforeTheUnmount(t *testing.T) {
 		}
 		cancel()
 	}
-	if waiting := runtime.NumGoroutine() - before; waiting > 2 { // one for the disk, and the server's for its answer
+	if waiting := runtime.NumGoroutine() - before; waiting > 2 { // one waits for the disk, and one of the server for its answer
 		t.Errorf("goroutines that wait for the disk and for its server\nwant 2\ngot  %d", waiting)
 	}
 	release()
@@ -52,7 +52,7 @@ func TestDiskThatTakesNoFlushIsFoundBeforeTheUnmount(t *testing.T) {
 	}
 }
 
-// Who waits for a flush that began after his call needs no other one.
+// A flush that began after a call serves that call, too.
 func TestFlushIsSharedByAllWhoCameBeforeIt(t *testing.T) {
 	table, dir, _ := served(t)
 	v := table.at(dir)
@@ -67,7 +67,7 @@ func TestFlushIsSharedByAllWhoCameBeforeIt(t *testing.T) {
 	}
 }
 
-// Whose time is over learns whether the disk goes on.
+// The error of a call whose time is over says whether the disk still ends requests.
 func TestSlowDiskIsNotSaidToHang(t *testing.T) {
 	table, dir, server := served(t)
 	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 16<<20), 0o600); err != nil {
@@ -82,7 +82,7 @@ func TestSlowDiskIsNotSaidToHang(t *testing.T) {
 		defer cancel()
 		slowly := time.NewTicker(lookAfter / 2)
 		defer slowly.Stop()
-		was := uint64(math.MaxUint64) // when the call has looked for the first time
+		was := uint64(math.MaxUint64) // the count when the call has looked for the first time
 		for i := 0; was >= health.Ended(table.at(dir).Device.Number); i++ {
 			<-slowly.C
 			if i == 15 {

@@ -12,8 +12,8 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// While another mount covers the volume, the kernel logs a fault of its disk. When it is in
-// sight again, the fault is known.
+// While another mount covers the volume, the kernel logs a fault of the volume's disk. The watch
+// remembers the fault when the volume is in sight again.
 func TestHiddenVolumeHearsTheKernelsLog(t *testing.T) {
 	image := mounttest.Image(t, "xfs")
 	info, err := os.Stat(image)
@@ -27,7 +27,7 @@ func TestHiddenVolumeHearsTheKernelsLog(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- table.monitor.Run(ctx) }()
 	defer func() { cancel(); <-ended }()
-	<-table.monitor.Remembers() // it has found the log's end
+	<-table.monitor.Remembers() // Run has reached the end of the log
 	v, err := table.Lookup(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -46,7 +46,7 @@ func TestHiddenVolumeHearsTheKernelsLog(t *testing.T) {
 		}
 	}
 	cutOff()
-	again := time.NewTicker(6 * time.Second) // the kernel leaves lines out of its log where others come too fast
+	again := time.NewTicker(6 * time.Second) // the kernel drops lines of its log if others come too fast
 	defer again.Stop()
 	for limit := time.After(2 * time.Minute); v.watch.Past() == (health.Past{}); {
 		select {
@@ -67,14 +67,14 @@ func TestHiddenVolumeHearsTheKernelsLog(t *testing.T) {
 	}
 	mounttest.Unmount(t, dir)
 	mounttest.Unmount(t, dir)
-	_, _ = table.Lookup(dir) // which finds that it is gone
+	_, _ = table.Lookup(dir) // Lookup finds that the volume is gone
 	if n := table.monitor.Watched(); n != 0 {
 		t.Errorf("unmounted, watches that hear the log\nwant none\ngot  %d", n)
 	}
 }
 
-// A server that the path leads through does not answer in time: what was mounted there before
-// is owned all the same, by what mountinfo says.
+// A server that the path leads through does not answer in time. The volume that is mounted there is
+// owned nevertheless, identified by mountinfo.
 func TestVolumeBehindAServerThatHangsIsOwned(t *testing.T) {
 	folder, server := mounttest.ServeFolder(t)
 	mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "xfs")), folder, "xfs", 0, "")
@@ -84,7 +84,7 @@ func TestVolumeBehindAServerThatHangsIsOwned(t *testing.T) {
 	}
 	release := server.HoldLookups()
 	defer release()
-	guard := time.AfterFunc(time.Minute, release) // what waits for the server comes back then
+	guard := time.AfterFunc(time.Minute, release) // then all calls that wait for the server return
 	table := newTable()
 	past := health.Past{Unreadable: 3, LastRead: "x"}
 	if err := table.Own(folder, mount.Identify(top), past); err != nil {

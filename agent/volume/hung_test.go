@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A caller with much time is not kept by a disk that hangs, and by a slow one he is.
+// Flush gives up early on a disk that hangs, but not on a slow one.
 func TestFlushWaitsForADiskThatHangsForAWhileOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()

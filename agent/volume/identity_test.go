@@ -14,7 +14,7 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// remount mounts a disk again until the mount has the number of the one before.
+// remount mounts a disk again and again until the mount has the same number as before.
 func remount(t *testing.T, disk, dir, fstype string, was int) {
 	t.Helper()
 	for range 100 {
@@ -40,9 +40,9 @@ func mountNumber(t *testing.T, dir string) int {
 	return int(st.Mnt_id)
 }
 
-// Somebody unmounts a volume, and mounts it again: the kernel gives the mount its
-// number again, and xfs answers statfs with the same identity. What was known of the
-// mount before is no answer any more.
+// Somebody unmounts a volume and mounts it again: the kernel reuses the mount's number, and xfs
+// returns the same filesystem ID from statfs. The earlier mount's state must not be used for the
+// new one.
 func TestVolumeMountedAgainWithItsNumberIsAnotherOne(t *testing.T) {
 	for _, fstype := range []string{"ext4", "xfs"} {
 		t.Run(fstype, func(t *testing.T) {
@@ -76,7 +76,7 @@ func TestVolumeMountedAgainWithItsNumberIsAnotherOne(t *testing.T) {
 	}
 }
 
-// What an agent remembers of a mount is not told of the next one with its number.
+// The Past of a mount is not applied to the next mount with the same number.
 func TestPastOfAMountIsNotThatOfTheNext(t *testing.T) {
 	dir := mounttest.Dir(t)
 	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
@@ -86,7 +86,7 @@ func TestPastOfAMountIsNotThatOfTheNext(t *testing.T) {
 		t.Fatal(err)
 	}
 	of, _ := first.Past(dir)
-	if err := first.Quiet(t.Context(), dir, func() (bool, error) { return true, nil }); err != nil { // it looks no more
+	if err := first.Quiet(t.Context(), dir, func() (bool, error) { return true, nil }); err != nil { // ends its watch
 		t.Fatal(err)
 	}
 	past := health.Past{Unreadable: 3, LastRead: "x"}
@@ -112,14 +112,14 @@ func TestPastOfAMountIsNotThatOfTheNext(t *testing.T) {
 	third.Forget(dir)
 }
 
-// An open file of the mount before is not one of the volume's.
+// An open file of the earlier mount does not belong to the volume.
 func TestGrowthMeetsItsOwnMountAlone(t *testing.T) {
 	dir := mounttest.Dir(t)
 	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
 	other := filepath.Join(dir, "other")
 	dir = filepath.Join(dir, "volume")
 	mounttest.Mount(t, disk, dir, "xfs", 0, "")
-	mounttest.Mount(t, disk, other, "xfs", 0, "") // the same disk once more
+	mounttest.Mount(t, disk, other, "xfs", 0, "") // a second mount of the same disk
 	table := newTable()
 	v, err := table.Lookup(dir)
 	if err != nil {
@@ -138,7 +138,7 @@ func TestGrowthMeetsItsOwnMountAlone(t *testing.T) {
 	table.Forget(dir)
 }
 
-// What hides a volume is what the path leads to, and is the one that counts.
+// The path leads to the topmost mount, which is the volume.
 func TestVolumeMountedOverAnotherIsTheOneFound(t *testing.T) {
 	dir := mounttest.Own(t)
 	for _, source := range []string{"below", "above"} {
@@ -156,11 +156,10 @@ func TestVolumeMountedOverAnotherIsTheOneFound(t *testing.T) {
 	}
 }
 
-// While a filesystem hangs, whoever asks for what is in it is answered, and one thread
-// waits for it.
+// While a filesystem hangs, calls for paths in it are answered, and only one thread waits for it.
 func TestPathInAFilesystemThatHangsIsAnsweredFor(t *testing.T) {
 	dir := mounttest.Dir(t)
-	late := time.AfterFunc(30*time.Second, mounttest.Hang(t, dir)) // what waits for it fails then
+	late := time.AfterFunc(30*time.Second, mounttest.Hang(t, dir)) // then all calls that wait for it fail
 	table := newTable()
 	v, err := table.Lookup(dir)
 	if err != nil || v.FSType != "fuse" {
@@ -180,7 +179,8 @@ func TestPathInAFilesystemThatHangsIsAnsweredFor(t *testing.T) {
 	}
 }
 
-// A watch that has lost its mount ends its volume: nobody is answered by what it knew.
+// A watch that has lost its mount makes the table forget the volume, so that no call gets old
+// answers.
 func TestWatchThatHasLostItsMountEndsItsVolume(t *testing.T) {
 	dir := mounttest.Dir(t)
 	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
@@ -188,13 +188,13 @@ func TestWatchThatHasLostItsMountEndsItsVolume(t *testing.T) {
 	table := newTable()
 	v, err := table.Lookup(dir)
 	if err == nil {
-		_, err = table.Stats(t.Context(), dir) // it has looked
+		_, err = table.Stats(t.Context(), dir) // waits for the watch's first look
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	mounttest.Unmount(t, dir)
-	v.watch.Own() // it looks again, and finds nothing to write to
+	v.watch.Own() // makes the watch look again and find the mount gone
 	again := time.NewTicker(20 * time.Millisecond)
 	defer again.Stop()
 	for table.at(dir) != nil {

@@ -13,9 +13,9 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// answersDespiteServer wants calls answered that ask for a volume behind a server that hangs,
-// and at most so many goroutines that wait for it. release lets the server go on: nothing that
-// is wanted here waits for that.
+// answersDespiteServer checks that calls for a volume behind a server that hangs are answered, and
+// that at most most goroutines wait for the server. release makes the server answer; none of the
+// checks depends on that.
 func answersDespiteServer(t *testing.T, table *Table, dir string, release func(), most int) {
 	t.Helper()
 	guard := time.AfterFunc(time.Minute, release)
@@ -42,8 +42,9 @@ func answersDespiteServer(t *testing.T, table *Table, dir string, release func()
 	}
 }
 
-// A volume below a virtio-fs whose server hangs: the kernel asks that server at each step
-// through it. One thread waits for the server, whoever asks, and the volume stays known.
+// A volume is below a virtio-fs whose server hangs: the kernel asks that server each time a path
+// leads through the virtio-fs. One thread waits for the server, whatever calls there are, and the
+// volume stays known.
 func TestVolumeBehindAServerThatHangsIsAnsweredFor(t *testing.T) {
 	dir, server := mounttest.ServeFolder(t)
 	mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "xfs")), dir, "xfs", 0, "")
@@ -57,7 +58,7 @@ func TestVolumeBehindAServerThatHangsIsAnsweredFor(t *testing.T) {
 	known := table.at(dir)
 	release := server.HoldLookups()
 	defer release()
-	answersDespiteServer(t, table, dir, release, 2) // a call waits, and a watch
+	answersDespiteServer(t, table, dir, release, 2) // for a call and for a watch
 	if table.at(dir) != known {
 		t.Error("the volume is forgotten, though it is mounted")
 	}
@@ -68,18 +69,18 @@ func TestVolumeBehindAServerThatHangsIsAnsweredFor(t *testing.T) {
 	table.Forget(dir)
 }
 
-// looking returns how many goroutines look at a path.
+// looking returns how many goroutines are in mount.Look.
 func looking() int {
 	stacks := make([]byte, 1<<20)
 	return strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "mount.Look(")
 }
 
-// A path that leads through a link into a filesystem that hangs is refused for the link,
-// and keeps nobody who asks for another path.
+// A path that leads through a link into a filesystem that hangs is refused because of the link, and
+// does not block calls for other paths.
 func TestPathThroughALinkIsNotFollowed(t *testing.T) {
 	base := mounttest.Dir(t)
 	hung, link := filepath.Join(base, "hung"), filepath.Join(base, "link")
-	guard := time.AfterFunc(time.Minute, mounttest.Hang(t, hung)) // what waits for it fails then
+	guard := time.AfterFunc(time.Minute, mounttest.Hang(t, hung)) // then all calls that wait for it fail
 	if err := os.Symlink(hung, link); err != nil {
 		t.Fatal(err)
 	}
@@ -114,8 +115,8 @@ func TestFirstLinkOfAPathIsFound(t *testing.T) {
 	}
 }
 
-// A server's filesystem is mounted over a folder above a volume that is known, and hangs:
-// the volume is out of sight then, and one thread at most waits for the server.
+// A filesystem with a server that hangs is mounted over a folder above a known volume. The volume
+// is then out of sight, and at most one thread waits for the server.
 func TestVolumeThatGetsAServerAboveItIsAnsweredFor(t *testing.T) {
 	above := filepath.Join(mounttest.Dir(t), "above")
 	dir := filepath.Join(above, "volume")
@@ -134,11 +135,10 @@ func TestVolumeThatGetsAServerAboveItIsAnsweredFor(t *testing.T) {
 	table.Forget(dir)
 }
 
-// A filesystem that hangs keeps who asks for a path inside it, and nobody who asks for the
-// volume itself.
+// A filesystem that hangs blocks calls for paths inside it, but not calls for the volume itself.
 func TestVolumeIsFoundWhileAPathInsideItHangs(t *testing.T) {
 	dir := filepath.Join(mounttest.Dir(t), "volume")
-	guard := time.AfterFunc(time.Minute, mounttest.Hang(t, dir)) // what waits for it fails then
+	guard := time.AfterFunc(time.Minute, mounttest.Hang(t, dir)) // then all calls that wait for it fail
 	table := newTable()
 	known, err := table.Lookup(dir)
 	if err != nil {

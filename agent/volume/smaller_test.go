@@ -12,8 +12,8 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// What lies beyond the end of a disk that has become smaller cannot be read, and may be
-// lost: no growth goes over it, and none is promised.
+// Data beyond the end of a disk that has become smaller cannot be read and may be lost: the volume
+// is not grown, and CheckResize promises no growth.
 func TestDiskSmallerThanItsFilesystemIsNotGrown(t *testing.T) {
 	for _, fstype := range []string{"ext4", "xfs"} {
 		t.Run(fstype, func(t *testing.T) {
@@ -27,7 +27,7 @@ func TestDiskSmallerThanItsFilesystemIsNotGrown(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer table.Forget(dir)
-			for _, size := range []int64{whole, whole + 512} { // as large, and larger by less than a block
+			for _, size := range []int64{whole, whole + 512} { // the original size, and one that is larger by less than a block
 				mounttest.SetSize(t, disk, image, size)
 				if err := v.CheckResize(t.Context(), 0); err != nil {
 					t.Errorf("on a disk of %d bytes\nwant it can grow\ngot  %v", size, err)
@@ -50,7 +50,7 @@ func TestDiskSmallerThanItsFilesystemIsNotGrown(t *testing.T) {
 	}
 }
 
-// The disk has its size again, which does not show what is in it.
+// The disk has its size again, but its contents may have changed.
 func TestDiskThatWasSmallerIsNotGrown(t *testing.T) {
 	dir := mounttest.Dir(t)
 	mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "xfs")), dir, "xfs", 0, "")
@@ -63,7 +63,7 @@ func TestDiskThatWasSmallerIsNotGrown(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer table.Forget(dir)
-	if _, err := table.Stats(t.Context(), dir); err != nil { // behind the first look
+	if _, err := table.Stats(t.Context(), dir); err != nil { // waits for the first look
 		t.Fatal(err)
 	}
 	if err := table.Resize(t.Context(), dir, 0, 0); errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), "may be lost") {

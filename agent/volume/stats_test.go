@@ -12,8 +12,8 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// How long a caller waits is no sign of anything: who waits for less than a filesystem has
-// to answer learns that, and no condition; nor does anybody after him.
+// The time that a caller waits proves nothing: a caller with a short deadline gets an error and no
+// condition, and so do later callers.
 func TestCallersOwnDeadlineIsNoCondition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := &Volume{Mountpoint: "/volume", FSType: "ext4", last: &Stats{at: time.Now()}}
@@ -41,8 +41,8 @@ func TestCallersOwnDeadlineIsNoCondition(t *testing.T) {
 	})
 }
 
-// Who waits for statistics gets those of before, with a condition, when statfs has not answered
-// for measureLimit, and no answer where there are none of before.
+// If statfs has not answered for measureLimit, Stats returns the earlier statistics with a
+// condition, or an error if there are none.
 func TestStatisticsThatAreLateComeFromMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, last := range []*Stats{{Bytes: Usage{Total: 7}, at: time.Now()}, nil} {
@@ -64,7 +64,7 @@ func TestStatisticsThatAreLateComeFromMemory(t *testing.T) {
 	})
 }
 
-// An ext4 answers statfs with an identity that is made from its UUID, which may be changed
+// An ext4 returns a filesystem ID from statfs that is made from its UUID, which may be changed
 // while it is mounted (tune2fs -U).
 func TestVolumeWithANewUUIDIsTheSame(t *testing.T) {
 	dir := mounttest.Dir(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// What no path leads to any more may take its time, as any other disk that answers.
+// Sync waits for the slow disk of a mount that no path leads to, as for any other slow disk.
 func TestSlowDiskOutOfSightIsWaitedFor(t *testing.T) {
 	_, dir, server := served(t)
 	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 32<<20), 0o600); err != nil {
@@ -27,7 +27,7 @@ func TestSlowDiskOutOfSightIsWaitedFor(t *testing.T) {
 	mounttest.Mount(t, "cover", dir, "tmpfs", 0, "")
 	gate := make(chan struct{})
 	server.GateWrites(gate)
-	go func() { // slow for longer than a disk is waited for that says nothing
+	go func() { // slower than the longest wait for a silent disk
 		defer close(gate)
 		pace := time.NewTicker(300 * time.Millisecond)
 		defer pace.Stop()
@@ -47,8 +47,8 @@ func TestSlowDiskOutOfSightIsWaitedFor(t *testing.T) {
 	}
 }
 
-// Each filesystem is flushed by a path that leads to it: not by one that something else
-// covers, whatever the order of mountinfo.
+// Each filesystem is flushed through a path that leads to it, and not through one that another
+// mount covers, whatever the order of mountinfo.
 func TestFilesystemIsFlushedByAPathThatLeadsToIt(t *testing.T) {
 	mounts, err := mount.Read(strings.NewReader(`22 1 0:2 / / rw - rootfs none rw
 40 41 254:0 / /moved rw - xfs /dev/vda rw

@@ -39,7 +39,7 @@ func TestPathThatIsNoVolumeIsRefusedByName(t *testing.T) {
 	}
 }
 
-// /proc is mounted on every host, has no block device, and stays.
+// /proc is mounted on every host, has no block device, and stays mounted.
 func TestMountWithoutADeviceIsAVolumeThatCannotGrow(t *testing.T) {
 	table := newTable()
 	v, err := table.Lookup("/proc/")
@@ -76,8 +76,8 @@ func TestWhatTheKernelRefusesHasAKindToActOn(t *testing.T) {
 	}
 }
 
-// While a disk hangs every caller is answered before its deadline, and only the first
-// one's thread waits for the disk.
+// While a disk hangs, every caller is answered before its deadline, and only the first caller's
+// thread waits for the disk.
 func TestCallOnADiskThatHangsIsAnsweredInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := &Volume{Mountpoint: "/volume", growing: make(chan struct{}, 1)}
