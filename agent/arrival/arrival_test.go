@@ -12,12 +12,12 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// carrying is the context of a call with a ticket.
+// carrying returns the context of a call with a ticket.
 func carrying(ctx context.Context, ticket uint64) context.Context {
 	return ttrpc.WithMetadata(ctx, ttrpc.MD{Key: {strconv.FormatUint(ticket, 10)}})
 }
 
-// begun makes a call begin, and joins.
+// begun makes a call begin and join.
 func (o *Order) begun(ctx context.Context, ticket uint64) error {
 	call, err := o.Claim(carrying(ctx, ticket))
 	if err != nil {
@@ -66,7 +66,7 @@ func TestCallsBeginInTheOrderOfTheirTickets(t *testing.T) {
 	})
 }
 
-// A call that ends without a place, or never begins, keeps nobody waiting.
+// A call that ends without joining, or never begins, must not block other calls.
 func TestTicketsThatAreOverHoldNobodyUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var order Order

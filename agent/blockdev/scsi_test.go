@@ -72,7 +72,7 @@ func TestSCSIAddressLeadsToItsDiskAlone(t *testing.T) {
 	}
 }
 
-// Of two controllers with the same address the serial alone tells which is meant.
+// If two controllers have a disk at the same address, only the serial can select one.
 func TestSCSIAddressOfTwoDisksIsRefused(t *testing.T) {
 	root := scsiSysfs(t)
 	bus := filepath.Join(root, "sys/bus/scsi/devices")
@@ -94,7 +94,7 @@ func TestScanAsksEveryControllerForTheOneUnit(t *testing.T) {
 	if err := (scsiAddress{1, 7}).scan(t.Context(), root); err != nil {
 		t.Fatal(err)
 	}
-	for host, want := range map[string]string{"host0": "", "host2": "0 1 7", "host3": "0 1 7"} { // an AHCI has no such unit
+	for host, want := range map[string]string{"host0": "", "host2": "0 1 7", "host3": "0 1 7"} { // an AHCI controller has no such unit
 		text, err := os.ReadFile(filepath.Join(root, "sys/class/scsi_host", host, "scan"))
 		if err != nil || string(text) != want {
 			t.Errorf("%s\nwant %q\ngot  %q, %v", host, want, text, err)
@@ -105,8 +105,8 @@ func TestScanAsksEveryControllerForTheOneUnit(t *testing.T) {
 	}
 }
 
-// A unit that is asked for when there is no time to wait is only looked for: who asks
-// whether a disk has left does not bring it back.
+// A unit that is requested without time to wait is only looked for: a check whether a disk has left
+// must not bring the disk back.
 func TestSCSIUnitThatIsOnlyLookedForIsNotScannedFor(t *testing.T) {
 	root := scsiSysfs(t)
 	over, cancel := context.WithCancel(t.Context())
@@ -119,8 +119,8 @@ func TestSCSIUnitThatIsOnlyLookedForIsNotScannedFor(t *testing.T) {
 	}
 }
 
-// hangingFile makes a file hang who opens it to write, as a controller that hangs does,
-// until written: that returns what was written when last has ended.
+// hangingFile makes every open of a file for writing hang, like a controller that hangs. written
+// ends that, waits for last and returns what was written.
 func hangingFile(t *testing.T, path string) (written func(last func()) string) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.RemoveAll(path), unix.Mkfifo(path, 0o600)); err != nil {
@@ -128,7 +128,7 @@ func hangingFile(t *testing.T, path string) (written func(last func()) string) {
 	}
 	return func(last func()) string {
 		t.Helper()
-		file, err := os.OpenFile(path, os.O_RDWR, 0) // both ends: nobody waits for it any more
+		file, err := os.OpenFile(path, os.O_RDWR, 0) // open both ends, so that no open hangs any more
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,7 +143,7 @@ func hangingFile(t *testing.T, path string) (written func(last func()) string) {
 	}
 }
 
-// givenUp calls something several times, and gives up each time.
+// givenUp makes a call several times, and gives up each time.
 func givenUp(t *testing.T, times int, call func(context.Context)) {
 	t.Helper()
 	for range times {

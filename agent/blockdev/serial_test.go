@@ -13,7 +13,7 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// page80 is a unit serial number page.
+// page80 returns a unit serial number page.
 func page80(serial string) string { return "\x00\x80\x00" + string(rune(len(serial))) + serial }
 
 func TestSerialIsReadWhereEachBusHasIt(t *testing.T) {
@@ -68,10 +68,10 @@ func TestSerialOfADiskIsThePromisedOne(t *testing.T) {
 	}
 }
 
-// A disk in the promised place with another serial may still be replaced, until there is
-// no more time: then the answer names both.
+// A disk with another serial in the promised place may still be replaced until the deadline; then
+// the error names both serials.
 func TestDiskWithAnotherSerialIsNotFound(t *testing.T) {
-	disk := mounttest.Attach(t, mounttest.Image(t, "ext4")) // which has none
+	disk := mounttest.Attach(t, mounttest.Image(t, "ext4")) // a loop device has no serial
 	if _, err := Find(t.Context(), disk, ""); err != nil {
 		t.Fatal(err)
 	}

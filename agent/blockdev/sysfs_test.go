@@ -11,9 +11,9 @@ import (
 	"github.com/directvol/directvol/protocols/pcipath"
 )
 
-// FuzzSysfs gives a bus behind a bridge, a disk on it and the disk's dev file
-// any names and text, and looks the disk up by its PCI path and as a SCSI unit.
-// There is no way from them to a node that is not the disk's.
+// FuzzSysfs gives a bus behind a bridge, a disk on it and the disk's dev file any names and text,
+// and looks the disk up by its PCI path and as a SCSI unit. Neither lookup may return a node other
+// than the disk's.
 func FuzzSysfs(f *testing.F) {
 	f.Add("0000:03", "vda", "254:0\n")
 	f.Add("0000:03", "etherd!e0.0", "152:16\n")
@@ -66,7 +66,7 @@ func FuzzSysfs(f *testing.F) {
 	})
 }
 
-// inMemory is a folder on a tmpfs where there is one: a disk is twenty times slower.
+// inMemory returns a directory, on a tmpfs if there is one, because a disk is twenty times slower.
 func inMemory(f *testing.F) string {
 	dir, err := os.MkdirTemp("/dev/shm", "directvol-sysfs-")
 	if err != nil {
@@ -76,13 +76,13 @@ func inMemory(f *testing.F) string {
 	return dir
 }
 
-// isFileName says whether a directory can hold an entry of this name. Its file
-// system takes 255 bytes, and the bus is a part of another name.
+// isFileName reports whether a directory can hold an entry with this name. A filesystem allows 255
+// bytes, and the bus is a part of another name.
 func isFileName(name string) bool {
 	return name != "" && name != "." && name != ".." && len(name) < 200 && !strings.ContainsAny(name, "/\x00")
 }
 
-// plain says whether a name is one that the kernel gives to devices and buses.
+// plain reports whether the kernel could give this name to a device or a bus.
 func plain(name string) bool {
 	return strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789:!-") == ""
 }

@@ -15,8 +15,8 @@ import (
 
 var update = flag.Bool("update", false, "write docs/messages.md")
 
-// TestEveryFieldIsHonouredOrRefusedOrIgnored walks the messages themselves: a field
-// that is new in one of them fails it until the list says what becomes of it.
+// TestEveryFieldIsHonouredOrRefusedOrIgnored walks the message types: a new field makes the test
+// fail until the list has an entry for it.
 func TestEveryFieldIsHonouredOrRefusedOrIgnored(t *testing.T) {
 	seen := map[string]bool{}
 	for _, message := range []any{&agentpb.CreateSandboxRequest{}, &agentpb.CreateContainerRequest{}, &agentpb.RemoveContainerRequest{}, &agentpb.Storage{}} {
@@ -36,7 +36,7 @@ func TestEveryFieldIsHonouredOrRefusedOrIgnored(t *testing.T) {
 	}
 }
 
-// walk sets each field of a message alone, and goes into those that are honoured.
+// walk sets each field of a message alone, and descends into fields that are honoured.
 func walk(t *testing.T, message reflect.Type, seen map[string]bool) {
 	for i := range message.NumField() {
 		name := nameOf(message.Field(i))
@@ -60,7 +60,7 @@ func walk(t *testing.T, message reflect.Type, seen map[string]bool) {
 	}
 }
 
-// set gives a field a value that is not zero, and as little as that takes.
+// set gives a field a non-zero value that is as small as possible.
 func set(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.String:
@@ -96,7 +96,7 @@ func TestRefusalNamesTheWayToItsField(t *testing.T) {
 	}
 }
 
-// A field that no list has is refused, as one of a later Kata would be.
+// A field that is in no list is refused, as a field of a later Kata would be.
 func TestFieldThatIsNotKnownIsRefused(t *testing.T) {
 	type Later struct {
 		Field string `protobuf:"bytes,1,opt,name=field,proto3"`
@@ -106,7 +106,7 @@ func TestFieldThatIsNotKnownIsRefused(t *testing.T) {
 	}
 }
 
-// What Kata's runtime sends with every sandbox and container.
+// The messages have the fields that Kata's runtime sends with every sandbox and container.
 func TestWhatKataAlwaysSendsIsNotRefused(t *testing.T) {
 	for _, message := range []any{
 		&agentpb.CreateSandboxRequest{Hostname: "pod", Dns: []string{"nameserver 10.0.0.10"}, SandboxId: "s", Storages: []*agentpb.Storage{

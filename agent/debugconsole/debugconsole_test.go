@@ -17,11 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limit ends a test that hangs; it is no measure of anything.
+// limit ends a test that hangs; no test measures it.
 const limit = time.Minute
 
-// served serves a console at a unix socket, and returns how to reach it and
-// what it logs.
+// served serves a console at a unix socket, and returns a function that connects to it, and its
+// log.
 func served(t *testing.T, shells ...string) (dial func() net.Conn, log *lines) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "console.sock")
@@ -47,7 +47,7 @@ func served(t *testing.T, shells ...string) (dial func() net.Conn, log *lines) {
 	}, log
 }
 
-// lines is a log that can be read meanwhile.
+// lines is a log that can be read while it is written.
 type lines struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -65,15 +65,15 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
-// say types a line.
+// say sends a line.
 func say(t *testing.T, conn net.Conn, line string) {
 	t.Helper()
 	_, err := io.WriteString(conn, line+"\n")
 	must(t, err)
 }
 
-// hear reads up to a line that a shell's echo wrote, maybe behind its prompt, and
-// returns what follows the mark in it.
+// hear reads up to a line with mark, which a shell's echo has written, perhaps after its prompt. It
+// returns the text after mark.
 func hear(t *testing.T, r *bufio.Reader, mark string) string {
 	t.Helper()
 	var last []string
@@ -123,7 +123,7 @@ func TestEachConnectionHasAShellOnATerminalOfItsOwn(t *testing.T) {
 func TestAllThatAShellSaidIsHeardAfterItsEnd(t *testing.T) {
 	dial, _ := served(t, "/bin/sh")
 	conn := dial()
-	// What it leaves behind keeps the terminal open.
+	// A process that the shell leaves behind keeps the terminal open.
 	say(t, conn, `trap "" HUP; sleep 1000 & echo left:$!; i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo line $i; done; echo last:$i; exit`)
 	r := bufio.NewReader(conn)
 	left := hear(t, r, "left:")
@@ -145,7 +145,7 @@ func endProcess(pid string) error {
 	return unix.Kill(n, unix.SIGKILL)
 }
 
-// A pipe whose other end only the shell's foreground has tells of its end.
+// A pipe whose other end only the shell's foreground process has shows when that process ends.
 func TestHangUpEndsTheShellAndItsForeground(t *testing.T) {
 	for name, before := range map[string]string{"a shell": "", "one that ignores SIGHUP": `trap "" HUP; `} {
 		dial, _ := served(t, "/bin/sh")

@@ -116,12 +116,12 @@ func FuzzExt4Super(f *testing.F) {
 	})
 }
 
-// Asked before the disk grows: the kernel would say it only afterwards.
+// CanGrow must refuse this before the disk grows: the kernel would refuse it only afterwards.
 func TestWhatExt4CanNeverReachIsRefusedWithTheReason(t *testing.T) {
 	for name, test := range map[string]struct {
 		options []string
 		blocks  uint64
-		says    string // "" is success
+		says    string // "" means success
 	}{
 		"as it is":                          {[]string{"-b", "4096", "-O", "^64bit"}, 64 << 20 / 4096, ""},
 		"as far as 32 bits go":              {[]string{"-b", "4096", "-O", "^64bit"}, 1<<32 - 1, ""},

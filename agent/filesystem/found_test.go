@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What is found is a mark that lies in the bytes, wherever they end.
+// Found must name a mark that is in the bytes, wherever they end.
 func FuzzFound(f *testing.F) {
 	for _, m := range marks {
 		begin := make([]byte, foundBytes)
@@ -28,7 +28,7 @@ func FuzzFound(f *testing.F) {
 	})
 }
 
-// A mark that is cut off by the disk's end is none.
+// A mark that is cut off by the end of the disk does not count.
 func TestMarkIsFoundWhereItIsWhole(t *testing.T) {
 	for _, m := range marks {
 		begin := make([]byte, foundBytes)
@@ -53,7 +53,7 @@ func TestSuperblockThatMkfsWroteHasNoFault(t *testing.T) {
 	}
 }
 
-// xfs_db writes fields as a kernel would, with the checksum.
+// xfs_db writes fields with a valid checksum, as a kernel would.
 func TestFaultOfASuperblockIsNamed(t *testing.T) {
 	for field, want := range map[string]string{
 		"inprogress 1":           "the mkfs.xfs or xfs_copy that made it did not come to its end (inprogress)",
@@ -70,7 +70,7 @@ func TestFaultOfASuperblockIsNamed(t *testing.T) {
 	}
 }
 
-// Whatever is changed in a superblock does not fit its checksum.
+// Any change in a superblock invalidates its checksum.
 func FuzzXFSFault(f *testing.F) {
 	image, err := os.ReadFile(makeXFS(f, 304<<20))
 	if err != nil {

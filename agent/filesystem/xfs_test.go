@@ -7,7 +7,7 @@ import (
 
 func TestShortLastGroupIsNotAskedFor(t *testing.T) {
 	var g xfsGeom
-	binary.NativeEndian.PutUint32(g[8:], 1000) // blocks a group
+	binary.NativeEndian.PutUint32(g[8:], 1000) // blocks per group
 	for blocks, want := range map[uint64]uint64{
 		5000: 5000, 5001: 5000, 5063: 5000, 5064: 5064, 5999: 5999,
 	} {
@@ -17,8 +17,8 @@ func TestShortLastGroupIsNotAskedFor(t *testing.T) {
 	}
 }
 
-// FuzzXFSGeometry has a grown filesystem end at most a short group before what
-// was asked for, never beyond it, and where the kernel ends it too.
+// FuzzXFSGeometry checks that a grown filesystem ends at most a short group before the requested
+// end, never beyond it, and where the kernel ends it, too.
 func FuzzXFSGeometry(f *testing.F) {
 	seed := func(blockSize, groupBlocks uint32, dataBlocks, goal uint64) {
 		var g xfsGeom
@@ -48,7 +48,7 @@ func FuzzXFSGeometry(f *testing.F) {
 	})
 }
 
-// xfsOf is a geometry of so many blocks, in groups of 1000.
+// xfsOf returns a geometry of this many blocks, in groups of 1000.
 func xfsOf(blocks uint64) *xfsGeom {
 	var g xfsGeom
 	binary.NativeEndian.PutUint32(g[0:], 4096)
@@ -57,9 +57,9 @@ func xfsOf(blocks uint64) *xfsGeom {
 	return &g
 }
 
-// A grower that is ahead of a request for a group's end is ahead by a whole group,
-// and the kernel takes no group away. No grower is ahead of the device's end. A
-// short last group is made whole by a step of its own.
+// A grower that is ahead of a request for the end of a group is ahead by a whole group, and the
+// kernel never removes a group. No grower can be ahead of the device's end. A short last group is
+// made whole by a separate step.
 func TestEveryStepEndsWithAGroupOrWithTheDevice(t *testing.T) {
 	for _, c := range []struct{ from, goal, device uint64 }{
 		{4000, 5500, 9300}, {4000, 9300, 9300}, {4300, 4400, 9000}, {4300, 100_000, 100_000}, {4000, 4001, 4063}, {4000, 1_000_000, 1_000_500},

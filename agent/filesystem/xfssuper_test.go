@@ -35,8 +35,8 @@ func TestXFSSuperblockOfRealMkfs(t *testing.T) {
 	}
 }
 
-// A growth that was cut off leaves the primary superblock as it was, and others
-// with the size to be. Made by hand here: tests/cuts has the kernel make it.
+// An interrupted growth leaves the primary superblock as it was, and others with the new size. This
+// test makes such a disk by hand; tests/cuts makes the kernel do it.
 func TestGrowthThatWasCutOffIsNamedWithTheWayOut(t *testing.T) {
 	image := makeXFS(t, 304<<20)
 	if said := xfsMountRefused(open(t, image), unix.EUCLEAN); strings.Contains(said, "while it grew") || !strings.Contains(said, "directvol rescue") {
@@ -80,7 +80,7 @@ func FuzzXFSSuper(f *testing.F) {
 		if s.groups*s.groupBlocks > (1<<62)/s.blockSize {
 			t.Errorf("a superblock that makes no sense was read: %+v", s)
 		}
-		// A disk on which the other group is wherever this says.
+		// A disk whose other group is wherever this superblock says.
 		disk, err := os.CreateTemp(t.TempDir(), "")
 		if err != nil {
 			t.Fatal(err)

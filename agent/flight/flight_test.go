@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Whoever asks is answered in time, by one question.
+// Every caller is answered in time, by a single question.
 func TestQuestionThatHangsIsAskedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var flights Flights[string, int]
@@ -33,7 +33,7 @@ func TestQuestionThatHangsIsAskedOnce(t *testing.T) {
 	})
 }
 
-// A caller never gets an answer that is older than its question.
+// A caller of Anew never gets an answer whose question is older than the call.
 func TestQuestionAskedAnewIsNotAnOlderOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var flights Flights[string, int]

@@ -13,7 +13,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// in is a guest whose files are below a folder, with the modules that it was asked to load.
+// in returns a guest with its files below a directory, and the modules that it was asked to load.
 func in(t *testing.T, init bool, files map[string]string) (g Guest, loaded map[string]string) {
 	t.Helper()
 	loaded = map[string]string{}
@@ -25,7 +25,7 @@ func in(t *testing.T, init bool, files map[string]string) (g Guest, loaded map[s
 	return g, loaded
 }
 
-// write makes files below a folder.
+// write makes files below a directory.
 func write(t *testing.T, root string, files map[string]string) {
 	t.Helper()
 	for path, text := range files {
@@ -61,7 +61,7 @@ func TestResolverIsWrittenAndGivenBack(t *testing.T) {
 
 func TestResolverAndModulesHaveBounds(t *testing.T) {
 	g, _ := in(t, true, nil)
-	line := strings.Repeat("#", resolverBytes-1) // and its end
+	line := strings.Repeat("#", resolverBytes-1) // plus the newline
 	if _, err := g.SetResolver([]string{line}); err != nil {
 		t.Errorf("of %d bytes: %v", resolverBytes, err)
 	}
@@ -88,7 +88,7 @@ func TestResolverOfAnotherInitIsLeftAlone(t *testing.T) {
 	}
 }
 
-// modulesDir is where this kernel's modules are.
+// modulesDir returns the directory of this kernel's modules.
 func modulesDir(t *testing.T) string {
 	t.Helper()
 	var uts unix.Utsname
@@ -134,8 +134,8 @@ func TestModulesAreLoadedOnceAndWithTheirParameters(t *testing.T) {
 	}
 }
 
-// A module's own lines in the kernel's log begin with its name. Here the kernel says something
-// of a tmpfs, which stands for a module of that name.
+// A module's lines in the kernel's log begin with the module's name. Here the kernel logs a line
+// about tmpfs, which stands for a module with that name.
 func TestModuleThatIsRefusedSaysWhy(t *testing.T) {
 	g, _ := in(t, true, map[string]string{modulesDir(t) + "tmpfs.ko": ""})
 	dir := t.TempDir()
@@ -153,8 +153,9 @@ func TestModuleThatIsRefusedSaysWhy(t *testing.T) {
 	}
 }
 
-// The kernel shows a bool as Y or N, a number in decimal, and some parameters not at all:
-// of what this agent has loaded it knows what it gave, and of others it goes by the value.
+// The kernel shows a bool as Y or N, a number in decimal, and some parameters not at all. For
+// modules that this agent has loaded, the agent knows the parameters; for others it compares the
+// values.
 func TestModuleIsAskedForAgainWithItsParameters(t *testing.T) {
 	shown := map[string]string{"sys/module/m/parameters/debug": "Y\n", "sys/module/m/parameters/irq": "16\n", "sys/module/m/parameters/name": "a b\n", "sys/module/m/parameters/ports": "1,16\n"}
 	ours, loaded := in(t, true, map[string]string{modulesDir(t) + "m.ko": ""})

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attribute is one of a netlink message.
+// attribute returns an attribute of a netlink message.
 func attribute(kind uint16, value []byte) []byte {
 	length := unix.SizeofNlAttr + len(value)
 	b := binary.NativeEndian.AppendUint16(nil, uint16(length))
@@ -20,7 +20,7 @@ func attribute(kind uint16, value []byte) []byte {
 	return append(b, make([]byte, aligned(length)-length)...)
 }
 
-// acpiEvent is a message of a family as acpi_bus_generate_netlink_event makes it.
+// acpiEvent returns a message of a family as acpi_bus_generate_netlink_event makes it.
 func acpiEvent(family uint16, class string) []byte {
 	event := make([]byte, 44)
 	copy(event, class)
@@ -50,7 +50,7 @@ func TestOnlyThePowerButtonIsThePowerButton(t *testing.T) {
 	}
 }
 
-// This kernel is asked in earnest for the numbers of the family.
+// The test asks the running kernel for the family's numbers.
 func TestWaitForThePowerButtonEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -63,8 +63,8 @@ func TestWaitForThePowerButtonEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A program in the guest may send to any netlink socket of its network namespace, and is
-// not the kernel.
+// A program in the guest may send to any netlink socket of its network namespace; its messages must
+// not count as the kernel's.
 func TestOnlyTheKernelPressesThePowerButton(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -88,7 +88,7 @@ func TestOnlyTheKernelPressesThePowerButton(t *testing.T) {
 		if err := unix.Sendto(fd, acpiEvent(family, powerButton), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: port}); errors.Is(err, unix.EPERM) {
 			t.Skip("it sends to a netlink socket: run it as root")
 		} else if err != nil {
-			break // it has ended
+			break // AwaitPowerButton has ended
 		}
 	}
 	for waiting := true; waiting; {
@@ -100,9 +100,9 @@ func TestOnlyTheKernelPressesThePowerButton(t *testing.T) {
 	}
 }
 
-// listening returns the port of this process's socket that has joined a group of generic
-// netlink, and whether it has something to read (netlink_native_seq_show in
-// net/netlink/af_netlink.c); 0 where there is none.
+// listening returns the port of this process's socket that has joined a group of generic netlink,
+// or 0 if there is none, and whether the socket has something to read (netlink_native_seq_show in
+// net/netlink/af_netlink.c).
 func listening(t *testing.T) (port uint32, hasMore bool) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/net/netlink")
@@ -119,7 +119,7 @@ func listening(t *testing.T) (port uint32, hasMore bool) {
 	return 0, false
 }
 
-// familyAnswer is the controller's.
+// familyAnswer returns the controller's answer.
 func familyAnswer(group string) []byte {
 	one := append(attribute(unix.CTRL_ATTR_MCAST_GRP_ID, []byte{5, 0, 0, 0}), attribute(unix.CTRL_ATTR_MCAST_GRP_NAME, append([]byte(group), 0))...)
 	b := make([]byte, netlinkHeaders)

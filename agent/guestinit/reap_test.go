@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Reaping is for the life of a process, so both cases are one test.
+// Reap lasts as long as the process, so both cases are in one test.
 func TestStatusOfAStartedProcessIsItsStartersAlsoWhereAllAreReaped(t *testing.T) {
 	for _, reaped := range []bool{false, true} {
 		if reaped {

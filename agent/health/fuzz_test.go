@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FuzzKernelLog reads any record of /dev/kmsg, and finds nothing in it that is not there.
+// FuzzKernelLog parses any record of /dev/kmsg, and checks that it finds only what the record
+// contains.
 func FuzzKernelLog(f *testing.F) {
 	for _, record := range []string{
 		"3,1234,5678901,-;I/O error, dev vda, sector 8 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2\n SUBSYSTEM=block\n DEVICE=b254:0\n",
@@ -32,18 +33,19 @@ func FuzzKernelLog(f *testing.F) {
 		if got.device != "" && !bytes.Contains(message, []byte(got.device)) || got.device == "" && got != (line{}) {
 			t.Errorf("%q says %+v", message, got)
 		}
-		// A program's name, of 15 bytes at most, its id and its fault are no failed request.
+		// A line with a program's name (at most 15 bytes), its id and its fault must not look like
+		// a failed request.
 		if fault := append(append([]byte{}, message[:min(len(message), 15)]...), "[12]: segfault at 0 ip 0 sp 0 error 4 in "...); parseLine(append(fault, message...)).read {
 			t.Errorf("a program called %q makes a failed read", message)
 		}
 	})
 }
 
-// kernelPriority begins a record of facility 0.
+// kernelPriority matches the beginning of a record of facility 0.
 var kernelPriority = regexp.MustCompile(`^0*[0-7](,|;|$)`)
 
-// FuzzDeviceStat finds the counts in a stat file as the kernel prints it
-// (part_stat_show in block/genhd.c), and in any text nothing that is not there.
+// FuzzDeviceStat checks that the counts are found in a stat file as the kernel prints it
+// (part_stat_show in block/genhd.c), and that any other text yields only what it contains.
 func FuzzDeviceStat(f *testing.F) {
 	f.Add("     420        0    13720       84     1536      310   196608     2210\n", uint64(1536), uint64(0))
 	f.Add("1 2 3 4 18446744073709551616 6 7 8 9 10 11", uint64(1<<64-1), uint64(1<<64-1))

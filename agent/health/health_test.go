@@ -12,8 +12,8 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// Messages as kernels print them, and what a program's name can make of the line about
-// its fault: of each the device, and whether it tells of a failed read of it.
+// Messages as kernels print them, and fault lines of programs with misleading names. line says for
+// each which device it names, and whether it reports a failed read.
 func TestKernelLogIsReadFromItsFirstWord(t *testing.T) {
 	for message, want := range map[string]line{
 		"I/O error, dev vda, sector 8 op 0x1:(WRITE) flags 0x800 phys_seg 1 prio class 2":                          {device: "vda", request: true, sector: 8, write: true},
@@ -33,7 +33,7 @@ func TestKernelLogIsReadFromItsFirstWord(t *testing.T) {
 		"a.out[211]: segfault at 0 ip 0 sp 0 error 4 in I/O error, dev vda, sector 8 op 0x0:(READ) flags[400000+1000]":    {}, // a file's name
 		"error, dev vda,[211]: segfault at 0 ip 0000000000401000 sp 00007ffd error 4 in error, dev vda, op 0x0:(READ)[1]": {},
 		"virtio_blk virtio1: [nvda] 131072 512-byte logical blocks":                                                       {},
-		"traps: XFS (vda): x[9] general protection fault":                                                                 {device: "traps"}, // of no device
+		"traps: XFS (vda): x[9] general protection fault":                                                                 {device: "traps"}, // no device
 		"": {},
 	} {
 		if got := parseLine([]byte(message)); got != want {
@@ -42,8 +42,8 @@ func TestKernelLogIsReadFromItsFirstWord(t *testing.T) {
 	}
 }
 
-// A partition's failed requests are logged with its disk's name. Another partition's are
-// not this one's.
+// The kernel logs a partition's failed requests with the name of its disk. Those of another
+// partition must not count.
 func TestPartitionIsFoundByItsDiskAndSector(t *testing.T) {
 	part := func() (blockdev.Partition, bool) {
 		return blockdev.Partition{Disk: "vda", Start: 2048, Sectors: 1000}, true
@@ -134,8 +134,8 @@ func TestStatHasTheCountsOfRequests(t *testing.T) {
 	}
 }
 
-// A disk that hangs has requests in flight, and none that ends: neither work that goes on nor
-// an idle disk does.
+// A disk hangs if it has requests in flight and none ends. A busy disk and an idle disk do not
+// hang.
 func TestDiskHangsOnlyByItsRequests(t *testing.T) {
 	for name, test := range map[string]struct {
 		beat func(i uint64) counts
@@ -157,7 +157,7 @@ func TestDiskHangsOnlyByItsRequests(t *testing.T) {
 			t.Errorf("%s\nwant hung %v\ngot  %v", name, test.want, hung)
 		}
 	}
-	// A look that comes late, as after a pause of the whole guest, is no evidence.
+	// A late look, for instance after a pause of the whole guest, proves nothing.
 	s := stall{}
 	s.beat(counts{writes: 7, inFlight: 1})
 	s.beat(counts{writes: 7, inFlight: 1})
@@ -176,15 +176,14 @@ func TestDiskIsInDoubtWhenWritingStops(t *testing.T) {
 	}
 }
 
-// Who makes a mount read-only on purpose has the mount read-only, and not its filesystem
-// alone.
+// A deliberate remount makes the mount read-only, too, and not only the filesystem.
 func TestExt4ThatStoppedItselfIsKnownFromOneThatWasRemounted(t *testing.T) {
 	for line, test := range map[string]struct {
 		errors uint64
 		want   bool
 	}{
 		"40 22 254:0 / /v rw,relatime - ext4 /dev/vda ro":              {1, true},
-		"40 22 254:0 / /v rw - ext4 /dev/vda ro,errors=remount-ro":     {0, false}, // somebody has done that to it elsewhere
+		"40 22 254:0 / /v rw - ext4 /dev/vda ro,errors=remount-ro":     {0, false}, // somebody has remounted another mount of it
 		"40 22 254:0 / /v ro,relatime - ext4 /dev/vda ro":              {1, false},
 		"40 22 254:0 / /v rw,relatime - ext4 /dev/vda rw":              {1, false},
 		"40 22 254:0 / /v rw,relatime - ext4 /dev/vda rw,emergency_ro": {0, true},

@@ -14,7 +14,7 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// heard is a monitor that follows the kernel's log until the test ends.
+// heard returns a monitor that follows the kernel's log until the test ends.
 func heard(t *testing.T) *Monitor {
 	t.Helper()
 	log := logrus.New()
@@ -25,7 +25,7 @@ func heard(t *testing.T) *Monitor {
 	go func() { ended <- m.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-ended })
 	select {
-	case <-m.Remembers(): // it has found the log's end
+	case <-m.Remembers(): // Run has reached the end of the log
 	case err := <-ended:
 		ended <- err
 		t.Skipf("it reads /dev/kmsg: %v: run it as root", err)
@@ -33,8 +33,8 @@ func heard(t *testing.T) *Monitor {
 	return m
 }
 
-// becomes waits until a watch says a condition, and provokes it again and again: the kernel
-// leaves lines out of its log where others, of any device, come too fast.
+// becomes waits until a watch has a condition, and provokes it again and again, because the kernel
+// drops lines of its log if others, of any device, come too fast.
 func becomes(t *testing.T, w *Watch, status Status, reason string, provoke func()) {
 	t.Helper()
 	look, again := time.NewTicker(10*time.Millisecond), time.NewTicker(6*time.Second) // DEFAULT_RATELIMIT_INTERVAL is 5
@@ -56,8 +56,8 @@ func becomes(t *testing.T, w *Watch, status Status, reason string, provoke func(
 	}
 }
 
-// The disk ends before its filesystem, and has its size again before anybody looks at it: the
-// kernel's log alone has both.
+// The disk becomes smaller than its filesystem and gets its size back before the next look: only
+// the kernel's log has both changes.
 func TestDiskThatWasSmallerBetweenTwoLooksIsRemembered(t *testing.T) {
 	for _, fstype := range []string{"ext4", "xfs"} {
 		image := mounttest.Image(t, fstype)
@@ -72,7 +72,7 @@ func TestDiskThatWasSmallerBetweenTwoLooksIsRemembered(t *testing.T) {
 			t.Fatalf("%s, at first\nwant nothing wrong\ngot  %v, error %v", fstype, now, err)
 		}
 		becomes(t, w, Degraded, ReasonPastDeviceTooSmall, func() {
-			if err := w.Pause(t.Context()); err != nil { // it looks at no size but the last
+			if err := w.Pause(t.Context()); err != nil { // the watch sees only the last size
 				t.Fatal(err)
 			}
 			for _, size := range []int64{2 * info.Size(), info.Size() / 2, info.Size()} {
@@ -83,17 +83,17 @@ func TestDiskThatWasSmallerBetweenTwoLooksIsRemembered(t *testing.T) {
 	}
 }
 
-// A disk that has become larger, and has its size again, never ended before its filesystem.
+// A disk that was larger and has its size again never ended before its filesystem.
 func TestDiskThatWasLargerIsNotSaidToHaveBeenSmaller(t *testing.T) {
 	w := &Watch{monitor: NewMonitor(nil), poked: make(chan struct{}, 1), looked: make(chan struct{}), end: 1 << 20, target: Target{FSType: "ext4"}}
 	for text, want := range map[string]bool{
-		"vda: detected capacity change from 4096 to 2048":             false, // to the filesystem's end
+		"vda: detected capacity change from 4096 to 2048":             false, // still the size of the filesystem
 		"vda: detected capacity change from 4096 to 2049":             false,
 		"vda: detected capacity change from 2048 to 2047":             true,
 		"vda: detected capacity change from 0 to 99999999":            false,
 		"vda: detected capacity change from 1024 to 2047":             false, // an earlier growth, read late
 		"vda: detected capacity change from 1 to 2 and on":            false,
-		"vda: detected capacity change from 1 to 1844674407370955162": false, // whose bytes overflow
+		"vda: detected capacity change from 1 to 1844674407370955162": false, // its size in bytes overflows
 	} {
 		w.past = Past{}
 		if remember := w.hear(parseLine([]byte(text)), []byte(text)); remember != want || w.past.Smaller.IsZero() == want {
@@ -102,8 +102,8 @@ func TestDiskThatWasLargerIsNotSaidToHaveBeenSmaller(t *testing.T) {
 	}
 }
 
-// A read that fails is said as long as the filesystem stays mounted: only the kernel's log has
-// it, and whoever reads next may get it from memory.
+// A failed read is reported as long as the filesystem stays mounted: only the kernel's log has it,
+// and the next read may be answered from memory.
 func TestReadThatFailsIsSaid(t *testing.T) {
 	image := mounttest.Image(t, "xfs")
 	info, err := os.Stat(image)
@@ -117,7 +117,7 @@ func TestReadThatFailsIsSaid(t *testing.T) {
 		t.Fatalf("at first\nwant nothing wrong\ngot  %v, error %v", now, err)
 	}
 	becomes(t, w, Degraded, ReasonReadError, func() {
-		if err := os.Truncate(image, info.Size()/2); err != nil { // the disk's size stays
+		if err := os.Truncate(image, info.Size()/2); err != nil { // the loop device keeps its size
 			t.Fatal(err)
 		}
 		readFails(t, target.Device.Path, info.Size()/2)
@@ -130,7 +130,7 @@ func TestReadThatFailsIsSaid(t *testing.T) {
 	}
 }
 
-// readFails reads a disk where it cannot be read.
+// readFails reads a disk at a position where a read must fail.
 func readFails(t *testing.T, disk string, at int64) {
 	t.Helper()
 	fd, err := unix.Open(disk, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_DIRECT, 0)
@@ -148,8 +148,8 @@ func readFails(t *testing.T, disk string, at int64) {
 	}
 }
 
-// Somebody has made the root immutable (chattr +i): no probe can write there, and files in it
-// can be written. It is watched as a mount of somebody else's.
+// Somebody has made the root directory immutable (chattr +i): no probe can write there, but files
+// in it can be written. The mount is watched like somebody else's.
 func TestRootThatTakesNoFilesIsNoFault(t *testing.T) {
 	target := onDisk(t, "ext4", "errors=continue")
 	mounttest.Run(t, "chattr", "+i", target.Mountpoint)

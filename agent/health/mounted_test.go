@@ -14,7 +14,7 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// onDisk is a mounted filesystem of its own, and what there is to watch.
+// onDisk mounts a new filesystem and returns it as a target.
 func onDisk(t *testing.T, fstype, data string) Target {
 	t.Helper()
 	return onImage(t, mounttest.Image(t, fstype), fstype, data)
@@ -36,7 +36,7 @@ func onImage(t *testing.T, image, fstype, data string) Target {
 	return Target{Mountpoint: dir, FSType: fstype, Device: device, Mount: mount.Identify(top)}
 }
 
-// finds holds an examination to a condition, as an owner and as somebody who only looks.
+// finds checks that an examination finds a condition, both as the owner and without writing.
 func finds(t *testing.T, target Target, status Status, reason string) {
 	t.Helper()
 	for _, owned := range []bool{true, false} {
@@ -65,8 +65,8 @@ func TestExt4WithRecordedErrorsIsDegraded(t *testing.T) {
 	finds(t, target, Degraded, ReasonRecordedErrors)
 }
 
-// Some kernels make the superblock read-only when an ext4 meets an error, and no mount of
-// it. Here that is done by hand, as not every kernel does.
+// Some kernels make only the superblock read-only when an ext4 meets an error, and not the mount.
+// The test does that by hand, because not every kernel does.
 func TestExt4WhoseSuperblockIsReadOnlyAfterAnErrorIsInaccessible(t *testing.T) {
 	target := onDisk(t, "ext4", "errors=continue")
 	readOnly := func() {
@@ -105,14 +105,14 @@ func TestXFSHasShutDownWhereItSaysSo(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	const goingDown = 0x8004587d // XFS_IOC_GOINGDOWN, without a flush
+	const goingDown = 0x8004587d // XFS_IOC_GOINGDOWN, with the flag for no log flush
 	if err := unix.IoctlSetPointerInt(int(dir.Fd()), goingDown, 2); err != nil {
 		t.Fatal(err)
 	}
 	finds(t, target, Inaccessible, ReasonShutdown)
 }
 
-// A look at a mount of somebody else's leaves no trace on its disk.
+// An examination of somebody else's mount must not change its disk.
 func TestForeignMountIsNotWrittenTo(t *testing.T) {
 	for fstype, data := range map[string]string{"ext4": "noinit_itable", "xfs": ""} {
 		target := onDisk(t, fstype, data)
@@ -142,8 +142,8 @@ func TestForeignMountIsNotWrittenTo(t *testing.T) {
 	}
 }
 
-// An ext4 that remounts itself says so to whoever writes; to others newer kernels do in
-// mountinfo, and all of them in their log.
+// An ext4 that has remounted itself refuses writes. Newer kernels also show that in mountinfo, and
+// all kernels log it.
 func TestExt4ThatRemountedItselfIsInaccessible(t *testing.T) {
 	target := onDisk(t, "ext4", "errors=remount-ro")
 	fails(t, target)
@@ -155,15 +155,15 @@ func TestExt4ThatRemountedItselfIsInaccessible(t *testing.T) {
 	}
 }
 
-// A server's filesystem that hangs is mounted over a folder above: that says nothing of the
-// disk, which is not to be taken for a slow one.
+// A filesystem with a server that hangs is mounted over a folder above: that says nothing about the
+// disk, which must not be reported as slow.
 func TestVolumeOutOfSightIsLostAndNotSlow(t *testing.T) {
 	target := onDisk(t, "xfs", "")
 	if f := examine(target, true, false); f.failure != nil || len(f.conditions) > 0 {
 		t.Fatalf("in sight\nwant nothing found\ngot  %+v", f)
 	}
 	release := mounttest.Hang(t, filepath.Dir(target.Mountpoint))
-	guard := time.AfterFunc(time.Minute, release) // what waits for it fails then
+	guard := time.AfterFunc(time.Minute, release) // then all calls that wait for it fail
 	if f := examine(target, true, false); !errors.Is(f.failure, errUnmounted) {
 		t.Errorf("out of sight\nwant %v\ngot  %+v", errUnmounted, f)
 	}
@@ -172,8 +172,8 @@ func TestVolumeOutOfSightIsLostAndNotSlow(t *testing.T) {
 	}
 }
 
-// A disk that has become smaller under its mount, as one whose store was cut off. One that
-// is larger by less than a block is well.
+// The disk has become smaller under its mount, for instance because its backing store was
+// truncated. A disk that is larger by less than a block is healthy.
 func TestDiskSmallerThanItsFilesystemIsInaccessible(t *testing.T) {
 	for _, fstype := range []string{"ext4", "xfs"} {
 		image := mounttest.Image(t, fstype)

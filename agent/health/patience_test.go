@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// A slow disk is waited for as long as something comes from it, and until the caller's time
-// is over; what other disks do is of no account.
+// Patient waits for a slow disk as long as the disk ends requests, and until the caller's deadline.
+// Requests of other disks do not count.
 func TestPatienceEndsWithTheDisksSilence(t *testing.T) {
 	const slow, other, silence = 1, 2, 5 * time.Second
 	for name, test := range map[string]struct {
-		every, until, want time.Duration // between two requests' ends, the last one's, and the context's
+		every, until, want time.Duration // the time between two ends of requests, that of the last end, and that of the context's end
 	}{
 		"slow":               {4 * time.Second, 60 * time.Second, 65 * time.Second},
 		"nothing comes":      {time.Hour, time.Hour, 5 * time.Second},

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// The test writes as a process, whom nobody believes, so the kernel's own part is held by TestStorageThatCannotBeIsRefused in tests/volumes.
+// The test writes to the log as a process, so its lines must not be quoted.
+// TestStorageThatCannotBeIsRefused in tests/volumes checks the kernel's own lines.
 func TestProcessIsNotQuotedAsTheKernel(t *testing.T) {
 	log := OpenKernelLog()
 	defer log.Close()

@@ -17,7 +17,7 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 )
 
-// someDevice is the number of a block device that this machine has.
+// someDevice returns the number of a block device of this machine.
 func someDevice(t *testing.T) uint64 {
 	t.Helper()
 	all, err := os.ReadDir("/sys/dev/block")
@@ -31,8 +31,7 @@ func someDevice(t *testing.T) uint64 {
 	return unix.Mkdev(major, minor)
 }
 
-// small mounts a tmpfs of a few pages, which a watch takes for an ext4 whose disk
-// answers at once.
+// small mounts a tmpfs of a few pages. A watch treats it as an ext4 whose disk answers at once.
 func small(t *testing.T) Target {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -53,10 +52,10 @@ func small(t *testing.T) Target {
 		Device: blockdev.Device{Path: "/dev/none", Name: "none", Number: someDevice(t)}}
 }
 
-// An ordinary buffered writer's disk is written to now and then, and each time writing
-// stops somebody doubts the disk: a look for that must not put off the next examination.
+// An ordinary buffered writer writes in bursts, and each time writing stops the disk is in doubt.
+// Checking the disk then must not delay the next examination.
 func TestVolumeThatIsWrittenToInBurstsIsExamined(t *testing.T) {
-	for _, period := range []int{0, 2, 3, 5, 6} { // seconds; 0: it is idle
+	for _, period := range []int{0, 2, 3, 5, 6} { // seconds; 0 means idle
 		target := small(t)
 		file := filepath.Join(target.Mountpoint, "full")
 		synctest.Test(t, func(t *testing.T) {
@@ -105,8 +104,8 @@ func TestVolumeThatIsWrittenToInBurstsIsExamined(t *testing.T) {
 	}
 }
 
-// However much the kernel's log says of a disk, its filesystem is examined once in a
-// settleInterval: each examination may be in the log itself.
+// However many lines about a disk the kernel logs, its filesystem is examined at most once per
+// settleInterval, because each examination may cause lines itself.
 func TestExaminationsAreAnIntervalApart(t *testing.T) {
 	target := small(t)
 	file := filepath.Join(target.Mountpoint, "full")
@@ -133,8 +132,8 @@ func TestExaminationsAreAnIntervalApart(t *testing.T) {
 	})
 }
 
-// A pause that meets a watch between two looks keeps it from the next one, and does not
-// begin another watch behind it, but where that one was ended meanwhile.
+// A Pause between two looks keeps a watch from the next look. Resume does not start another
+// goroutine, unless the watch was ended meanwhile.
 func TestWatchLooksOnlyBehindItsPause(t *testing.T) {
 	target := small(t)
 	file := filepath.Join(target.Mountpoint, "full")
@@ -183,7 +182,7 @@ func TestWatchLooksOnlyBehindItsPause(t *testing.T) {
 	})
 }
 
-// What a disk had beyond an earlier end may be lost, though it has its size again.
+// A disk's contents beyond an earlier end may be lost, although the disk has its size again.
 func TestDiskThatHasItsSizeAgainIsRemembered(t *testing.T) {
 	w := &Watch{monitor: NewMonitor(nil), target: Target{FSType: "ext4", Device: blockdev.Device{Path: "/dev/vda"}}}
 	now := []Condition{{Inaccessible, ReasonDeviceTooSmall, "x"}}
@@ -191,7 +190,7 @@ func TestDiskThatHasItsSizeAgainIsRemembered(t *testing.T) {
 		t.Errorf("while it is smaller\nwant %v\ngot  %v", now, got)
 	}
 	got := w.remember(nil)
-	got = w.remember(got) // nothing was learnt
+	got = w.remember(got) // nothing new is known
 	if len(got) != 1 || got[0].Status != Degraded || got[0].Reason != ReasonPastDeviceTooSmall {
 		t.Errorf("with its size again\nwant it remembered once\ngot  %v", got)
 	}

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// limit ends a test that hangs; it is no measure of anything.
+// limit ends a test that hangs; no test measures it.
 const limit = time.Minute
 
 func newLog() (*logrus.Logger, *Buffer) {
@@ -27,14 +27,14 @@ func newLog() (*logrus.Logger, *Buffer) {
 	return log, New(log, logrus.Fields{"name": "agent", "pid": "7"})
 }
 
-// line is what a log line of these tests holds.
+// line has the fields of a log line in these tests.
 type line struct {
 	Msg, Level, Name, Pid, Code, Error string
 	TS                                 time.Time
 	Lost, N, Bytes                     int
 }
 
-// reading has a reader read the buffer, and returns where its lines arrive.
+// reading starts a reader of the buffer, and returns a scanner of its lines.
 func reading(t *testing.T, j *Buffer) *bufio.Scanner {
 	t.Helper()
 	r, w := io.Pipe()
@@ -121,8 +121,7 @@ func TestWithoutAReaderTheLastLinesAreKeptAndTheOthersCounted(t *testing.T) {
 	}
 }
 
-// One that takes nothing for a while, one that never takes anything, and one
-// that keeps up.
+// One reader takes nothing for a while, one never takes anything, and one keeps up.
 func TestSlowReaderHoldsUpNobodyAndIsToldWhatItMissed(t *testing.T) {
 	log, j := newLog()
 	slow, prompt := reading(t, j), reading(t, j)
@@ -189,7 +188,7 @@ func TestFlushWaitsForReadersAndNotForTheDead(t *testing.T) {
 	j.Flush(short)
 }
 
-// served serves a buffer at a unix socket, and returns how to read it.
+// served serves a buffer at a unix socket, and returns a function that connects to it.
 func served(t *testing.T, j *Buffer) (dial func() net.Conn, over <-chan error, l net.Listener) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "log.sock")
@@ -222,7 +221,7 @@ func TestReadersThatHangUpOrAreDeafKeepOutNobody(t *testing.T) {
 	log.Info("now")
 	for next(t, lines).Msg != "now" {
 	}
-	for { // those that lost their seats leave when they run
+	for { // readers that have lost their seats leave when they run next
 		j.mu.Lock()
 		readers, left := len(j.readers), j.idle.await()
 		j.mu.Unlock()
@@ -247,7 +246,7 @@ func TestOneReaderMoreTakesThePlaceOfTheLongestThere(t *testing.T) {
 	var all []*bufio.Scanner
 	for range MaxReaders + 1 {
 		lines := bufio.NewScanner(dial())
-		next(t, lines) // it has its seat
+		next(t, lines) // the reader has its seat now
 		all = append(all, lines)
 	}
 	if all[0].Scan() {

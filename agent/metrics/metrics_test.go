@@ -19,8 +19,8 @@ var (
 	sample  = regexp.MustCompile(`^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[a-z]+="(?:[^"\\\n]|\\[\\n"])*"(?:,[a-z]+="(?:[^"\\\n]|\\[\\n"])*")*\})? (\S+)$`)
 )
 
-// parse reads an exposition, by stricter rules than Prometheus': each family has
-// help and type, in this order, and its samples follow them, none of them twice.
+// parse parses an exposition by stricter rules than Prometheus: each family has help and type, in
+// this order, and is followed by its samples, none of them twice.
 func parse(text string) (map[string]float64, error) {
 	values, families := map[string]float64{}, map[string]bool{}
 	var family, kind string

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Of two messages the kernel has sent one: its answer to what it does not know.
+// Of the two messages, only one is from the kernel: its answer to an unknown request.
 func TestOnlyTheKernelIsHeard(t *testing.T) {
 	socket, err := Open(unix.NETLINK_GENERIC, 0)
 	if err != nil {

@@ -20,10 +20,10 @@ func TestEveryCallIsCountedHoweverItIsAnswered(t *testing.T) {
 	}{
 		{agentpb.HealthServiceName, "Check", nil, codes.OK},
 		{agentpb.HealthServiceName, "Check", nil, codes.OK},
-		{agentpb.HealthServiceName, "Check", []byte{0x0a, 0}, codes.OK}, // not where it was read
+		{agentpb.HealthServiceName, "Check", []byte{0x0a, 0}, codes.OK}, // not answered in place
 		{agentpb.AgentServiceName, "made\nup", nil, codes.Unimplemented},
-		{agentpb.AgentServiceName, "GetVolumeStats", nil, codes.InvalidArgument},          // of no path
-		{agentpb.AgentServiceName, "GetVolumeStats", []byte{0xff}, codes.InvalidArgument}, // does not decode
+		{agentpb.AgentServiceName, "GetVolumeStats", nil, codes.InvalidArgument},          // no path
+		{agentpb.AgentServiceName, "GetVolumeStats", []byte{0xff}, codes.InvalidArgument}, // not decodable
 	} {
 		answer := w.exchange(w.request(&ttrpc.Request{Service: call.service, Method: call.method, Payload: call.payload}))
 		if got := codes.Code(answer.Status.GetCode()); got != call.code {

@@ -19,7 +19,7 @@ import (
 	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
-// oneHolder is a table that knows one holder.
+// oneHolder is a table with at most one holder.
 type oneHolder struct {
 	sandbox.Storages
 	held *atomic.Bool
@@ -39,14 +39,14 @@ func (o oneHolder) Release(context.Context, string) error {
 
 func (oneHolder) AwaitDevices(context.Context, []*agentpb.Device) error { return nil }
 
-// wire is a connection to an agent that sends frames as it likes.
+// wire is a connection to an agent on which a test sends any frames.
 type wire struct {
 	*testing.T
 	net.Conn
-	last uint32 // stream
+	last uint32 // the last stream
 }
 
-// dial serves an agent's calls until the test's end, and connects to it.
+// dial serves an agent's calls until the test ends, and connects to it.
 func dial(t *testing.T, a *Agent) *wire {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "agent.sock")
@@ -81,7 +81,7 @@ func (w *wire) request(r *ttrpc.Request) []byte {
 	return append(ttrpcframe.Header{Length: uint32(len(b)), StreamID: w.last - 1, Type: ttrpcframe.TypeRequest}.Append(nil), b...)
 }
 
-// exchange sends frames in one piece, and awaits as many answers. It returns the last one.
+// exchange sends frames in one write, and waits for as many answers. It returns the last one.
 func (w *wire) exchange(frames ...[]byte) (answer *ttrpc.Response) {
 	var all []byte
 	for _, f := range frames {
@@ -107,7 +107,7 @@ func (w *wire) exchange(frames ...[]byte) (answer *ttrpc.Response) {
 	return answer
 }
 
-// A host gives a call up and makes its opposite, and the guest reads both at once.
+// A host gives up a call and makes the opposite call, and the guest reads both at once.
 func TestLaterCallOfAContainerWins(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(2, runtime.GOMAXPROCS(0))))
 	a := newAgent()

@@ -10,9 +10,9 @@ import (
 	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
-// BenchmarkQuick answers statistics of a tmpfs, one system call each.
+// BenchmarkQuick answers statistics of a tmpfs, with one system call each.
 func BenchmarkQuick(b *testing.B) {
-	const memory = "/dev/shm" // as shm_overview(7) has it
+	const memory = "/dev/shm" // as in shm_overview(7)
 	a := newAgent()
 	if _, err := a.Volumes.Stats(b.Context(), memory); err != nil {
 		b.Skipf("mount a tmpfs at %s to run this: %v", memory, err)
@@ -30,8 +30,8 @@ func BenchmarkQuick(b *testing.B) {
 	}
 }
 
-// A growth is answered where it is read when its disk has grown. The
-// service has all others: what has to wait, what is refused, and what has little time.
+// A growth is answered in place if its disk has already grown. The service handles all other
+// growths: those that must wait, are refused, or have little time.
 func TestQuickGrowsWhatCanGrowAtOnce(t *testing.T) {
 	dir := mounttest.Dir(t)
 	image := mounttest.Image(t, "xfs")
@@ -63,7 +63,7 @@ func TestQuickGrowsWhatCanGrowAtOnce(t *testing.T) {
 	if grow(larger, leastGrowthTimeout-1) {
 		t.Error("in a time that is too short")
 	}
-	for began := time.Now(); !grow(larger, leastGrowthTimeout); { // when the watch only waits, and the machine is fast enough
+	for began := time.Now(); !grow(larger, leastGrowthTimeout); { // until the watch only waits, and the machine is fast enough
 		if err := t.Context().Err(); err != nil {
 			t.Fatalf("not in %v: %v", time.Since(began), err)
 		}

@@ -37,7 +37,7 @@ func newAgent() *Agent {
 	return &Agent{Log: entry, Version: "1", Volumes: volumes, Sandbox: sandbox.New(entry, storages), Storages: storages, Destroyed: func() {}, Counts: new(metrics.Calls)}
 }
 
-// A name that is misspelt would be registered, and never called.
+// A misspelt name would be registered and never called.
 func TestEveryMethodIsOneOfTheWireAndTakesItsRequest(t *testing.T) {
 	wire := map[string]service.MethodDesc{}
 	for _, m := range slices.Concat(agentpb.Methods(), volumepb.Methods()) {
@@ -65,7 +65,7 @@ func TestEveryMethodIsOneOfTheWireAndTakesItsRequest(t *testing.T) {
 	}
 }
 
-// answer calls a method that does what f does.
+// answer calls a method that runs f.
 func answer(ctx context.Context, f func() error) error {
 	call := method(func(context.Context, *emptypb.Empty) (*emptypb.Empty, error) { return nothing, f() })
 	_, err := call(ctx, func(any) error { return nil })
@@ -92,7 +92,7 @@ func TestEveryKindOfRefusalHasItsCode(t *testing.T) {
 	}
 }
 
-// An error that comes of the caller's own impatience is not the agent's failure.
+// An error caused by the caller's own deadline is not a failure of the agent.
 func TestFailureOfACallThatIsOverIsItsDeadline(t *testing.T) {
 	for want, err := range map[codes.Code]error{
 		codes.DeadlineExceeded: errors.New("cut short"),
@@ -105,7 +105,7 @@ func TestFailureOfACallThatIsOverIsItsDeadline(t *testing.T) {
 	}
 }
 
-// busy has storages that do not come before end, whoever gives them up.
+// busy has storages whose Hold does not return before end, even if its caller gives up.
 type busy struct {
 	oneHolder
 	end chan struct{}
@@ -118,7 +118,7 @@ func (b busy) Hold(context.Context, string, []*agentpb.Storage, func() bool) err
 
 func (busy) Waiting(...string) []string { return nil }
 
-// Kata's RemoveContainer has a limit of its own, in seconds, beside the call's.
+// Kata's RemoveContainer has its own time-out, in seconds, in addition to the call's.
 func TestRemoveContainerWaitsNoLongerThanItsTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, end := newAgent(), make(chan struct{})

@@ -16,7 +16,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// A retry waits for its turn when the container is removed.
+// A repeated create waits for its turn when the container is removed.
 func TestRemoveEndsEveryCreateThatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := of(table{hold: func(ctx context.Context, _ func() bool) error { <-ctx.Done(); return ctx.Err() }})
@@ -55,7 +55,7 @@ func TestShortCallIsMadeWhereNothingIsWaitedFor(t *testing.T) {
 	})
 }
 
-// A create whose storages fail undoes its earlier steps, the last first.
+// A create whose storages fail undoes its earlier steps in reverse order.
 func TestCreateThatFailsUndoesItsSteps(t *testing.T) {
 	fails := errors.New("it fails")
 	s := of(table{hold: func(context.Context, func() bool) error { return fails }})
@@ -77,10 +77,10 @@ func TestCreateThatFailsUndoesItsSteps(t *testing.T) {
 	}
 }
 
-// table is Storages whose Hold is a function, and which does nothing else.
+// table implements Storages with functions for some methods; the others do nothing.
 type table struct {
 	hold    func(ctx context.Context, agreed func() bool) error
-	release func() error // nil for at once
+	release func() error // nil returns at once
 	check   func() error
 }
 
@@ -139,7 +139,7 @@ func TestCallBehindOneThatHangsIsToldInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answers := make(chan struct{})
 		s := of(table{hold: func(context.Context, func() bool) error { <-answers; return errors.New("it answers") }})
-		for range 5 { // the first one hangs, the others wait for it
+		for range 5 { // the first call hangs, and the others wait for it
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			began := time.Now()
 			err := s.CreateContainer(ctx, "c1", nil, nil)
@@ -180,20 +180,20 @@ func TestCallWhoseCallerHasGoneHoldsNothing(t *testing.T) {
 
 func TestPanicEndsItsCallAlone(t *testing.T) {
 	s := of(table{hold: func(context.Context, func() bool) error { panic("a bug") }})
-	for range 2 { // its turn is free again
+	for range 2 { // the turn is free again
 		if err := s.CreateContainer(t.Context(), "c1", nil, nil); err == nil || !strings.Contains(err.Error(), "the agent has a bug") {
 			t.Errorf("want it told\ngot  %v", err)
 		}
 	}
 }
 
-// Who is not answered in time learns for which disk the call waits, whatever the call
-// itself comes to say: umount(2) on a disk that hangs says nothing.
+// The error of a late call names the disk that the call waits for, whatever the call itself
+// returns: umount(2) on a disk that hangs returns nothing.
 func TestCallThatIsLateNamesItsDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answers := make(chan struct{})
 		s := of(table{release: func() error { <-answers; return nil }})
-		for range 2 { // one that hangs, and one that waits for it
+		for range 2 { // one call hangs, and the other one waits for it
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			if err := s.RemoveContainer(ctx, "c1"); errkind.Of(err) != errkind.DeadlineExceeded || ctx.Err() != nil || !strings.Contains(err.Error(), "(/dev/hung at /hung)") {
 				t.Errorf("want it to name the disk, in time\ngot  %v", err)
@@ -209,8 +209,8 @@ func TestCallThatIsLateNamesItsDisk(t *testing.T) {
 	})
 }
 
-// An unmount may take as long as its caller waits: a busy guest, or a slow disk, takes its
-// time. Who does not say how long he waits is answered within the usual time of a client.
+// An unmount may take as long as its caller waits, because a busy guest or a slow disk takes long.
+// A caller without a deadline is answered within the usual time-out of a client.
 func TestRemoveTakesAsLongAsItsCallerWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := of(table{release: func() error { time.Sleep(20 * time.Second); return nil }})
@@ -227,7 +227,7 @@ func TestRemoveTakesAsLongAsItsCallerWaits(t *testing.T) {
 	})
 }
 
-// Who asks whether a container has let go sees what a call has made that its caller gave up.
+// CheckReleased for a container takes into account calls whose callers have given up.
 func TestCheckReleasedIsBehindCallsThatWereGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ends, held, looked := make(chan struct{}), false, 0

@@ -35,7 +35,7 @@ func quiet() *logrus.Entry {
 	return logrus.NewEntry(log)
 }
 
-// routing returns a server that does not listen, with its only call.
+// routing returns a server that does not listen, with a single call.
 func routing(call Call) (*Server, *routed) {
 	s := &Server{Log: quiet(), Counts: new(metrics.Calls)}
 	s.table = s.routes(Calls{name: {"Test": call}})
@@ -46,7 +46,7 @@ func asked() *ttrpcframe.Request {
 	return &ttrpcframe.Request{Service: []byte(name), Method: []byte("Test")}
 }
 
-// fine is an Answer, and quickly a Quick.
+// fine is an Answer, and quickly is a Quick.
 func fine(context.Context, func(any) error) (any, error) { return nil, nil }
 func quickly(*ttrpcframe.Request) ([]byte, bool)         { return []byte("quick"), true }
 
@@ -59,7 +59,7 @@ func TestCallWaitsForTheGuestToBeReady(t *testing.T) {
 	soon, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	<-soon.Done()
-	for range 100 { // it is the deadline that is told, though there are modules to wait for
+	for range 100 { // the error must name the deadline, even though the modules are not loaded yet
 		if _, err := call.answer(soon, nothing); status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "over when it arrived") {
 			t.Fatalf("of a call whose time was over\nwant DeadlineExceeded, and that said\ngot  %v", err)
 		}
@@ -85,14 +85,14 @@ func TestCallWaitsForTheGuestToBeReady(t *testing.T) {
 	}
 }
 
-// ended returns when all calls are refused, though one goes on.
+// ended returns when all calls are refused, while one call goes on.
 func (s *Server) ended(t *testing.T) (goesOn func()) {
 	t.Helper()
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	s.calls.RLock()
 	s.drain(over)
-	for s.calls.TryRLock() { // it fails as soon as drain waits
+	for s.calls.TryRLock() { // fails as soon as drain waits
 		s.calls.RUnlock()
 		runtime.Gosched()
 	}
@@ -146,7 +146,7 @@ func TestCallsAreRoutedByServiceAndMethod(t *testing.T) {
 	}
 }
 
-// A route has the calls that are left to it, and none of the table's.
+// A route gets only calls that are not in the table.
 func TestRoutesAreBehindTheTable(t *testing.T) {
 	s, _ := routing(Call{Answer: fine})
 	all := s.behind([]transport.Route{
@@ -164,7 +164,7 @@ func TestRoutesAreBehindTheTable(t *testing.T) {
 	}
 }
 
-// A call is counted once, wherever it is answered, and is timed but for one that takes no time.
+// A call is counted once, whatever answers it, and is timed unless it takes almost no time.
 func TestCallIsCountedWhereItIsAnswered(t *testing.T) {
 	for _, test := range []struct {
 		call          Call
@@ -209,7 +209,7 @@ func TestPanicEndsItsCallAlone(t *testing.T) {
 	}
 }
 
-// serving is a server on a unix socket, one call of which returns when release is closed.
+// serving returns a server on a unix socket, one of whose calls returns when release is closed.
 func serving(t *testing.T) (s *Server, client *ttrpc.Client, began, release chan struct{}) {
 	t.Helper()
 	began, release = make(chan struct{}), make(chan struct{})
@@ -224,7 +224,7 @@ func serving(t *testing.T) (s *Server, client *ttrpc.Client, began, release chan
 	return s, client, began, release
 }
 
-// listening is a server on a unix socket, and a client of it.
+// listening returns a server on a unix socket, and a client of it.
 func listening(t *testing.T, calls Calls) (*Server, *ttrpc.Client) {
 	t.Helper()
 	s := &Server{Log: quiet()}
@@ -254,7 +254,7 @@ func call(t *testing.T, client *ttrpc.Client, method string) error {
 	return err
 }
 
-// A call in flight is answered, one that comes meanwhile refused, and Health answers to the end.
+// A call in flight is answered, a new call is refused, and Health answers until the end.
 func TestShutdownWaitsForTheCallsUnderWay(t *testing.T) {
 	s, client, began, release := serving(t)
 	answered := make(chan error)
@@ -262,7 +262,7 @@ func TestShutdownWaitsForTheCallsUnderWay(t *testing.T) {
 	<-began
 	ended := make(chan error)
 	go func() { ended <- s.Shutdown(t.Context()) }()
-	for s.calls.TryRLock() { // it fails as soon as the server's end waits
+	for s.calls.TryRLock() { // fails as soon as Shutdown waits
 		s.calls.RUnlock()
 		runtime.Gosched()
 	}
@@ -287,11 +287,11 @@ func TestShutdownWaitsForTheCallsUnderWay(t *testing.T) {
 	if err := s.Shutdown(t.Context()); err != nil {
 		t.Errorf("again: %v", err)
 	}
-	for call(t, client, "Check") == nil { // until the connection is closed, which ttrpc's server does later
+	for call(t, client, "Check") == nil { // until ttrpc's server closes the connection, which it does later
 	}
 }
 
-// A call that is refused before it has its place among others keeps none behind it waiting.
+// A call that is refused before it has joined must not block later calls.
 func TestOrderedCallThatNeverJoinsHoldsNobodyUp(t *testing.T) {
 	refused := service.Method(func(context.Context, *agentpb.CheckRequest) (*agentpb.VersionCheckResponse, error) {
 		return nil, status.Error(codes.InvalidArgument, "refused")
@@ -345,7 +345,7 @@ func TestHangUpOfTheHostIsAwaited(t *testing.T) {
 	defer close(release)
 	go func() { _ = call(t, client, "Version") }()
 	<-began
-	gone := make(chan struct{}) // another connection ends first
+	gone := make(chan struct{}) // another connection has ended before
 	close(gone)
 	asked := time.Now()
 	if s.AwaitHangUp(gone); time.Since(asked) < answerLimit {
@@ -359,7 +359,7 @@ func TestHangUpOfTheHostIsAwaited(t *testing.T) {
 	})
 }
 
-// BenchmarkQuick is what routing adds to a call that is answered where it is read.
+// BenchmarkQuick measures what routing adds to a call that is answered in place.
 func BenchmarkQuick(b *testing.B) {
 	s, _ := routing(Call{Answer: fine, Quick: quickly})
 	ready := make(chan struct{})

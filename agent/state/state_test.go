@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// contents are what a version of the agent might keep.
+// contents are an example of an agent's contents.
 type contents struct {
 	Header
 	Names []string `json:"names,omitempty"`
@@ -61,7 +61,7 @@ func TestWhatWasSavedLastIsRead(t *testing.T) {
 	}
 }
 
-// The next agent may have written by then.
+// After Close, the next agent may have written the file.
 func TestClosedFileIsNotWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.json")
 	file := open(t, path)
@@ -89,7 +89,7 @@ func TestSaveThatFailsLeavesTheFileAsItWas(t *testing.T) {
 	if err := save(file, strings.Repeat("x", maxBytes)); err == nil {
 		t.Error("more was written than is read back")
 	}
-	if err := os.MkdirAll(path+".new/full", 0o700); err != nil { // no file can take its place
+	if err := os.MkdirAll(path+".new/full", 0o700); err != nil { // no file can replace the directory
 		t.Fatal(err)
 	}
 	if err := save(file, "b"); err == nil || !strings.Contains(err.Error(), path) {
@@ -164,8 +164,8 @@ func TestFirstCopyAsideStays(t *testing.T) {
 	}
 }
 
-// FuzzContents reads any text, and writes back all of it that is of this boot, also what
-// this version does not know.
+// FuzzContents reads any text, and checks that contents of this boot are written back completely,
+// including fields that this version does not know.
 func FuzzContents(f *testing.F) {
 	f.Add([]byte(`{"version":1,"boot_id":"b","names":["a","b"]}`))
 	f.Add([]byte(`{"version":7,"boot_id":"b","NAMES":["a"],"mood":{"is":"good"}}`))

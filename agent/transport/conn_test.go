@@ -13,7 +13,7 @@ import (
 	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
-// hungPair is a connection whose quick calls hang until release, and then decline.
+// hungPair returns a connection whose quick calls hang until release is closed, and then decline.
 func hungPair(t *testing.T) (c *lane, peer int, release chan struct{}, closed chan struct{}) {
 	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -38,14 +38,14 @@ func asked(id uint32) []byte {
 	return ttrpcframe.Header{StreamID: id, Type: ttrpcframe.TypeRequest}.Append(nil)
 }
 
-// A filesystem may answer after its caller has gone, and with an error.
+// A filesystem may answer after the caller has gone, and with an error.
 func TestHungQuickCallIsTheServersThoughItsPeerLeft(t *testing.T) {
 	c, peer, release, closed := hungPair(t)
 	if _, err := unix.Write(peer, asked(1)); err != nil {
 		t.Fatal(err)
 	}
 	unix.Close(peer)
-	if up, err := io.ReadAll(c); err != nil || !bytes.Equal(up, asked(1)) { // to the end, which another goroutine has read
+	if up, err := io.ReadAll(c); err != nil || !bytes.Equal(up, asked(1)) { // reads to the end, which another goroutine has read
 		t.Errorf("want the call to go up\ngot  %x, error %v", up, err)
 	}
 	close(release)
@@ -53,15 +53,15 @@ func TestHungQuickCallIsTheServersThoughItsPeerLeft(t *testing.T) {
 	<-closed
 }
 
-// ttrpc's server refuses a call whose id is lower than that of one before it.
+// ttrpc's server refuses a call whose id is lower than an earlier one.
 func TestCallsThatHangGoUpInTheirOrderAndOnce(t *testing.T) {
 	c, peer, release, closed := hungPair(t)
 	var want []byte
-	for id := uint32(1); id < 10; id += 2 { // each hangs, and is taken over from
+	for id := uint32(1); id < 10; id += 2 { // each hangs and is taken over
 		want = append(want, asked(id)...)
 	}
 	large := append(ttrpcframe.Header{Length: quickBytes, StreamID: 11, Type: ttrpcframe.TypeRequest}.Append(nil), make([]byte, quickBytes)...)
-	want = append(want, large...) // this one no quick call takes
+	want = append(want, large...) // too long for a quick call
 	go unix.Write(peer, want)
 	up := make([]byte, len(want))
 	if _, err := io.ReadFull(c, up); err != nil || !bytes.Equal(up, want) {
@@ -76,9 +76,9 @@ func TestCallsThatHangGoUpInTheirOrderAndOnce(t *testing.T) {
 	<-closed
 }
 
-// A quick call that hangs is nobody's who reads the connection any more: what the
-// connection had is given back when it ends, and not when the filesystem answers. A call
-// with a ticket that its server has not begun would have all others wait until then.
+// A hanging quick call no longer holds its connection: what the connection had is released when the
+// connection ends, and not when the filesystem answers. Otherwise a call with a ticket that its
+// server has not begun would block all others until then.
 func TestConnectionThatEndsWhileACallHangsGivesAllBack(t *testing.T) {
 	c, peer, release, closed := hungPair(t)
 	defer close(release)
@@ -112,7 +112,7 @@ func TestConnectionThatEndsWhileACallHangsGivesAllBack(t *testing.T) {
 	}
 }
 
-// A caller gives up when its time is over, and not when the server began to count it.
+// A call's time-out counts from its arrival, and not from the moment when the server gets it.
 func TestCallThatHungGoesUpWithTheTimeThatIsLeft(t *testing.T) {
 	c, peer, release, closed := hungPair(t)
 	const timeout = int64(time.Hour)

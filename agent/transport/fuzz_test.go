@@ -14,9 +14,8 @@ import (
 	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
-// FuzzFrames sends a connection any bytes, in two pieces: each request that is
-// quick's is answered, what is no call is refused, and all else goes up to the server
-// as it was sent.
+// FuzzFrames sends any bytes to a connection, in two pieces, and checks that quick answers what it
+// accepts, that invalid frames are refused, and that all other bytes go to the server unchanged.
 func FuzzFrames(f *testing.F) {
 	request := func(stream uint32, r *ttrpc.Request) []byte {
 		b, err := proto.Marshal(r)
@@ -39,7 +38,7 @@ func FuzzFrames(f *testing.F) {
 	f.Add(ttrpcframe.Header{StreamID: 3, Type: ttrpcframe.TypeResponse}.Append(slices.Clip(slow)), 30)
 	f.Fuzz(func(t *testing.T, sent []byte, cut int) {
 		if len(sent) > 8<<10 {
-			return // longer is slower, and says no more
+			return // longer inputs are slower and find nothing more
 		}
 		wantUp, wantAnswers := sort(sent)
 		up, answers := exchange(t, sent, max(0, min(cut, len(sent))))
@@ -57,7 +56,7 @@ func parrot(r *ttrpcframe.Request) ([]byte, bool) {
 	return r.Payload, string(r.Method) == "Check"
 }
 
-// sort says by itself what goes up, and what is answered.
+// sort computes independently which bytes go to the server, and which answers are sent.
 func sort(sent []byte) (up, answers []byte) {
 	last := uint32(0)
 	for len(sent) >= ttrpcframe.HeaderBytes {
@@ -77,7 +76,7 @@ func sort(sent []byte) (up, answers []byte) {
 		last = h.StreamID
 		if whole && n <= quickBytes && err == nil && !request.HasMetadata && patient && ok {
 			answers = ttrpcframe.AppendResponse(answers, h.StreamID, response)
-		} else if whole || h.Length > ttrpcframe.MaxLength { // the server passes that over
+		} else if whole || h.Length > ttrpcframe.MaxLength { // the server skips such a frame
 			up = append(up, sent[:n]...)
 		}
 		sent = sent[n:]
@@ -85,7 +84,7 @@ func sort(sent []byte) (up, answers []byte) {
 	return up, answers
 }
 
-// noCall says what is answered to a frame that is no call.
+// noCall returns the error text for a frame that is not a valid call.
 func noCall(h ttrpcframe.Header, last uint32) (text string, is bool) {
 	switch {
 	case h.StreamID%2 != 1:
@@ -100,7 +99,7 @@ func noCall(h ttrpcframe.Header, last uint32) (text string, is bool) {
 	return "", true
 }
 
-// exchange sends bytes over a connection and returns what comes of it.
+// exchange sends bytes over a connection and returns what the server and the peer receive.
 func exchange(t *testing.T, sent []byte, cut int) (up, answers []byte) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -112,13 +111,13 @@ func exchange(t *testing.T, sent []byte, cut int) (up, answers []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.watched.Store(true) // no call hangs, however slow the machine, and so all keep their order
+	c.watched.Store(true) // disables the watch: no call hangs, however slow the machine is, so all keep their order
 	read, answered := make(chan []byte), make(chan []byte)
 	go func() {
 		b, _ := io.ReadAll(c) // ends with what was sent: there is no other error
 		read <- b
 	}()
-	go func() { answered <- readAll(pair[1]) }() // meanwhile, or none would be written any more
+	go func() { answered <- readAll(pair[1]) }() // concurrently, because otherwise the writes would block
 	for _, piece := range [][]byte{sent[:cut], sent[cut:]} {
 		for len(piece) > 0 {
 			n, err := unix.Write(pair[1], piece)
@@ -137,7 +136,7 @@ func exchange(t *testing.T, sent []byte, cut int) (up, answers []byte) {
 	return up, <-answered
 }
 
-// readAll reads to the end, or as far as it comes.
+// readAll reads until the end or an error.
 func readAll(fd int) (all []byte) {
 	var buf [4 << 10]byte
 	for {

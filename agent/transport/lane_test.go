@@ -20,7 +20,8 @@ import (
 	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
-// other is another program's server on a unix socket, and a route to it that copies bytes.
+// other starts another program's server on a unix socket, and returns a route to it that copies
+// bytes.
 func other(t *testing.T) (route Route, opened *atomic.Int32) {
 	t.Helper()
 	server, err := ttrpc.NewServer()
@@ -62,8 +63,8 @@ func other(t *testing.T) (route Route, opened *atomic.Int32) {
 	}, opened
 }
 
-// Calls of one connection that different servers answer disturb each other no more than calls of
-// one server do; their payloads, time-outs, metadata and errors are as they were sent.
+// Calls of one connection that are answered by different servers do not disturb each other, and
+// keep their payloads, time-outs, metadata and errors.
 func TestEachRouteAnswersItsCallsOfOneConnection(t *testing.T) {
 	route, opened := other(t)
 	client := dial(t, serve(t, serving, route))
@@ -77,7 +78,7 @@ func TestEachRouteAnswersItsCallsOfOneConnection(t *testing.T) {
 	}
 	var all sync.WaitGroup
 	for i := range 20 {
-		data := bytes.Repeat([]byte{'a' + byte(i)}, 1+i*i*i*400) // in one read, in several, and in several pieces
+		data := bytes.Repeat([]byte{'a' + byte(i)}, 1+i*i*i*400) // in one read, in several reads, and in several pieces
 		all.Go(func() {
 			answer, err := service.Call[agentpb.Metrics](ctx, client, agentpb.AgentServiceName, "CopyFile", &agentpb.CopyFileRequest{Data: data})
 			if err != nil || answer.Metrics != "metadata"+string(data) {
@@ -91,7 +92,7 @@ func TestEachRouteAnswersItsCallsOfOneConnection(t *testing.T) {
 			}
 		})
 		all.Go(func() {
-			if _, err := service.Call[agentpb.HealthCheckResponse](t.Context(), client, agentpb.HealthServiceName, "Check", &agentpb.CheckRequest{}); err != nil && status.Code(err) != codes.Aborted { // by the server, where it took too long
+			if _, err := service.Call[agentpb.HealthCheckResponse](t.Context(), client, agentpb.HealthServiceName, "Check", &agentpb.CheckRequest{}); err != nil && status.Code(err) != codes.Aborted { // by the server, if the quick call took too long
 				t.Errorf("where it was read: %v", err)
 			}
 		})
@@ -107,7 +108,7 @@ func TestEachRouteAnswersItsCallsOfOneConnection(t *testing.T) {
 	}
 }
 
-// A frame comes in pieces of any length.
+// A frame may arrive in pieces of any length.
 func TestFrameIsRoutedWhereverItIsCut(t *testing.T) {
 	end, peer := socketPair(t)
 	defer unix.Close(peer)
@@ -130,7 +131,7 @@ func TestFrameIsRoutedWhereverItIsCut(t *testing.T) {
 	(<-opened).Close()
 }
 
-// Whatever server closes its lane, the connection ends, and nothing of it is left.
+// If any server closes its lane, the connection ends and releases everything.
 func TestLaneThatIsClosedEndsItsConnection(t *testing.T) {
 	for _, test := range []struct{ name, method string }{{"the route's", "CopyFile"}, {"the peer's own end", ""}} {
 		lanes := make(chan net.Conn, 1)
@@ -157,7 +158,7 @@ func TestLaneThatIsClosedEndsItsConnection(t *testing.T) {
 			t.Errorf("%s: want the lane's end\ngot  %v", test.name, err)
 		}
 		lane.Close()
-		for r := lane.room; ; { // until the last one that uses the connection has left
+		for r := lane.room; ; { // until the last user of the connection is done
 			r.mu.Lock()
 			left := len(r.conns)
 			r.mu.Unlock()
@@ -171,8 +172,8 @@ func TestLaneThatIsClosedEndsItsConnection(t *testing.T) {
 	}
 }
 
-// A server whose answer is not read keeps its connection's place for a while, whichever lane it
-// has.
+// A connection with an unread answer keeps its place only for a while, whichever lane the answer is
+// in.
 func TestAnyLaneThatIsStuckGivesWay(t *testing.T) {
 	l := lanes{others: map[int]*lane{0: {}}}
 	l.others[0].writing.start()

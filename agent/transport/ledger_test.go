@@ -6,7 +6,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// lending is what the ledger's model has: whose calls are charged, and who waits.
+// lending is the state of the ledger's model: the accounts with charged calls, and the waiting
+// calls.
 type lending struct {
 	l        *ledger
 	over     chan struct{}
@@ -28,7 +29,7 @@ func (m *lending) take(t *rapid.T) {
 	w := &loan{a, bytes, make(chan bool, 1)}
 	stream, before := m.stream, m.queued()
 	go func() { w.done <- m.l.take(a, stream, bytes, m.over) }()
-	for len(w.done) == 0 && m.queued() == before { // one or the other
+	for len(w.done) == 0 && m.queued() == before { // until it is either served or queued
 	}
 	m.waits = append(m.waits, w)
 }
@@ -53,7 +54,7 @@ func (m *lending) end(t *rapid.T) {
 	m.l.open()
 }
 
-// holds looks at the sums, and that nobody waits for what is there.
+// holds checks the sums, and that no call waits for memory that is free.
 func (m *lending) holds(t *rapid.T) {
 	m.l.mu.Lock()
 	defer m.l.mu.Unlock()
@@ -99,7 +100,7 @@ func TestMemoryIsLentWithinItsBoundsAndNobodyWaitsForWhatIsThere(t *testing.T) {
 	})
 }
 
-// However little memory there is, the largest call can be made, beside others.
+// Even with little memory, the largest call can be made, beside others.
 func TestLargestCallIsNeverBeyondTheBounds(t *testing.T) {
 	for _, memory := range []int64{0, 64 << 20, 512 << 20, 1 << 30, 64 << 30} {
 		b := boundsOf(memory)
@@ -116,14 +117,14 @@ func TestLargestCallIsNeverBeyondTheBounds(t *testing.T) {
 	}
 }
 
-// Of those who wait the one that wants least is served first: an ordinary client's call
-// passes a flood of large ones.
+// The smallest waiting request is served first: an ordinary client's call passes a flood of large
+// ones.
 func TestWhoWantsLeastIsServedFirst(t *testing.T) {
 	l := &newRoom(boundsOf(0)).ledger
 	large, small := costOf(2<<20), costOf(32<<10)
 	var first account
 	l.take(&first, 1, large, nil)
-	l.take(&first, 3, least+ownBytes-large, nil) // all there is
+	l.take(&first, 3, least+ownBytes-large, nil) // all the memory
 	done := make(chan string)
 	for i, c := range []struct {
 		name  string
@@ -133,13 +134,13 @@ func TestWhoWantsLeastIsServedFirst(t *testing.T) {
 			l.take(&account{}, 1, c.bytes, nil)
 			done <- c.name
 		}()
-		for n := 0; n <= i; { // it waits
+		for n := 0; n <= i; { // until it waits
 			l.mu.Lock()
 			n = len(l.waiting)
 			l.mu.Unlock()
 		}
 	}
-	l.give(&first, 1) // enough for either, and not for both
+	l.give(&first, 1) // enough for either call, but not for both
 	if got := <-done; got != "the small one" {
 		t.Errorf("served first: %s", got)
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
-// ttrpc closes a connection on which it has answered nothing yet, though the
-// answer is under way: one that is awaited arrives.
+// ttrpc closes a connection on which it has not answered yet, even if an answer is being written.
+// After Answered, every answer has arrived.
 func TestServerThatShutsDownWhenAllIsAnsweredCutsNoAnswer(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -64,8 +64,8 @@ func TestServerThatShutsDownWhenAllIsAnsweredCutsNoAnswer(t *testing.T) {
 	}
 }
 
-// ask connects and calls Version. It is no client of ttrpc, which gives up an
-// answer that it has read when the connection ends at once.
+// ask connects and calls Version. It is not a ttrpc client, because such a client drops an answer
+// that it has read if the connection ends at once.
 func ask(t *testing.T, path string) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("unix", path)
@@ -87,7 +87,7 @@ func ask(t *testing.T, path string) net.Conn {
 func TestNothingIsOwedToAConnectionThatHasEnded(t *testing.T) {
 	var o pending
 	a, b := &conn{}, &conn{}
-	o.answered(a) // which nobody has asked for
+	o.answered(a) // without a request
 	o.took(a)
 	o.took(a)
 	o.took(b)
@@ -108,14 +108,14 @@ func TestNothingIsOwedToAConnectionThatHasEnded(t *testing.T) {
 	}
 }
 
-// The agent does not end, and a connection does not lose its place, while a call of it is
-// answered where it was read, nor while it goes from there to the server.
+// While a call is answered in place, or passes from there to the server, the agent does not end and
+// the connection keeps its place.
 func TestAnswerIsOwedOfACallThatIsAnsweredWhereItIsRead(t *testing.T) {
 	c, peer, release, closed := hungPair(t)
 	if _, err := unix.Write(peer, asked(1)); err != nil {
 		t.Fatal(err)
 	}
-	for c.sequence.Load() == 0 { // until it is asked
+	for c.sequence.Load() == 0 { // until quick is called
 		runtime.Gosched()
 	}
 	pendingIs := func(when string, want int) {

@@ -13,10 +13,10 @@ import (
 	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
-// small has places for two connections.
+// small returns a room with places for two connections.
 func small() *room { return newRoom(bounds{conns: 2, lent: least, lentToOne: least}) }
 
-// joined is a connection in a room, and its peer. Nothing is answered in place.
+// joined returns a connection in a room, and its peer. No call is answered in place.
 func joined(t *testing.T, r *room) (*lane, net.Conn, error) {
 	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -49,7 +49,7 @@ func mustJoin(t *testing.T, r *room) (*lane, net.Conn) {
 	return c, peer
 }
 
-// isEnded waits for a connection's end, as its server and its peer see it.
+// isEnded waits until the connection's server and its peer see the end.
 func isEnded(t *testing.T, c *lane, peer net.Conn) {
 	t.Helper()
 	if err := peer.SetDeadline(time.Now().Add(limit)); err != nil {
@@ -78,7 +78,7 @@ func sendCall(t *testing.T, c *lane, peer net.Conn, stream uint32) {
 	}
 }
 
-// awaitReading waits until a connection has memory for a frame, which does not come whole.
+// awaitReading waits until a connection has memory for a frame that stays incomplete.
 func awaitReading(c *lane) {
 	for !c.reading.runs() {
 		runtime.Gosched()
@@ -115,7 +115,7 @@ func TestLongestIdleConnectionGivesWay(t *testing.T) {
 	answer(t, first, 3)
 }
 
-// A frame that is not finished keeps its place for a while, and not for ever.
+// A connection with an incomplete frame keeps its place only for a while.
 func TestStuckConnectionGivesWay(t *testing.T) {
 	r := small()
 	stuck, stuckPeer := mustJoin(t, r)
@@ -125,7 +125,7 @@ func TestStuckConnectionGivesWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitReading(stuck)
-	_, _ = mustJoin(t, r) // in place of the other, that is younger and has no call
+	_, _ = mustJoin(t, r) // in place of the other one, which is younger and has no call
 	if stuck.stuck() {
 		t.Skip("this machine took longer than patience to get here, so there is nothing to see: run it again")
 	}
@@ -134,7 +134,8 @@ func TestStuckConnectionGivesWay(t *testing.T) {
 	isEnded(t, stuck, stuckPeer)
 }
 
-// A peer that waits for memory is not read, and gets it when who keeps it is stuck.
+// A connection whose frame waits for memory is not read. It gets the memory when the connection
+// that has it is stuck.
 func TestStuckConnectionLosesMemoryThatOthersWaitFor(t *testing.T) {
 	r := small()
 	stuck, stuckPeer := mustJoin(t, r)
@@ -147,7 +148,7 @@ func TestStuckConnectionLosesMemoryThatOthersWaitFor(t *testing.T) {
 	if _, err := nextPeer.Write(header); err != nil {
 		t.Fatal(err)
 	}
-	for n := 0; n == 0; { // it waits
+	for n := 0; n == 0; { // until it waits
 		r.ledger.mu.Lock()
 		n = len(r.ledger.waiting)
 		r.ledger.mu.Unlock()
@@ -157,8 +158,8 @@ func TestStuckConnectionLosesMemoryThatOthersWaitFor(t *testing.T) {
 	awaitReading(next)
 }
 
-// Who has hung up while it waited for memory gets none: the server would make room for
-// a frame that never comes.
+// A peer that has hung up while it waited for memory gets none, because the server would allocate
+// memory for a frame that never arrives.
 func TestWhoHungUpMeanwhileGetsNoMemory(t *testing.T) {
 	r := small()
 	first, firstPeer := mustJoin(t, r)
@@ -188,8 +189,8 @@ func TestWhoHungUpMeanwhileGetsNoMemory(t *testing.T) {
 	}
 }
 
-// A peer that does not read its answer keeps its place for a while, and its call's
-// memory with it.
+// A peer that does not read its answer keeps its place, and the memory of its call, only for a
+// while.
 func TestPeerThatDoesNotReadGivesWay(t *testing.T) {
 	r := small()
 	c, peer := mustJoin(t, r)
@@ -197,13 +198,13 @@ func TestPeerThatDoesNotReadGivesWay(t *testing.T) {
 	sendCall(t, c, peer, 1)
 	wrote := make(chan error, 1)
 	go func() {
-		_, err := c.Write(ttrpcframe.AppendResponse(nil, 1, make([]byte, ttrpcframe.MaxLength/2))) // more than a socket takes
+		_, err := c.Write(ttrpcframe.AppendResponse(nil, 1, make([]byte, ttrpcframe.MaxLength/2))) // more than a socket buffers
 		wrote <- err
 	}()
 	for !c.writing.runs() {
 		runtime.Gosched()
 	}
-	_, _ = mustJoin(t, r) // in place of the other, that is without a call
+	_, _ = mustJoin(t, r) // in place of the other one, which has no call
 	c.writing.began.Add(-int64(2 * patience))
 	_, _ = mustJoin(t, r)
 	if err := <-wrote; err == nil {
@@ -215,7 +216,7 @@ func TestPeerThatDoesNotReadGivesWay(t *testing.T) {
 		defer r.ledger.mu.Unlock()
 		return c.account.inUse
 	}
-	for inUse() != 0 { // when the last one that reads has left
+	for inUse() != 0 { // until the last reader is done
 		runtime.Gosched()
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 )
 
-// streams listens for at most so many, and returns where they arrive.
+// streams listens for at most most streams, and returns the channel of accepted ones.
 func streams(t *testing.T, most int) (path string, accepted <-chan net.Conn) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "stream.sock")
@@ -65,7 +65,7 @@ func TestStreamsAreNoMoreThanTheirListenerAdmits(t *testing.T) {
 		t.Errorf("the third\nwant it closed\ngot  %d bytes", n)
 	}
 	first.Close()
-	first.Close() // counts once
+	first.Close() // must count once only
 	conn := dialStream(t, path)
 	third := <-accepted
 	if n, err := dialStream(t, path).Read(make([]byte, 1)); err == nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
-// socketPair returns one end for a connection, and its peer's.
+// socketPair returns one end for a connection, and one for its peer.
 func socketPair(t *testing.T) (end, peer int) {
 	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -37,7 +37,7 @@ func ordered(t *testing.T, end int, order *arrival.Order) *lane {
 	return c
 }
 
-// someOrder knows two calls.
+// someOrder returns an order for two methods.
 func someOrder() *arrival.Order {
 	return &arrival.Order{Of: func(r *ttrpcframe.Request) bool {
 		return string(r.Method) == "CreateContainer" || string(r.Method) == "RemoveContainer"
@@ -75,7 +75,7 @@ func TestCallOfAPeerThatHasHungUpDoesNotGoUp(t *testing.T) {
 	}
 }
 
-// The ticket is the server's to see, and is given back with the answer or the connection.
+// The server gets the ticket, which is given back with the answer or at the connection's end.
 func TestTicketsGoUpAndEndWithTheirAnswers(t *testing.T) {
 	order := someOrder()
 	for _, size := range []int{10, 100 << 10} {
@@ -102,7 +102,7 @@ func TestTicketsGoUpAndEndWithTheirAnswers(t *testing.T) {
 				}
 			} else {
 				unix.Close(peer)
-				_, _ = io.ReadAll(c) // to the end
+				_, _ = io.ReadAll(c) // until the end
 				c.Close()
 			}
 			c.tickets.mu.Lock()

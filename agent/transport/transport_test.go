@@ -26,11 +26,11 @@ import (
 	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
-// limit ends a test that hangs; it is no measure of anything.
+// limit ends a test that hangs; no test measures it.
 const limit = time.Minute
 
-// serve serves Health on a unix socket: Check in place by quick, Version by
-// ttrpc's server, which answers its caller's service in it. Other calls go to routes.
+// serve serves Health on a unix socket: quick answers Check in place, and ttrpc's server answers
+// Version with the caller's service. Other calls go to routes.
 func serve(t *testing.T, quick Quick, routes ...Route) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "agent.sock")
@@ -143,8 +143,8 @@ func TestMetadataAndShortTimeoutsAreTheServers(t *testing.T) {
 	}
 }
 
-// A call that hangs must not hold up the others of its connection. The server answers
-// it, once.
+// A hanging call must not block the other calls of its connection. The server answers it, exactly
+// once.
 func TestHungQuickCallDoesNotHangItsConnection(t *testing.T) {
 	entered, release := make(chan struct{}), make(chan struct{})
 	path := serve(t, func(r *ttrpcframe.Request) ([]byte, bool) {
@@ -236,7 +236,7 @@ func TestUnixSocketIsRootsAndReplacedWhenStale(t *testing.T) {
 	}
 }
 
-// An agent that ends does not take away the socket that another one has made in its place.
+// An agent that ends must not remove the socket that another agent has made in its place.
 func TestSocketOfAnotherAgentStays(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.sock")
 	listen := func() *Listener {

@@ -7,8 +7,8 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 )
 
-// FuzzKernelCommandLine has settings read from any line make sense, the same
-// ones when they are read again, and untouched by words that are not ours.
+// FuzzKernelCommandLine checks that the settings parsed from any line are valid, the same when the
+// line is parsed again, and unaffected by words of other programs.
 func FuzzKernelCommandLine(f *testing.F) {
 	for _, line := range []string{
 		"console=ttyS0 agent.log=debug agent.hotplug_timeout=7 agent.directvol.resize_wait=250ms agent.directvol.poweroff=on quiet\n",
