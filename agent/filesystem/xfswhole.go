@@ -37,7 +37,8 @@ const (
 // yet, growths only take longer.
 func xfsHurry() { _ = os.WriteFile(xfsSyncInterval, []byte(xfsSyncLeast), 0) }
 
-// awaitWhole waits until the headers on the disk show the full length for all groups below before.
+// awaitWhole waits until the headers on the disk show the full length for all groups with
+// numbers below before.
 // The headers may have been logged while a group was the last one and shorter. With groups behind
 // that group, recovery since Linux 6.5 takes these headers for damaged ("xfs: AGF length has never
 // been bounds checked"), but leaves newer headers on the disk alone. (A group that somebody has

@@ -24,15 +24,15 @@
 //
 // A watch reports only what was seen:
 //
-//	it is said that       when
-//	the disk hangs        the kernel counts requests in flight, and none that has ended for 3 s
-//	the disk is slow      an examination has taken 5 s or more, and requests end
-//	writes fail           a probe's own write has, and the filesystem takes others
-//	it has shut down      an xfs answers EIO to stat of its root, which it has in memory
-//	it is read-only       a probe's write is refused, or the kernel made it so by itself
-//	a write or read failed  the kernel's own log says it of this device, from its first word on
-//	the disk was smaller  the kernel's log says so, also where it has its size again by the next examination
-//	                        (newer kernels leave such lines out where others come too fast)
+//	a watch reports that    when
+//	the disk hangs          the kernel counts requests in flight, and none has ended for 3 s
+//	the disk is slow        an examination has taken 5 s or more, and requests end
+//	writes fail             a probe's own write has failed, but the filesystem has not shut down
+//	it has shut down        stat of an xfs's root directory, which is in memory, returns EIO
+//	it is read-only         a probe's write is refused, or the kernel has made it read-only by itself
+//	a write or read failed  a line of the kernel itself, matched from its first word, reports it for this device
+//	the disk was smaller    the kernel's log says so, even if the disk has its size again by the next examination
+//	                        (newer kernels drop such lines if others come too fast)
 //
 // The time that a caller waits proves nothing. A flush alone is not counted in flight: when writing
 // stops, a read checks whether the device answers.
@@ -42,11 +42,11 @@
 // growth, a freeze, a flush and an unmount pause the watch, so that at most one thread per volume
 // waits for its disk.
 //
-//	call             twice             late                  cut off             beside its opposite
-//	Pause            waits for the first  the watch goes on    the watch goes on   Resume waits for it
-//	Own              changes nothing   probes from then on   –                   after End nothing
-//	Disown           changes nothing   a probe goes on       –                   the last one of it and Own counts
-//	Rest             changes nothing   –                     a probe in flight goes on alone   Again and End count, the last one
-//	End              changes nothing   –                     a probe in flight goes on alone   Resume does nothing
-//	Again            looks once more   –                     –                  after End the last one counts
+//	call    twice                late                 cut off                    concurrent with its opposite
+//	Pause   waits for the first  the watch goes on    the watch goes on          Resume waits for Pause
+//	Own     changes nothing      probes from then on  –                          no effect after End
+//	Disown  changes nothing      a probe goes on      –                          the last of Own and Disown counts
+//	Rest    changes nothing      –                    a probe in flight goes on  the last of Rest, Again and End counts
+//	End     changes nothing      –                    a probe in flight goes on  Resume does nothing
+//	Again   looks once more      –                    –                          the last of Rest, Again and End counts
 package health

@@ -223,8 +223,7 @@ func (w *Watch) release() bool {
 	return true
 }
 
-// End ends the watch without blocking. A probe in flight runs to its end, and its result is
-// ignored.
+// End ends the watch without blocking. A probe in flight goes on by itself.
 func (w *Watch) End() {
 	w.monitor.remove(w)
 	w.ended.Store(true)
@@ -234,7 +233,7 @@ func (w *Watch) End() {
 // Rest stops the watch from looking while its mount is out of sight, until End or Again. The watch
 // still processes the kernel's log. Rest does not block.
 func (w *Watch) Rest() {
-	w.monitor.add(w) // Lost may have removed it
+	w.monitor.add(w) // lose may have removed it
 	w.ended.Store(true)
 	go w.settle()
 }

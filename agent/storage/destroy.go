@@ -24,10 +24,10 @@ const restoreLimit = 10 * time.Second
 // ReleaseAll releases every storage, whoever holds it, and refuses new ones until End(false). If
 // one cannot be unmounted, or agreed returns false, all stay: the storages that this call has
 // already unmounted are mounted again as they were. agreed is called once, at the end. A storage
-// whose disk hangs is mounted again when its disk answers; the others do not wait for it. A
-// stranger on a disk is mounted again unless all others had gone by then. Its last mount ends
-// before agreed is called, so that success means its disk is free, too. No other call may be in
-// progress.
+// whose disk hangs is mounted again when its disk answers; the others do not wait for it. Strangers
+// on disks are an exception: when all else is unmounted, their last mounts end before agreed is
+// called, so that success means their disks are free, too. From then on they are not mounted again.
+// No other call may be in progress.
 func (t *Table) ReleaseAll(ctx context.Context, agreed func() bool) error {
 	strangers, err := t.leavers()
 	if err != nil {

@@ -39,7 +39,7 @@ const (
 	// ones.
 	ownBytes = 48 << 10
 
-	// largest is what the largest call takes. least is lent even if there is little memory: enough
+	// largest is what the largest call takes. least is the minimum that is lent: enough
 	// for one such call and a few others.
 	largest = callBytes + copies*ttrpcframe.MaxLength
 	least   = largest + 4<<20

@@ -82,8 +82,8 @@ func Listen(to address.Address, quick Quick, order *arrival.Order, log *logrus.E
 	return l.listenAt(to)
 }
 
-// ListenStreams is Listen for connections that carry no calls. At most most of them may be open at
-// once. They support deadlines, and Close wakes a blocked Read or Write.
+// ListenStreams is Listen for connections that carry no calls. most is the largest number of open
+// connections. They support deadlines, and Close wakes a blocked Read or Write.
 func ListenStreams(to address.Address, most int, log *logrus.Entry) (*Listener, error) {
 	l := &Listener{most: most, log: log}
 	l.open = func(fd int, remote addr) (net.Conn, error) {

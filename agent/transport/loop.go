@@ -168,8 +168,8 @@ func (l *loop) handUp(to *lane, pieces [][]byte, whole bool) error {
 	return nil
 }
 
-// piece returns the next bytes of a frame, at most most: the rest of the buffer, or what one read
-// returns.
+// piece returns the next bytes of a frame, no more than most: the rest of the buffer, or the result
+// of one read.
 func (l *loop) piece(most int64) ([]byte, error) {
 	if n := min(most, int64(l.end-l.start)); n > 0 {
 		l.start += int(n)

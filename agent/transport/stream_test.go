@@ -14,7 +14,8 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 )
 
-// streams listens for at most most streams, and returns the channel of accepted ones.
+// streams listens for streams, with no more than most open, and returns the channel of accepted
+// ones.
 func streams(t *testing.T, most int) (path string, accepted <-chan net.Conn) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "stream.sock")

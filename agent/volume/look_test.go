@@ -14,8 +14,8 @@ import (
 )
 
 // answersDespiteServer checks that calls for a volume behind a server that hangs are answered, and
-// that at most most goroutines wait for the server. release makes the server answer; none of the
-// checks depends on that.
+// that no more than most goroutines wait for the server. release makes the server answer; none of
+// the checks depends on that.
 func answersDespiteServer(t *testing.T, table *Table, dir string, release func(), most int) {
 	t.Helper()
 	guard := time.AfterFunc(time.Minute, release)

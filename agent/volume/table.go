@@ -57,9 +57,9 @@ func (t *Table) Lookup(path string) (*Volume, error) {
 }
 
 // Own is Lookup for a caller that has mounted the volume, or has taken it over, and will unmount
-// it. From now on the volume's health is probed by writing. past is what an agent before this one
-// remembered of the mount with the identity of; it is ignored if another mount is there now, or if
-// the volume is known already. If a server that the path leads through does not answer in time,
+// it. From now on the volume's health is probed by writing. of is a mount's identity, and past is
+// what an earlier agent remembered of this mount; past is ignored if another mount is there now, or
+// if the volume is known already. If a server that the path leads through does not answer in time,
 // mountinfo decides which mount is there.
 func (t *Table) Own(path string, of mount.Identity, past health.Past) error {
 	v, err := t.lookup(path, of, past, t.look)

@@ -126,7 +126,8 @@ func (v *Volume) lock(ctx context.Context) error {
 
 func (v *Volume) unlock() { <-v.growing }
 
-// since describes how the volume's disk has answered since its count of finished requests was was.
+// since describes how the volume's disk has answered since its count of ended requests had the
+// value was.
 func (v *Volume) since(was uint64) string {
 	if v.Device.Path == "" {
 		return v.FSType + " has not answered"
@@ -142,7 +143,8 @@ func (v *Volume) since(was uint64) string {
 // silence is how long a disk may complete no request and still be reported as answering.
 const silence = 3 * time.Second
 
-// answers describes a disk that has ended a number of requests, the last one silent ago.
+// answers describes how a disk answers. The disk has ended a number of requests, and none for the
+// duration silent.
 func answers(hangs bool, ended uint64, silent time.Duration) string {
 	switch {
 	case hangs:

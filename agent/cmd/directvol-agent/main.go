@@ -32,9 +32,9 @@ const (
 	// callLimit bounds how long the calls in flight may go on when a service ends: longer than any
 	// call that unmounts. A call that waits for a disk may take longer and is cut.
 	callLimit = 10 * time.Second
-	// unmountLimit bounds how long the guest's end waits, for each volume, for a disk that ends no
-	// request; syncLimit bounds the final sync in the same way. A disk that is only slow is waited
-	// for.
+	// unmountLimit bounds how long the guest's end waits for disks that end no request while it
+	// unmounts the volumes; syncLimit bounds the final sync in the same way. The guest's end also
+	// waits for disks that are only slow.
 	unmountLimit = 10 * time.Second
 	syncLimit    = 5 * time.Second
 	// processLimit is how long each process may take to end when the guest does.
