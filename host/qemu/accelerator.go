@@ -8,31 +8,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Accelerator is what runs the guest's processors.
+// Accelerator names the means by which the guest's processors run.
 type Accelerator struct {
-	// Name is QEMU's: kvm or tcg, its emulation.
+	// Name is QEMU's name: kvm, or tcg for emulation.
 	Name string
-	// Reason says in a line why it was chosen.
+	// Reason says on one line why this accelerator was chosen.
 	Reason string
 }
 
-// KVM reports whether the processor itself runs the guest: limits on time should be longer where it does not.
+// KVM reports whether the host's processor runs the guest. Without KVM, time limits should be longer.
 func (a Accelerator) KVM() bool { return a.Name == "kvm" }
 
-// Requests of <linux/kvm.h>, and the only version of its interface there has been.
+// Requests of <linux/kvm.h>, and the only version of the KVM interface that has ever existed.
 const (
 	kvmGetAPIVersion = 0xae00
 	kvmCreateVM      = 0xae01
 	kvmAPIVersion    = 12
 )
 
-// DetectAccelerator says what can run a guest on this host. A KVM that is there and of no use is no error but TCG's reason.
+// DetectAccelerator returns the accelerator that can run a guest on this host. If KVM exists but is unusable, that is not
+// an error: it becomes the Reason for choosing TCG.
 func DetectAccelerator() Accelerator { return detectAccelerator("/", createVM) }
 
-// detectAccelerator looks below root; create tries to make a VM with the device at a path.
+// detectAccelerator looks for devices and modules below root. create tries to make a VM with the device at a path.
 //
-// A /dev/kvm that opens proves little: a kernel that offers it without the processor's help (kvm_pvm in nested virtualization)
-// makes VMs in which no stock kernel boots. So one of the modules for processors must be loaded too.
+// A /dev/kvm that opens proves little: a kernel that offers KVM without the processor's help (kvm_pvm in nested
+// virtualization) makes VMs in which no stock kernel boots. So detectAccelerator also requires one of the
+// processor-specific modules to be loaded.
 func detectAccelerator(root string, create func(device string) error) Accelerator {
 	tcg := func(format string, args ...any) Accelerator {
 		return Accelerator{"tcg", "no usable KVM: " + fmt.Sprintf(format, args...)}
@@ -56,7 +58,7 @@ func detectAccelerator(root string, create func(device string) error) Accelerato
 	return Accelerator{"kvm", fmt.Sprintf("%s makes VMs, with %s", device, module)}
 }
 
-// createVM makes a VM with KVM and drops it again.
+// createVM makes a VM with KVM and closes it again.
 func createVM(device string) error {
 	kvm, err := os.OpenFile(device, os.O_RDWR, 0)
 	if err != nil {

@@ -30,11 +30,12 @@ func findBinary(name string) (string, error) {
 	return path, nil
 }
 
-// confinement is QEMU's seccomp filter (seccomp.h in QEMU's sources, option -sandbox): no program is started, no user changed
-// and no thread's priority, by a QEMU that a guest has taken over.
+// confinement is the configuration of QEMU's seccomp filter (seccomp.h in QEMU's sources, option -sandbox). If a guest
+// takes QEMU over, QEMU can start no program, change no user and no thread's priority.
 const confinement = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
-// canConfine asks a QEMU program whether it was built with seccomp: one that was not knows no option -sandbox, and exits 1.
+// canConfine checks that a QEMU program was built with seccomp. A QEMU without seccomp does not know the option -sandbox
+// and exits with status 1.
 func canConfine(ctx context.Context, binary string) error {
 	p, err := startProcess(ctx, "QEMU", exec.Command(binary, "-sandbox", confinement, "-version"))
 	if err != nil {
@@ -52,8 +53,8 @@ func canConfine(ctx context.Context, binary string) error {
 	return nil
 }
 
-// command returns the command that starts QEMU with files that it inherits: the socket on which it serves QMP, and the boot disks'
-// stores.
+// command returns the command that starts QEMU, with the files that QEMU inherits: the socket on which QEMU serves QMP,
+// and the boot disks' stores.
 func (vm *VM) command(monitor *os.File) *exec.Cmd {
 	files := []*os.File{monitor}
 	var args []string
@@ -67,14 +68,15 @@ func (vm *VM) command(monitor *os.File) *exec.Cmd {
 	return cmd
 }
 
-// CommandLine returns a command line that starts the same VM by hand, with its boot disks and without those that were attached
-// later, the console on the terminal. See Reproduce for what it needs besides.
+// CommandLine returns a command line that starts the same VM by hand, with the console on the terminal. The VM has its
+// boot disks, but not the disks that were attached later. Reproduce also prepares the directory and the vsock backend.
 func (vm *VM) CommandLine() []string {
 	args := vm.arguments("path="+escape(vm.path(monitorSocket)), func(d *disk) string { return d.store.Path() })
 	return append([]string{vm.cfg.Binary}, args...)
 }
 
-// Reproduce returns the lines for a shell that start the same VM by hand: its directory, its vsock backend, itself.
+// Reproduce returns shell lines that start the same VM by hand: they make its directory, start its vsock backend, and
+// start QEMU.
 func (vm *VM) Reproduce() string {
 	lines := "mkdir -p -m 0700 " + quote(vm.cfg.Dir) + "\n"
 	if !vm.vsock.inKernel {
@@ -83,14 +85,15 @@ func (vm *VM) Reproduce() string {
 	return lines + shellLine(vm.CommandLine()) + "\n"
 }
 
-// arguments returns QEMU's arguments, with the end of a chardev's options for the QMP socket, and the file names of boot disks.
+// arguments returns QEMU's arguments. monitor ends the options of the QMP socket's chardev; name returns the file name
+// of a boot disk.
 func (vm *VM) arguments(monitor string, name func(*disk) string) []string {
 	cfg := &vm.cfg
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-machine", "q35,memory-backend=memory,accel=" + vm.accelerator.Name,
 		"-cpu", "max", "-smp", strconv.Itoa(cfg.CPUs), "-m", fmt.Sprintf("%dM", cfg.MemoryMiB),
-		// The vsock backend reads and writes the guest's memory: it must be shared.
+		// The vsock backend reads and writes the guest's memory, so the memory must be shared.
 		"-object", fmt.Sprintf("memory-backend-memfd,id=memory,size=%dM,share=on", cfg.MemoryMiB),
 		"-chardev", "socket,id=monitor,server=on,wait=off," + monitor, "-mon", "chardev=monitor,mode=control",
 		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
@@ -113,28 +116,28 @@ func (vm *VM) arguments(monitor string, name func(*disk) string) []string {
 	return args
 }
 
-// bridgeDevice returns the options of a bridge for disks. Debian's cloud kernels know ACPI hotplug and no SHPC; and a bridge
-// without SHPC gets no windows from the firmware unless it asks for them.
+// bridgeDevice returns the options of a bridge for disks. Debian's cloud kernels support ACPI hotplug but not SHPC; and
+// the firmware gives a bridge without SHPC no windows unless the bridge asks for them.
 func bridgeDevice(bridge int) string {
 	return fmt.Sprintf("pci-bridge,id=%s,bus=pcie.0,addr=%#x,shpc=off,chassis_nr=%d,mem-reserve=2M,pref64-reserve=2M,io-reserve=4K",
 		slot{bridge: bridge}.bus(), bridgeSlot(bridge), bridge)
 }
 
-// escape writes a value for a list of options, in which a comma ends a value and two are a comma.
+// escape quotes a value for an option list, in which a comma ends a value and two commas stand for one.
 func escape(value string) string { return strings.ReplaceAll(value, ",", ",,") }
 
-// toJSON writes options as QEMU also takes them on its command line.
+// toJSON encodes options as JSON, which QEMU's command line accepts too.
 func toJSON(options any) string {
 	text, err := json.Marshal(options)
 	if err != nil {
-		panic(err) // structs of strings, numbers and booleans
+		panic(err) // the options are structs of strings, numbers and booleans
 	}
 	return string(text)
 }
 
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./:=,@%+-]+$`)
 
-// quote writes a word for a POSIX shell.
+// quote quotes a word for a POSIX shell.
 func quote(word string) string {
 	if plainWord.MatchString(word) {
 		return word

@@ -42,7 +42,7 @@ func cutVM(t *testing.T, which, direction, bytes int) (*VM, *fakeQEMU, *proxy) {
 	return vm, q, p
 }
 
-// afterCut runs the script over a connection that is cut, and checks that nobody notices.
+// afterCut runs the script over a connection that is cut, and checks that the script does not notice.
 func afterCut(t *testing.T, made *atomic.Int64, which, direction, bytes int) {
 	vm, q, p := cutVM(t, which, direction, bytes)
 	path := image(t, mib)
@@ -65,17 +65,17 @@ func afterCut(t *testing.T, made *atomic.Int64, which, direction, bytes int) {
 
 var directions = []string{toQEMU: "to QEMU", fromQEMU: "from QEMU"}
 
-// The connection is cut behind each byte that the script sends or receives on it.
+// The test cuts the connection after each byte that the script sends or receives.
 func TestCutBehindEachByteChangesNothing(t *testing.T) { cutEverywhere(t, 1, 1) }
 
-// The next connection is cut as well: while it is negotiated, while QEMU is asked what it has, and in the script.
+// The test also cuts the next connection: during its negotiation, during the queries for QEMU's state, and in the script.
 func TestCutOfTheNextConnectionChangesNothing(t *testing.T) { cutEverywhere(t, 2, 3) }
 
-// atOnce is how many scripts run at once, more than t.Parallel allows on a small machine: each
-// waits for most of its time, between two connections.
+// atOnce is how many scripts run at once. It is more than t.Parallel allows on a small machine, because each script mostly
+// waits between two connections.
 const atOnce = 16
 
-// cutEverywhere cuts a connection of the script behind each byte that it carries without a cut, or one in so many.
+// cutEverywhere first counts the bytes that the connection carries uncut, and then cuts it after every step-th byte.
 func cutEverywhere(t *testing.T, which, step int) {
 	vm, _, whole := cutVM(t, which, toQEMU, -1)
 	if err := script(limited(t), vm, "data", image(t, mib)); err != nil {
@@ -97,15 +97,15 @@ func cutEverywhere(t *testing.T, which, step int) {
 			tries += (bytes + step - 1) / step
 		})
 	}
-	// The last bytes may not come: a path or a number may be shorter.
+	// Cuts in the last bytes may not happen, because a path or a number can be shorter than in the uncut run.
 	t.Logf("%d of %d connections were cut", made.Load(), tries)
 	if got := made.Load(); got > int64(tries) || got < int64(tries)*9/10 {
 		t.Errorf("connections that were cut:\nwant nearly all %d\ngot  %d", tries, got)
 	}
 }
 
-// A detach that waits for a guest holds no connection up, and its end ends none: seen, a limit of 5 s, which is askAgain too,
-// has ended the only connection in 29 of 60 tries.
+// A detach that waits for a guest must neither block nor end the connection. Before, a limit of 5 s, which equals askAgain,
+// ended the only connection in 29 of 60 tries.
 func TestDetachThatEndsWhileItAsksAgainKeepsTheConnection(t *testing.T) {
 	vm, q := fakeVM(t)
 	q.with(func() { q.guestLetsGo = false })
@@ -113,7 +113,7 @@ func TestDetachThatEndsWhileItAsksAgainKeepsTheConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 60 {
-		// The limit ends anywhere: before a command is sent, in the middle of it, behind it.
+		// The limit expires at any point: before a command is sent, during it, or after it.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rand.Int64N(int64(500*time.Microsecond))))
 		err := vm.DetachDisk(ctx, "data")
 		cancel()
@@ -159,7 +159,7 @@ func TestDiskThatLeavesWhileNobodyListensIsSaid(t *testing.T) {
 	}
 }
 
-// Whether a command without a state of its own was carried out is not known, and it is not sent twice.
+// If nothing in QEMU's state shows whether a command was carried out, the command must not be sent twice.
 func TestOutcomeThatNothingDecidesIsUnknown(t *testing.T) {
 	q, path := listenFake(t)
 	p, front := listenProxy(t, path)
@@ -187,7 +187,7 @@ func TestOutcomeThatNothingDecidesIsUnknown(t *testing.T) {
 	}
 }
 
-// FuzzState reads what a QEMU may answer when it is asked what it has.
+// FuzzState parses arbitrary answers to the queries for QEMU's state.
 func FuzzState(f *testing.F) {
 	f.Add([]byte(`{"status": "running"}`), []byte(`[{"node-name": "a", "stats": {}}]`), []byte(`[{"name": "disk-a", "type": "child<virtio-blk-pci>"}, {"name": "type", "type": "string"}]`), []byte(`[{"fdset-id": 1}]`))
 	f.Add([]byte(`null`), []byte(`[null]`), []byte(`[{}]`), []byte(`[{"fdset-id": -1}]`))
@@ -200,7 +200,7 @@ func FuzzState(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// Any answer decides each command one way, and an empty name is no node.
+		// For any answer each command has one definite outcome, and an empty name matches no node.
 		for _, command := range []string{"blockdev-add", "blockdev-del", "device_add", "device_del", "block_resize", "add-fd", "remove-fd"} {
 			if (subject{Node: "none", Device: "none", Set: 1 << 30}).outcome(command, now) == unknown {
 				t.Errorf("%s: not decided by %+v", command, now)
@@ -209,8 +209,8 @@ func FuzzState(f *testing.F) {
 	})
 }
 
-// A QEMU that runs is cut off at places chosen by chance, in either direction. Its processor stands still: a reset carries out
-// what it asked its guest for.
+// The test cuts a real QEMU's connection at random places, in either direction. The machine's processor is paused; a reset
+// completes pending unplugs.
 func TestRealQEMUThatIsCutOffGoesOn(t *testing.T) {
 	vm := realVM(t)
 	must(t, vm.execute(limited(t), "set-action", map[string]string{"reboot": "reset"}, nil))
@@ -220,7 +220,7 @@ func TestRealQEMUThatIsCutOffGoesOn(t *testing.T) {
 	for round := range rounds {
 		vm.qmp.Close()
 		next := p.connections() + 1
-		// What the script says, and what it hears in answers and events.
+		// about the number of bytes that the script sends, and receives in answers and events
 		p.cutAt(next, round%2, rand.IntN([]int{toQEMU: 900, fromQEMU: 1500}[round%2]))
 		for err := errors.New("not yet"); err != nil; { // the first greeting may be cut
 			vm.qmp, err = qmp.Dial(limited(t), front, vm.settle)
@@ -237,7 +237,7 @@ func TestRealQEMUThatIsCutOffGoesOn(t *testing.T) {
 		}
 		now, err := askState(limited(t), vm.qmp.Execute)
 		must(t, err)
-		// Its machine stands still: that keeps a set whose connection was cut between remove-fd and its answer, or none.
+		// A paused machine keeps the descriptor set if the connection was cut between remove-fd and its answer, so sets are ignored.
 		if len(now.nodes) != 0 || slices.ContainsFunc(slices.Collect(maps.Keys(now.devices)), func(device string) bool { return strings.HasPrefix(device, "disk-") }) || now.run == "running" {
 			t.Errorf("round %d:\nwant nothing left\ngot  %+v", round, now)
 		}
@@ -250,7 +250,7 @@ func TestRealQEMUThatIsCutOffGoesOn(t *testing.T) {
 	}
 }
 
-// resetUntil resets the machine again and again.
+// resetUntil resets the machine repeatedly until stop is closed.
 func resetUntil(vm *VM, stop <-chan struct{}) {
 	again := time.NewTicker(20 * time.Millisecond)
 	defer again.Stop()
@@ -259,7 +259,7 @@ func resetUntil(vm *VM, stop <-chan struct{}) {
 		case <-stop:
 			return
 		case <-again.C:
-			_ = vm.qmp.Execute(context.Background(), "system_reset", nil, nil) // it may be cut off too
+			_ = vm.qmp.Execute(context.Background(), "system_reset", nil, nil) // this connection may be cut too
 		}
 	}
 }

@@ -17,11 +17,11 @@ import (
 	"github.com/directvol/directvol/host/registry"
 )
 
-// The ioctls that stop all writing to a filesystem, and let it go on (include/uapi/linux/fs.h).
+// The ioctls that stop and resume all writing to a filesystem (include/uapi/linux/fs.h).
 const fiFreeze, fiThaw = 0xc0045877, 0xc0045878
 
-// frozen returns a file in a filesystem of its own, which freeze stops and thaw lets go on:
-// who writes to it meanwhile waits in the kernel, and takes no signal, as on a dead disk.
+// frozen returns a file in a filesystem of its own, which freeze stops and thaw resumes. While it is frozen, a process that
+// writes to it waits in the kernel and takes no signal, as with a dead disk.
 func frozen(t *testing.T) (path string, freeze, thaw func()) {
 	t.Helper()
 	disk, dir := image(t, 32*mib), t.TempDir()
@@ -42,16 +42,15 @@ func frozen(t *testing.T) (path string, freeze, thaw func()) {
 	t.Cleanup(func() { root.Close() })
 	path = filepath.Join(dir, "store")
 	must(t, os.WriteFile(path, make([]byte, mib), 0o600))
-	return path, func() { must(t, call(fiFreeze)) }, func() { _ = call(fiThaw) } // which may be thawed
+	return path, func() { must(t, call(fiFreeze)) }, func() { _ = call(fiThaw) } // fails if already thawed
 }
 
-// A QEMU with a thread that writes to a dead disk takes its SIGKILL when the disk answers.
-// Who kills it is answered in time, and learns what is left and why; the store is nobody
-// else's before it has ended.
+// A QEMU with a thread that writes to a dead disk takes its SIGKILL only when the disk answers. Kill must return in time and
+// name what is left and why; until QEMU has ended, nobody else may have the store.
 func TestRealQEMUThatWaitsForADeadDiskIsNamedAndEndsWithIt(t *testing.T) {
 	path, freeze, thaw := frozen(t)
 	vm := realVM(t)
-	t.Cleanup(thaw) // before the VM is killed
+	t.Cleanup(thaw) // runs before the VM is killed
 	_, err := vm.AttachDisk(limited(t), Disk{ID: "dead", Path: path})
 	must(t, err)
 	freeze()
@@ -79,7 +78,7 @@ func TestRealQEMUThatWaitsForADeadDiskIsNamedAndEndsWithIt(t *testing.T) {
 	must(t, store.Claim("the next VM", false))
 }
 
-// awaitState waits until a process is described as in a state.
+// awaitState waits until describe reports the state for a process.
 func awaitState(t *testing.T, p *process, state string) {
 	t.Helper()
 	ctx := limited(t)

@@ -13,21 +13,24 @@ import (
 const (
 	// detachTimeout limits a DetachDisk whose context has no deadline.
 	detachTimeout = time.Minute
-	// hotplugLimit is how long other disks wait for a guest to let go of one.
+	// hotplugLimit is how long other disks wait until the guest has released one disk.
 	hotplugLimit = 30 * time.Second
-	// askAgain is after how long a guest that has not let go of a disk is asked again: one that boots misses the first request.
+	// askAgain is the interval after which a guest that has not released a disk is asked again: a booting guest misses the
+	// first request.
 	askAgain = 5 * time.Second
-	// firstDoubt is after how long it is asked again where a refusal may have been of an earlier request; twice as long each time.
+	// firstDoubt is the first interval for asking again after a refusal that may answer an earlier request. The interval
+	// doubles each time.
 	firstDoubt = 20 * time.Millisecond
-	maxDoubts  = 8 // more than askAgain
+	maxDoubts  = 8 // firstDoubt<<maxDoubts is more than askAgain
 )
 
-// ErrKept is the failure of a detach that the guest refuses: the disk stays.
+// ErrKept means that the guest refused to release a disk on detach. The disk stays attached.
 var ErrKept = errors.New("the guest refused to let go of it")
 
-// DetachDisk takes a disk from the VM: the guest is asked to let go of it, and when it has, the block nodes are removed. The
-// caller sees to it that nothing in the guest uses the disk: the guest's kernel does not refuse. A disk that is not there is
-// success; a detach that failed half way is taken up where it stopped.
+// DetachDisk removes a disk from the VM: it asks the guest to release the disk, waits until the guest has done so, and
+// removes the block nodes. The caller must make sure that nothing in the guest uses the disk, because the guest's kernel
+// does not refuse. Detaching a disk that the VM does not have succeeds. A detach that failed half way resumes where it
+// stopped.
 func (vm *VM) DetachDisk(ctx context.Context, id string) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -46,7 +49,7 @@ func (vm *VM) DetachDisk(ctx context.Context, id string) error {
 		return fmt.Errorf("detach disk %s: it is a boot disk, on a bus without hotplug: it stays as long as the VM", id)
 	}
 	err = vm.unplugAndRemove(ctx, d)
-	if errors.Is(err, errThere) { // it was wrong that it had left
+	if errors.Is(err, errThere) { // the disk was wrongly recorded as gone
 		d.isBack()
 		err = vm.unplugAndRemove(ctx, d)
 	}
@@ -63,16 +66,17 @@ func (vm *VM) unplugAndRemove(ctx context.Context, d *disk) error {
 	return vm.remove(ctx, d)
 }
 
-// remove takes away what is left of a disk whose device is not there.
+// remove removes the nodes and the store of a disk whose device is gone.
 func (vm *VM) remove(ctx context.Context, d *disk) error {
 	if err := vm.removeNodes(ctx, d); err != nil {
 		return err
 	}
-	d.leaves() // no attach may go on with a store that closes
+	d.leaves() // an attach must not continue with a store that is being closed
 	return vm.disks.release(ctx, d)
 }
 
-// unplug removes a disk's device and waits until it is gone. No other disk comes or goes meanwhile, up to hotplugLimit.
+// unplug removes a disk's device and waits until it is gone. For up to hotplugLimit, no other disk is attached or detached
+// meanwhile.
 func (vm *VM) unplug(ctx context.Context, d *disk) error {
 	if d.isGone() {
 		return nil
@@ -81,7 +85,7 @@ func (vm *VM) unplug(ctx context.Context, d *disk) error {
 	if err != nil {
 		return err
 	}
-	// The others are let pass, and are told, when it takes too long.
+	// After the time limit the other disks may proceed; they learn which disk is late.
 	limit := time.AfterFunc(vm.hotplug.left(d), done)
 	defer func() {
 		limit.Stop()
@@ -99,8 +103,8 @@ func (vm *VM) unplug(ctx context.Context, d *disk) error {
 	}
 }
 
-// awaitLeaving waits for a guest that was asked for a disk; again is set when it is to be asked once more. A refusal that leaves
-// open which request it answers has that happen soon, and less soon each time.
+// awaitLeaving waits until the guest has released a disk. It returns again = true when the guest should be asked once
+// more. After a refusal that may answer an earlier request, that happens soon, and later each further time.
 func (vm *VM) awaitLeaving(ctx context.Context, d *disk, refused <-chan struct{}, doubts *int) (again bool, err error) {
 	timer := time.NewTimer(askAgain)
 	defer timer.Stop()
@@ -123,8 +127,9 @@ func (vm *VM) awaitLeaving(ctx context.Context, d *disk, refused <-chan struct{}
 	}
 }
 
-// requestUnplug asks the guest to let go of a disk. It is for who has the turn of hotplug, or had it for this disk: beside it the
-// name may become another disk's. Where QEMU would stand still the guest is not asked, and the disk does not count as one that leaves.
+// requestUnplug asks the guest to release a disk. The caller must hold the hotplug turn, or have held it for this disk;
+// otherwise the name could become another disk's. If the command would block QEMU, the guest is not asked, and the disk
+// does not count as leaving.
 func (vm *VM) requestUnplug(ctx context.Context, d *disk) (gone bool, err error) {
 	if err := vm.awaitRequests(ctx); err != nil {
 		return false, err
@@ -133,8 +138,8 @@ func (vm *VM) requestUnplug(ctx context.Context, d *disk) (gone bool, err error)
 	return vm.sendUnplug(ctx, d, d.request())
 }
 
-// requestAgain asks the guest once more for a disk that another call has asked for, for who waits for it in the turn of hotplug. One
-// that the guest has refused to let go of may be mounted again.
+// requestAgain repeats another call's request to release a disk. The caller waits for that disk and holds the hotplug
+// turn. A disk that the guest refused to release is not asked for again: it may be mounted again.
 func (vm *VM) requestAgain(ctx context.Context, d *disk) (gone bool, err error) {
 	if !d.requestAgain() {
 		return d.isGone(), nil
@@ -143,7 +148,7 @@ func (vm *VM) requestAgain(ctx context.Context, d *disk) (gone bool, err error) 
 	return vm.sendUnplug(ctx, d, true)
 }
 
-// sendUnplug sends a request that was noted; asked says that it is not the first one.
+// sendUnplug sends a request that is already recorded. asked is true if an earlier request was sent.
 func (vm *VM) sendUnplug(ctx context.Context, d *disk, asked bool) (gone bool, err error) {
 	err = vm.execute(ctx, "device_del", map[string]string{"id": d.device()}, nil)
 	answer := new(qmp.Error)
@@ -156,7 +161,7 @@ func (vm *VM) sendUnplug(ctx context.Context, d *disk, asked bool) (gone bool, e
 	case answer.Class == qmp.DeviceNotFound:
 		d.leaves()
 		return true, nil
-	case asked: // "already in the process of unplug", which has no error class of its own
+	case asked: // "already in the process of unplug", for which QEMU has no error class
 		return false, nil
 	default:
 		d.stays()
@@ -164,7 +169,7 @@ func (vm *VM) sendUnplug(ctx context.Context, d *disk, asked bool) (gone bool, e
 	}
 }
 
-// hasLeft notes that a disk has left, and reports whether that is new.
+// hasLeft records that a disk has left, and reports whether it was recorded for the first time.
 func (vm *VM) hasLeft(d *disk) bool {
 	left, byItself := d.leaves()
 	if byItself {
@@ -173,8 +178,8 @@ func (vm *VM) hasLeft(d *disk) bool {
 	return left
 }
 
-// watchDisks takes in what the guest does with disks, until the connection ends. Where more comes than is read QEMU is asked what it
-// has: a disk that has left must not be missed, and a refusal that was is asked for again.
+// watchDisks processes the guest's disk events until the QMP connection ends. If events were dropped, watchDisks asks QEMU
+// for its devices, because a departure must not be missed. A dropped refusal needs nothing: the guest is asked again anyway.
 func (vm *VM) watchDisks(events *qmp.Subscription) {
 	missed := uint64(0)
 	for event := range events.Events() {
@@ -198,7 +203,7 @@ func (vm *VM) diskEvent(event qmp.Event) {
 	}
 	d := vm.disks.byDevice(data.Device)
 	switch {
-	case d == nil: // a part of a disk, or none of ours
+	case d == nil: // a part of a disk, or not a disk of this VM
 	case event.Name == "DEVICE_DELETED":
 		vm.hasLeft(d)
 	default:
@@ -206,8 +211,8 @@ func (vm *VM) diskEvent(event qmp.Event) {
 	}
 }
 
-// takeStock asks QEMU what it has until it answers, and notes the disks that have left. It returns false where the connection has
-// ended for good.
+// takeStock asks QEMU for its devices until QEMU answers, and records the disks that have left. It returns false when the
+// connection has ended for good.
 func (vm *VM) takeStock() bool {
 	again := time.NewTicker(askAgain)
 	defer again.Stop()

@@ -13,22 +13,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// directory is a VM's runtime directory. It is locked (flock(2) on the directory itself) as long as its VM uses it, and so it is
-// free again when the process that started the VM is gone: that has left stale sockets, which are replaced.
+// directory is a VM's runtime directory. The VM holds a lock on the directory itself (flock(2)) while it uses it, so the
+// kernel frees the directory when the process that started the VM ends. That process may leave stale sockets, which the
+// next VM replaces.
 type directory struct {
 	file *os.File
 	path string
 	made bool
 }
 
-// errMoved is the failure to take a directory that another VM has made or removed meanwhile.
+// errMoved means that another VM made or removed the directory while this VM was claiming it.
 var errMoved = errors.New("it was made or removed while it was taken")
 
-// claimAttempts is how many VMs may begin or end in a directory while another begins.
+// claimAttempts is how many other VMs may start or end in the directory while this one starts.
 const claimAttempts = 8
 
-// claimDirectory makes the directory with mode 0700, or takes one that is there, and locks it. One that others may enter, or that
-// is another's, is refused: whoever may connect to the sockets owns the guest. It is not changed, as it may be anything, /tmp say.
+// claimDirectory makes the directory with mode 0700, or uses an existing one, and locks it. It refuses a directory that
+// belongs to another user or that others may enter, because anyone who can connect to the sockets controls the guest. It
+// never changes an existing directory's mode: the path may be anything, for example /tmp.
 func claimDirectory(path string) (*directory, error) {
 	var err error
 	for range claimAttempts {
@@ -80,7 +82,8 @@ func (d *directory) claim() error {
 
 var errNotOurs = errors.New("want one that is yours with mode 0700, or none yet: it is made then")
 
-// make makes the directory under a passing name, so that it is locked when it appears.
+// make makes the directory under a temporary name and renames it, so that the directory is locked from the moment it
+// appears.
 func (d *directory) make() (err error) {
 	passing, err := os.MkdirTemp(filepath.Dir(d.path), filepath.Base(d.path)+".new-")
 	if err != nil {
@@ -115,7 +118,7 @@ func (d *directory) lock() error {
 	return os.NewSyscallError("flock", err)
 }
 
-// release removes the directory if it was made, unless something is in it, and gives up the lock.
+// release unlocks the directory. If this VM made the directory and it is empty, release removes it.
 func (d *directory) release(log *logrus.Entry) {
 	defer d.file.Close()
 	if !d.made {

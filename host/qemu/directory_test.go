@@ -22,7 +22,7 @@ func TestSocketsAreTheirOwnersAlone(t *testing.T) {
 	}
 	for path, want := range map[string]fs.FileMode{
 		vm.cfg.Dir:             fs.ModeDir | 0o700,
-		vm.path(monitorSocket): fs.ModeSocket | 0o600, // the others are the backend's, which has a test of its own
+		vm.path(monitorSocket): fs.ModeSocket | 0o600, // the backend makes the other sockets; its own test checks them
 	} {
 		info, err := os.Lstat(path)
 		if err != nil {
@@ -66,14 +66,14 @@ func TestOfSeveralStartsInADirectoryOneIsNotRefused(t *testing.T) {
 	}
 }
 
-// TestADirectoryIsItsSandboxsWhateverIsInIt: the lock counts, not the sockets.
+// TestADirectoryIsItsSandboxsWhateverIsInIt: the lock decides, not the sockets.
 func TestADirectoryIsItsSandboxsWhateverIsInIt(t *testing.T) {
 	vm, err := startPlayed(t, "serves", "serves", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{monitorSocket, vhostSocket, vsockSocket} {
-		os.Remove(vm.path(name)) // not all are there where the kernel does vsock
+		os.Remove(vm.path(name)) // some are missing where the kernel does vsock
 	}
 	if other, err := Start(limited(t), vm.cfg); err == nil || !strings.Contains(err.Error(), vm.cfg.Dir+": it is taken") {
 		t.Errorf("a second VM in it\nwant a refusal\ngot  %v", err)

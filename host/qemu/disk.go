@@ -10,27 +10,28 @@ import (
 	"github.com/directvol/directvol/host/qmp"
 )
 
-// Disk is a disk for a VM.
+// Disk describes a disk for a VM.
 type Disk struct {
-	// ID names the disk in this VM: 1 to 25 letters, digits, '.', '_' and '-', the first a letter or digit.
+	// ID names the disk in this VM: 1 to 25 letters, digits, '.', '_' and '-'; the first is a letter or digit.
 	ID string
-	// Path is its store on the host: a file or a block device, taken as it is, without a format. It is opened once, and belongs to
-	// this VM until the disk is detached (package registry): a store that others have is refused with a *holders.InUseError.
+	// Path is the disk's store on the host: a file or a block device, used as it is, without an image format. The store is
+	// opened once, and belongs to this VM until the disk is detached (package registry). A store in use elsewhere is refused
+	// with a *holders.InUseError.
 	Path string
-	// ReadOnly keeps guest and QEMU from writing. One store may be several disks if all are read-only.
+	// ReadOnly keeps the guest and QEMU from writing. One store may back several disks if all are read-only.
 	ReadOnly bool
-	// Serial is what the guest sees as the disk's serial, of 20 bytes at most; empty for none.
+	// Serial is the disk's serial number in the guest, at most 20 bytes; empty for none.
 	Serial string
 }
 
-// Attached is a disk that a VM has.
+// Attached is a disk that a VM has, with its place in the guest.
 type Attached struct {
 	Disk
-	// PCIPath is where the guest finds it, as protocols/pcipath writes it.
+	// PCIPath is the disk's PCI path in the guest, in the notation of protocols/pcipath.
 	PCIPath string
-	// Device is the name of its device in QEMU, as QMP events have it. No other disk of the VM has or had it.
+	// Device is the name of the disk's device in QEMU, as in QMP events. No other disk of the VM ever has the same name.
 	Device string
-	// Gone is closed when the VM has the disk no more, whoever took it.
+	// Gone is closed when the VM no longer has the disk, whether or not it was detached.
 	Gone <-chan struct{}
 }
 
@@ -40,10 +41,10 @@ func FileNode(id string) string { return "file-" + id }
 // RawNode returns the name of the block node that a disk's device uses, above FileNode.
 func RawNode(id string) string { return "drive-" + id }
 
-// maxSerial is VIRTIO_BLK_ID_BYTES of <linux/virtio_blk.h>.
+// maxSerial is VIRTIO_BLK_ID_BYTES of <linux/virtio_blk.h>, in bytes.
 const maxSerial = 20
 
-// diskID leaves room for the prefix of a block node's name, which has 31 bytes at most.
+// diskID limits an id so that a block node's name, prefix included, has at most 31 bytes.
 var diskID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,24}$`)
 
 func (d Disk) check() error {
@@ -66,7 +67,8 @@ type nodeOptions struct {
 	Discard  string `json:"discard"`
 }
 
-// fileNode opens the store by a name: setName, or its path for who starts the VM by hand.
+// fileNode returns the node that opens the store by a file name: setName, or the store's path on a command line to be run
+// by hand.
 func (d *disk) fileNode(name string) nodeOptions {
 	driver := "file"
 	if d.store.Block() {
@@ -96,12 +98,14 @@ type deviceOptions struct {
 	Sectors       int    `json:"secs"`
 }
 
-// geometry is what QEMU says of every disk of 8 GB or more, and nobody uses. Of a disk without one QEMU reads the boot sector to
-// guess it (hd_geometry_guess), in its main loop: a store that hangs then stops the whole VM.
+// geometry is the geometry that QEMU reports for every disk of 8 GB or more; no guest uses it. For a disk without a given
+// geometry, QEMU's main loop reads the boot sector to guess it (hd_geometry_guess). If the store hangs, that would stop
+// the whole VM.
 var geometry = struct{ cylinders, heads, sectors int }{16383, 16, 63}
 
-// deviceOptions returns those of the disk's device. A guest has some two hundred interrupt vectors, and a disk with MSI-X takes three: it gets
-// none, and shares a line. An I/O error is the guest's to handle: the default for a full store stops the VM, with all its disks.
+// deviceOptions returns the options of the disk's device. The device gets no MSI-X vectors and shares an interrupt line,
+// because a guest has only about 200 vectors and a disk with MSI-X takes three. The guest handles I/O errors: by
+// default a full store would stop the VM, with all its disks.
 func (d *disk) deviceOptions() deviceOptions {
 	return deviceOptions{
 		Driver: "virtio-blk-pci", ID: d.device(), Bus: d.slot.bus(), Address: d.slot.address(), Drive: RawNode(d.ID), Serial: d.Serial,
@@ -110,7 +114,7 @@ func (d *disk) deviceOptions() deviceOptions {
 	}
 }
 
-// Disk returns a disk that the VM has: a boot disk, or one attached and not detached since.
+// Disk returns a disk that the VM has: a boot disk, or a disk that was attached and is not yet detached.
 func (vm *VM) Disk(id string) (Attached, bool) {
 	d := vm.disks.find(id)
 	if d == nil {
@@ -119,14 +123,19 @@ func (vm *VM) Disk(id string) (Attached, bool) {
 	return d.attached(), true
 }
 
-// AttachDisk gives the running VM a disk and returns where its guest will find it; the guest may need a moment, and is not waited
-// for. The same disk again, with the same Disk, stays as it is, and an attach that was cut off is taken up; any other of an id or a
-// store that the VM has, and one that has left or is leaving, is refused until it was detached (ErrAttached). What fails is undone;
-// where that fails too, or ctx is over, the disk keeps its slot, and AttachDisk goes on or DetachDisk takes up the undoing.
+// AttachDisk attaches a disk to the running VM and returns its place in the guest. It does not wait until the guest sees
+// the disk, which may take a moment.
+//
+// If the VM already has an identical Disk, AttachDisk succeeds without a change, and resumes an attach that was
+// interrupted. Another Disk with the same id or the same store is refused until the old one is detached (ErrAttached), and
+// so is a disk that has left or is leaving.
+//
+// A failed attach is undone. If undoing fails too, or if ctx has ended, the disk keeps its slot: calling AttachDisk again
+// resumes the attach, and DetachDisk resumes undoing it.
 func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
 	d, err := vm.takeUp(ctx, want)
 	if err == nil && d == nil {
-		if err = vm.awaitRequests(ctx); err != nil { // or there would be something to undo
+		if err = vm.awaitRequests(ctx); err != nil { // checked first, so that nothing needs undoing
 			return Attached{}, fmt.Errorf("attach disk %s (%s): %w", want.ID, want.Path, err)
 		}
 		d, err = vm.disks.reserveIn(ctx, want)
@@ -155,8 +164,9 @@ func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
 	return Attached{}, err
 }
 
-// takeUp returns a disk, locked, that is there, or whose attach was cut off; nil where it cannot be had so. It is refused where its
-// path leads to another file by now. A disk that was attached by halves and has left is undone: nobody was told of its place.
+// takeUp returns, locked, a disk that the VM already has or whose attach was interrupted. It returns nil if there is no
+// such disk or it must be attached anew. It refuses a disk whose path now leads to another file. A half-attached disk that
+// has left is undone: no caller has learned its place.
 func (vm *VM) takeUp(ctx context.Context, want Disk) (*disk, error) {
 	d, err := vm.disks.acquire(ctx, want.ID)
 	if errors.Is(err, ErrNoDisk) {
@@ -180,8 +190,8 @@ func (vm *VM) takeUp(ctx context.Context, want Disk) (*disk, error) {
 	return nil, err
 }
 
-// plug adds a disk's nodes and its device; again where some of it may be there. Nodes may come at any time, as the guest does not
-// see them.
+// plug adds a disk's nodes and its device. again means that some of them may already exist. The nodes need no hotplug turn,
+// because the guest does not see them.
 func (vm *VM) plug(ctx context.Context, d *disk, again bool) error {
 	var now state
 	if again {
@@ -213,8 +223,9 @@ func (vm *VM) plug(ctx context.Context, d *disk, again bool) error {
 	return vm.execute(ctx, "device_add", d.deviceOptions(), nil)
 }
 
-// removeNodes removes a disk's block nodes, or what is there of them, and takes the store from QEMU. A store that may hang stays: since
-// it was tried last its guest may have taken its time to let go.
+// removeNodes removes those of the disk's block nodes that exist, and takes the store from QEMU. It first tries the store
+// again and leaves everything in place if the store may hang: the guest may have needed long to release the disk since
+// the last try.
 func (vm *VM) removeNodes(ctx context.Context, d *disk) error {
 	if err := vm.answers(ctx, d); err != nil {
 		return err
@@ -228,17 +239,18 @@ func (vm *VM) removeNodes(ctx context.Context, d *disk) error {
 }
 
 const (
-	// freeLimit is how long a device that is gone may keep its node, and freeAgain is when it is tried again.
+	// freeLimit is how long a node may stay in use after its device is gone. freeAgain is the interval between attempts to
+	// remove the node.
 	freeLimit = 5 * time.Second
 	freeAgain = 10 * time.Millisecond
 )
 
-// errThere is the failure to take away what a device uses.
+// errThere means that a node cannot be removed because QEMU still has the device that uses it.
 var errThere = errors.New("QEMU has its device")
 
-// removeNode removes one block node. QEMU says of a device that it is gone before it has freed it, which it does when no thread
-// looks at it any more (RCU) and without an event: until then its node is in use. So a refusal counts where the device is there, or
-// where it stays.
+// removeNode removes one block node. QEMU reports a device as gone before freeing it; QEMU frees it later (RCU), without
+// an event, and the node is in use until then. So removeNode retries after a refusal, and fails only if the device is
+// still there or the node stays in use for freeLimit.
 func (vm *VM) removeNode(ctx context.Context, d *disk, node string) error {
 	again := time.NewTicker(freeAgain)
 	defer again.Stop()
@@ -272,8 +284,8 @@ func (vm *VM) removeNode(ctx context.Context, d *disk, node string) error {
 	}
 }
 
-// ReplaceFileNode puts another block node, by its name, under a disk's raw node, while the disk is in use; FileNode(id) puts things
-// back. It is how a test makes a disk fail: the other node is a blkdebug over the file node.
+// ReplaceFileNode replaces the node below a disk's raw node by the named node, while the disk is in use. FileNode(id)
+// restores the original. Tests use it to make a disk fail: the replacement is a blkdebug node above the file node.
 func (vm *VM) ReplaceFileNode(ctx context.Context, id, node string) error {
 	d, err := vm.disks.acquire(ctx, id)
 	if err != nil {

@@ -66,7 +66,7 @@ func TestAttachUnwindsEachStep(t *testing.T) {
 	}
 }
 
-// QEMU may carry out a device_add whose caller has given up: the disk is then there, and must stay known.
+// QEMU may carry out a device_add whose caller has given up. The VM must then still know the disk.
 func TestAttachThatCannotBeUndoneIsLeftToDetach(t *testing.T) {
 	vm, q := fakeVM(t)
 	q.answerBy(func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
@@ -149,7 +149,7 @@ func TestResizeNeverShrinks(t *testing.T) {
 	if err := vm.ResizeDisk(limited(t), "data", 4*mib-512); !errors.Is(err, ErrShrink) {
 		t.Errorf("a smaller size:\nwant %v\ngot  %v", ErrShrink, err)
 	}
-	// Grown behind QEMU's back, the file is larger than QEMU knows.
+	// The file is grown behind QEMU's back, so it is larger than QEMU knows.
 	if err := os.Truncate(path, 8*mib); err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +176,7 @@ func TestResizeDoesNotTrustOK(t *testing.T) {
 	}
 	q.with(func() {
 		q.hook = func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
-			return struct{}{}, nil, command == "block_resize" // as host_device does
+			return struct{}{}, nil, command == "block_resize" // host_device behaves like this
 		}
 	})
 	err := vm.ResizeDisk(limited(t), "data", 2*mib)
@@ -252,7 +252,7 @@ func TestDetachIsTakenUpWhereItStopped(t *testing.T) {
 	if _, err := vm.AttachDisk(limited(t), d); !errors.Is(err, ErrAttached) {
 		t.Errorf("attached while it leaves:\nwant %v\ngot  %v", ErrAttached, err)
 	}
-	// The guest lets go while nobody waits, and a node stays in use.
+	// The guest releases the disk while no call waits, and a node stays in use.
 	q.with(func() {
 		q.letGo(deviceOf(vm, "data"))
 		q.hook = refusing(-1)
@@ -273,7 +273,7 @@ func TestDetachIsTakenUpWhereItStopped(t *testing.T) {
 	})
 }
 
-// refusing returns a hook that refuses to remove the disk's file node so many times; -1 for ever.
+// refusing returns a hook that refuses to remove the disk's file node the given number of times; -1 means always.
 func refusing(times int) func(string, json.RawMessage) (any, *qmp.Error, bool) {
 	return func(command string, arguments json.RawMessage) (any, *qmp.Error, bool) {
 		if times == 0 || command != "blockdev-del" || !strings.Contains(string(arguments), FileNode("data")) {
@@ -284,7 +284,7 @@ func refusing(times int) func(string, json.RawMessage) (any, *qmp.Error, bool) {
 	}
 }
 
-// QEMU says that a device is gone a moment before it lets go of its node.
+// QEMU reports a device as gone a moment before it releases the device's node.
 func TestNodeThatIsFreedAMomentLaterIsRemoved(t *testing.T) {
 	vm, q := fakeVM(t)
 	if _, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)}); err != nil {
@@ -378,7 +378,7 @@ func TestSlotsAreReusedAndRunOut(t *testing.T) {
 	}
 }
 
-// TestStoreThatSomebodyElseGrowsMeanwhileIsResizedAgain: its size is then not the one that QEMU was told.
+// TestStoreThatSomebodyElseGrowsMeanwhileIsResizedAgain: the store's size is then not the size that QEMU was given.
 func TestStoreThatSomebodyElseGrowsMeanwhileIsResizedAgain(t *testing.T) {
 	vm, q := fakeVM(t)
 	path := image(t, mib)
@@ -404,7 +404,7 @@ func TestStoreThatSomebodyElseGrowsMeanwhileIsResizedAgain(t *testing.T) {
 	end(vm)
 }
 
-// A disk that is not there is none that could change, by this package's errors and by the sandbox's. Detached it is already.
+// Every call except a detach must fail for a missing disk, with this package's error and the sandbox's. A detach succeeds.
 func TestDiskThatIsNotThereIsSaidToBeNone(t *testing.T) {
 	vm, _ := fakeVM(t)
 	for name, err := range map[string]error{

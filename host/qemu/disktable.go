@@ -15,41 +15,42 @@ import (
 )
 
 var (
-	// ErrAttached is the refusal of a disk that a VM has already, by its id or its store.
+	// ErrAttached is the refusal to attach a disk whose id or store the VM already has.
 	ErrAttached = errors.New("already attached")
 	// ErrNoDisk is the failure of a call that names a disk the VM does not have.
 	ErrNoDisk = errors.New("the VM has no such disk")
 )
 
-// disk is one that the VM has, or is about to have or to lose.
+// disk is a disk that the VM has, or that is being attached or detached.
 type disk struct {
 	Disk
 	store *registry.Store
-	// number is one that no other disk of the VM has or had. Its device has it in its name: QEMU says that a device is gone when it has
-	// freed it, and the next device of a disk may be there by then. The set of descriptors by which QEMU has the store (add-fd) has it too.
+	// number is unique among all disks that the VM has ever had. The device's name contains it, because QEMU reports a device
+	// as gone only after freeing it, and a disk's next device may exist by then. The set of descriptors through which
+	// QEMU has the store (add-fd) has the same number.
 	number int
 	slot   slot
-	// busy holds a token while one call changes the disk; what follows belongs to that call.
+	// busy holds a token while a call changes the disk. The fields below, through bytes, belong to that call.
 	busy   chan struct{}
-	trials trial.Trials // of its store, which has no other ones
-	// stuck is a look at the store that its caller gave up, closed when it has ended: the disk stays locked until then.
+	trials trial.Trials // trials of this disk's store; nobody else makes any
+	// stuck is closed when an abandoned access to the store has ended. The disk stays locked until then.
 	stuck <-chan struct{}
-	half  bool // an attach of it was cut off, or could not be undone
-	// bytes is its size as QEMU has it: its store's when that was claimed, and since the last growth.
+	half  bool // an attach was interrupted, or could not be undone
+	// bytes is the size that QEMU knows: the store's size when the store was claimed, or after the last growth.
 	bytes uint64
 
-	doubt chan struct{}          // gets a token when the guest refuses, and it is open which request
-	close func() <-chan struct{} // has the store closed, and returns what is closed when it has
+	doubt chan struct{}          // receives a token when the guest refuses and it is unknown which request the refusal answers
+	close func() <-chan struct{} // starts closing the store; the channel is closed when the store is
 
-	// plugged is set when QEMU has its device, and stays: a device that is not there any more has left.
+	// plugged is set when QEMU has the disk's device, and never cleared: a device that is not there any more has left.
 	plugged atomic.Bool
 
-	owned bool // its store is claimed; the table's mutex guards it
+	owned bool // the store is claimed; the table's mutex guards this field
 
-	mu    sync.Mutex    // guards what follows
-	asked bool          // the guest was asked to let go of it, and may at any moment
-	isOut bool          // gone is closed
-	gone  chan struct{} // closed when the machine has its device no more
+	mu    sync.Mutex    // guards the fields below
+	asked bool          // the guest was asked to release the disk and may do so at any moment
+	isOut bool          // the device has left: gone is closed
+	gone  chan struct{} // closed when the VM no longer has the disk's device
 	requests
 }
 
@@ -60,14 +61,15 @@ func (d *disk) isGone() bool {
 	return d.isOut
 }
 
-// whenGone returns a channel that is closed when the machine has the device no more.
+// whenGone returns a channel that is closed when the VM no longer has the device.
 func (d *disk) whenGone() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.gone
 }
 
-// leaves notes that the device has left, and reports whether that is new, and whether nobody had asked for it.
+// leaves records that the device has left. left is true if that was not recorded before, byItself if no call had asked
+// for it.
 func (d *disk) leaves() (left, byItself bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -79,7 +81,7 @@ func (d *disk) leaves() (left, byItself bool) {
 	return true, !d.asked
 }
 
-// isBack notes that the device is there, whatever said that it had left.
+// isBack records that the device is there after all, although it was reported as gone.
 func (d *disk) isBack() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -100,8 +102,8 @@ func (d *disk) unlock() {
 	}()
 }
 
-// within has look look at the store, which may take for ever, for no longer than ctx. However often that is tried, one thread waits
-// for a store: until look has ended the disk stays locked.
+// within runs look, which accesses the store and may never return, and waits for it until ctx ends. The disk stays locked
+// until look has returned, so that at most one thread waits for a store however often a caller tries.
 func (d *disk) within(ctx context.Context, look func() error) error {
 	answer, ended := make(chan error, 1), make(chan struct{})
 	go func() {
@@ -137,17 +139,17 @@ func (d *disk) attached() Attached {
 	return Attached{Disk: d.Disk, PCIPath: d.slot.path().String(), Device: d.device(), Gone: d.whenGone()}
 }
 
-// diskTable is the disks of one VM.
+// diskTable holds the disks of one VM.
 type diskTable struct {
 	bridges int
 	stores  *registry.Stores
-	owner   string // of the stores
+	owner   string // claims the stores
 	claim   func(store *registry.Store, owner string, readOnly bool) error
 	mu      sync.Mutex
 	numbers int // of disks so far
 	disks   map[string]*disk
-	ended   error           // why no disk comes any more, once QEMU has ended
-	freed   map[slot]uint64 // the number of the release that freed a slot last
+	ended   error           // why no disk is accepted any more, once QEMU has ended
+	freed   map[slot]uint64 // the number of the release that last freed the slot
 	freeing uint64          // releases so far
 }
 
@@ -155,18 +157,18 @@ func newDiskTable(bridges int, stores *registry.Stores, owner string) *diskTable
 	return &diskTable{bridges: bridges, stores: stores, owner: owner, claim: (*registry.Store).Claim, disks: make(map[string]*disk), freed: make(map[slot]uint64)}
 }
 
-// reserve takes an id, a store and a slot for a disk, which comes back locked.
+// reserve reserves an id, a store and a slot, and returns the disk locked.
 func (t *diskTable) reserve(want Disk) (*disk, error) {
 	return t.add(want, func(taken map[slot]bool) (slot, error) { return freeSlot(t.bridges, taken, t.freed) })
 }
 
-// reserveIn is reserve for no longer than ctx.
+// reserveIn is reserve, limited by ctx.
 func (t *diskTable) reserveIn(ctx context.Context, want Disk) (*disk, error) {
 	return t.in(ctx, want, func() (*disk, error) { return t.reserve(want) })
 }
 
-// in has add add a disk, for no longer than ctx: opening a store may take for ever, and so may the look for who else has it. Until that
-// ends the disk keeps its place, locked.
+// in calls add, which adds a disk, and waits for it until ctx ends: opening a store, or looking for its other users, may
+// never return. Until add returns, the disk keeps its place and stays locked.
 func (t *diskTable) in(ctx context.Context, want Disk, add func() (*disk, error)) (*disk, error) {
 	type answer struct {
 		*disk
@@ -191,14 +193,14 @@ func (t *diskTable) in(ctx context.Context, want Disk, add func() (*disk, error)
 	}
 }
 
-// undo gives back what a disk has that nobody got: nothing was written.
+// undo gives back the store and slot of a disk that no caller received. Nothing was written to the store.
 func (t *diskTable) undo(d *disk) {
 	<-d.close()
 	t.drop(d)
 	d.unlock()
 }
 
-// addBoot takes the place of a boot disk, by its number.
+// addBoot adds the boot disk with the given number, in that number's slot.
 func (t *diskTable) addBoot(ctx context.Context, number int, want Disk) error {
 	d, err := t.in(ctx, want, func() (*disk, error) {
 		return t.add(want, func(map[slot]bool) (slot, error) { return slot{0, firstBootSlot + number}, nil })
@@ -206,19 +208,19 @@ func (t *diskTable) addBoot(ctx context.Context, number int, want Disk) error {
 	if err != nil {
 		return fmt.Errorf("boot %w", err)
 	}
-	d.plugged.Store(true) // it comes with QEMU
+	d.plugged.Store(true) // QEMU starts with this device
 	d.unlock()
 	return nil
 }
 
-// all returns the disks, also those that come or go just now.
+// all returns all disks, including those that are being attached or detached.
 func (t *diskTable) all() []*disk {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Collect(maps.Values(t.disks))
 }
 
-// plugged returns the disks whose devices QEMU has, or had.
+// plugged returns the disks whose devices QEMU has, or once had.
 func (t *diskTable) plugged() (all []*disk) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -256,7 +258,7 @@ func (t *diskTable) add(want Disk, choose func(taken map[slot]bool) (slot, error
 	return d, nil
 }
 
-// place enters a disk, which comes back locked. Its store is claimed afterwards, as opening one may take its time.
+// place enters a disk in the table and returns it locked. The store is claimed afterwards, because opening it may take long.
 func (t *diskTable) place(want Disk, store *registry.Store, choose func(taken map[slot]bool) (slot, error)) (*disk, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -290,7 +292,8 @@ func (t *diskTable) place(want Disk, store *registry.Store, choose func(taken ma
 	return d, nil
 }
 
-// owns notes that a disk's store is claimed, unless QEMU has ended meanwhile: nobody would let go of it then.
+// owns records that a disk's store is claimed. It fails if QEMU has ended meanwhile, because nothing would release the
+// store then.
 func (t *diskTable) owns(d *disk) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -298,7 +301,7 @@ func (t *diskTable) owns(d *disk) error {
 	return t.ended
 }
 
-// stillNamed makes sure that a disk's path leads to its store. The disk is locked.
+// stillNamed checks that a disk's path still leads to its store. The disk must be locked.
 func (t *diskTable) stillNamed(ctx context.Context, d *disk) error {
 	return d.within(ctx, func() error { return t.isNamed(d) })
 }
@@ -315,19 +318,19 @@ func (t *diskTable) isNamed(d *disk) error {
 	return nil
 }
 
-// otherFile is the refusal of a disk whose path leads to another file than it did.
+// otherFile returns the refusal of a disk whose path now leads to another file than when it was attached.
 func otherFile(d *disk) error {
 	return fmt.Errorf("disk %s: %w, with the file that %s was then, and another file has that name now: detach the disk first", d.ID, ErrAttached, d.Path)
 }
 
-// find returns a disk, nil where there is none.
+// find returns the disk with the id, or nil.
 func (t *diskTable) find(id string) *disk {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.disks[id]
 }
 
-// byDevice returns the disk of a device, nil where there is none.
+// byDevice returns the disk that has the device, or nil.
 func (t *diskTable) byDevice(device string) *disk {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -339,7 +342,7 @@ func (t *diskTable) byDevice(device string) *disk {
 	return nil
 }
 
-// acquire returns a disk, locked.
+// acquire waits for the disk's lock and returns the disk locked.
 func (t *diskTable) acquire(ctx context.Context, id string) (*disk, error) {
 	for {
 		d := t.find(id)
@@ -354,12 +357,12 @@ func (t *diskTable) acquire(ctx context.Context, id string) (*disk, error) {
 		if t.find(id) == d {
 			return d, nil
 		}
-		d.unlock() // it was detached meanwhile, and may be there anew
+		d.unlock() // the disk was detached meanwhile; another with its id may exist
 	}
 }
 
-// closing returns a function that has a store closed, once. What the kernel has of a block device is written then, to a disk that
-// may not answer.
+// closing returns a function that starts closing a store, once. Closing a block device writes the kernel's cached data to
+// the disk, which may not answer.
 func closing(store *registry.Store) func() <-chan struct{} {
 	return sync.OnceValue(func() <-chan struct{} {
 		closed := make(chan struct{})
@@ -371,8 +374,8 @@ func closing(store *registry.Store) func() <-chan struct{} {
 	})
 }
 
-// release drops a disk that is gone, when its store has closed. Until then, whatever ctx says, it stays, and is released again. Its
-// lock stays with the caller.
+// release waits until a disk's store has closed, and removes the disk from the table. If ctx ends first, the disk stays in
+// the table and can be released again. The caller keeps the disk's lock.
 func (t *diskTable) release(ctx context.Context, d *disk) error {
 	select {
 	case <-d.close():
@@ -391,7 +394,7 @@ func (t *diskTable) drop(d *disk) {
 	t.freed[d.slot] = t.freeing
 }
 
-// hotplugged returns the ids of the disks that are not boot disks, in their order.
+// hotplugged returns the sorted ids of the disks that are not boot disks.
 func (t *diskTable) hotplugged() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -399,9 +402,9 @@ func (t *diskTable) hotplugged() []string {
 	return slices.DeleteFunc(ids, func(id string) bool { return t.disks[id].slot.bridge == 0 })
 }
 
-// end lets go of all disks and their stores when QEMU has ended, and takes no more; why is what later calls fail with. A store
-// whose disk does not answer may take for ever to close, and holds up no other: it is among those left after patience, and still
-// closes when it can.
+// end closes the stores of all disks after QEMU has ended. It accepts no disks any more; later calls fail with why. A
+// store whose disk does not answer may never close, but does not delay the others: after patience, end returns it in left,
+// and it still closes when it can.
 func (t *diskTable) end(why error, patience time.Duration) (left []*disk) {
 	owned := t.refuse(why)
 	closed := make(chan *disk, len(owned))
@@ -424,8 +427,8 @@ func (t *diskTable) end(why error, patience time.Duration) (left []*disk) {
 	return nil
 }
 
-// refuse lets no disk in from now on, and returns those whose stores are claimed: one that is only just being claimed closes when it
-// was (owns).
+// refuse makes the table accept no further disks, and returns the disks whose stores are claimed. A store that is just
+// being claimed is closed by its caller afterwards (see owns).
 func (t *diskTable) refuse(why error) map[string]*disk {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -439,7 +442,8 @@ func (t *diskTable) refuse(why error) map[string]*disk {
 	return owned
 }
 
-// allGone says of all disks that they are gone, when the VM's end is known: before, they would seem to have left by themselves.
+// allGone records all disks as gone. Call it only when it is known how the VM ended: before, the log would say that the
+// disks left by themselves.
 func (t *diskTable) allGone() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -448,7 +452,7 @@ func (t *diskTable) allGone() {
 	}
 }
 
-// bootDisks returns the boot disks in their order.
+// bootDisks returns the boot disks in the order of their slots.
 func (t *diskTable) bootDisks() []*disk {
 	t.mu.Lock()
 	defer t.mu.Unlock()

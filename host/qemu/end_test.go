@@ -19,7 +19,7 @@ import (
 	"github.com/directvol/directvol/host/sandbox"
 )
 
-// free fails where a store has an owner.
+// free fails the test if a store has an owner.
 func free(t *testing.T, stores *registry.Stores, path string) {
 	t.Helper()
 	store, err := stores.Find(path)
@@ -30,7 +30,7 @@ func free(t *testing.T, stores *registry.Stores, path string) {
 	}
 }
 
-// end is the end of a VM's QEMU, as supervise follows it.
+// end marks a VM's QEMU as ended and releases the stores, in supervise's order.
 func end(vm *VM) {
 	vm.qmp.Close()
 	close(vm.qemu.done)
@@ -51,7 +51,7 @@ func TestStoreIsFreeAfterTheVMsEndWhoeverComesThen(t *testing.T) {
 	free(t, vm.disks.stores, after)
 }
 
-// The end comes at any moment of an attach.
+// QEMU ends at a random moment of an attach.
 func TestStoreIsFreeAfterAnEndBesideItsAttach(t *testing.T) {
 	for range 30 {
 		table := newDiskTable(2, testStores(t), "the test")
@@ -78,7 +78,7 @@ func TestDisksAreGoneWhenTheVMHasEnded(t *testing.T) {
 	}
 	givenUpDetach(t, vm, q, "a")
 	waited := make(chan error)
-	go func() { waited <- vm.DetachDisk(limited(t), "b") }() // for the one that does not leave
+	go func() { waited <- vm.DetachDisk(limited(t), "b") }() // waits for the disk that does not leave
 	end(vm)
 	for _, g := range gone {
 		select {
@@ -101,7 +101,7 @@ func run(t *testing.T, words ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// deadDevice returns a loop device whose writes hang until thaw: its file is on a frozen filesystem.
+// deadDevice returns a loop device whose writes hang until thaw, because its file is on a frozen filesystem.
 func deadDevice(t *testing.T) (device string, freeze, thaw func()) {
 	t.Helper()
 	dir := t.TempDir()
@@ -121,7 +121,7 @@ func deadDevice(t *testing.T) (device string, freeze, thaw func()) {
 	return device, func() { run(t, "fsfreeze", "-f", at) }, thaw
 }
 
-// What QEMU has written to a device is written to the disk when the last who has it open closes it.
+// When the last user closes a device, the kernel writes QEMU's cached data to the disk.
 func TestStoreThatDoesNotCloseHoldsUpNoOther(t *testing.T) {
 	device, freeze, thaw := deadDevice(t)
 	vm, q := fakeVM(t)
@@ -143,7 +143,7 @@ func TestStoreThatDoesNotCloseHoldsUpNoOther(t *testing.T) {
 	dead := vm.disks.find("dead")
 	ended := make(chan struct{})
 	go func() { end(vm); close(ended) }()
-	<-ended // returns, though the device still hangs
+	<-ended // returns although the device still hangs
 	if _, ok := vm.Disk("dead"); !ok {
 		t.Error("the table of disks cannot be asked")
 	}
@@ -156,7 +156,7 @@ func TestStoreThatDoesNotCloseHoldsUpNoOther(t *testing.T) {
 	free(t, vm.disks.stores, device)
 }
 
-// So does the close behind a detach: who detaches gives up in time, and the disk is not forgotten.
+// A detach closes the store too: it must give up in time, and the VM must not forget the disk.
 func TestDetachOfAStoreThatDoesNotCloseEndsInTime(t *testing.T) {
 	device, freeze, thaw := deadDevice(t)
 	vm, _ := fakeVM(t)
@@ -193,7 +193,7 @@ func TestDetachOfAStoreThatDoesNotCloseEndsInTime(t *testing.T) {
 	free(t, vm.disks.stores, device)
 }
 
-// So does an open: who attaches gives up in time, and the store is free when it has opened at last.
+// Opening may hang as well: an attach must give up in time, and the store must become free when it has opened at last.
 func TestAttachOfAStoreThatDoesNotOpenEndsInTime(t *testing.T) {
 	vm, _ := fakeVM(t)
 	opens := make(chan struct{})
@@ -224,20 +224,20 @@ func TestAttachOfAStoreThatDoesNotOpenEndsInTime(t *testing.T) {
 	free(t, vm.disks.stores, d.Path)
 }
 
-// More events than a subscriber's buffer holds come while nobody reads them, and the last one says that a disk has left.
+// While nobody reads the events, more arrive than a subscriber's buffer holds; the last one reports that a disk has left.
 func TestDiskThatLeavesAmongTooManyEventsIsKnownToHave(t *testing.T) {
 	vm, q := fakeVM(t)
 	a, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)})
 	must(t, err)
 	device := deviceOf(vm, "data")
-	vm.disks.mu.Lock() // who reads the events waits for it
+	vm.disks.mu.Lock() // blocks the reader of the events
 	q.with(func() {
 		for range 200 {
 			q.refuse("other")
 		}
 		q.letGo(device)
 	})
-	_, err = vm.state(limited(t)) // behind the events
+	_, err = vm.state(limited(t)) // answered after all the events
 	vm.disks.mu.Unlock()
 	must(t, err)
 	select {
@@ -247,7 +247,7 @@ func TestDiskThatLeavesAmongTooManyEventsIsKnownToHave(t *testing.T) {
 	}
 }
 
-// All disks leave while there is no connection: more than a subscriber's buffer holds.
+// All disks leave while there is no connection. Their events are more than a subscriber's buffer holds.
 func TestDisksThatLeaveUnseenAreAllKnownToHave(t *testing.T) {
 	vm, q := fakeVM(t)
 	vm.disks.bridges = maxBridges
@@ -293,7 +293,7 @@ func TestDisksThatLeaveUnseenAreAllKnownToHave(t *testing.T) {
 	}
 }
 
-// The guest powers off while the QMP connection is cut: QEMU exits 0, and cannot say why.
+// The guest powers off while the QMP connection is cut: QEMU exits with status 0, and the reason is lost.
 func TestEndThatWasNotHeardIsNoCrash(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "qmp.sock")
 	l, err := net.Listen("unix", path)
@@ -316,7 +316,7 @@ func TestEndThatWasNotHeardIsNoCrash(t *testing.T) {
 	}
 }
 
-// An attach was cut off, and its image was replaced under its name: neither file is taken for the other.
+// An attach was interrupted, and its image file was replaced. A new attach must not confuse the two files.
 func TestAttachOfAnotherFileByTheSameNameIsRefused(t *testing.T) {
 	for _, cutOff := range []bool{true, false} {
 		vm, q := fakeVM(t)
@@ -361,8 +361,8 @@ func cutAttach(t *testing.T, vm *VM, q *fakeQEMU, d Disk) {
 	q.answerBy(nil)
 }
 
-// TestAttachThatIsRepeatedWhileItsStoreClosesPassesNoOtherFile: close(2) gives a descriptor's number back before it writes, so that
-// another file of this process may have it while a store that hangs is closing.
+// TestAttachThatIsRepeatedWhileItsStoreClosesPassesNoOtherFile: close(2) frees a descriptor's number before it writes back.
+// So another file of this process may get the number while a hanging store is still closing.
 func TestAttachThatIsRepeatedWhileItsStoreClosesPassesNoOtherFile(t *testing.T) {
 	device, freeze, thaw := deadDevice(t)
 	vm, q := fakeVM(t)

@@ -24,7 +24,7 @@ import (
 	"github.com/directvol/directvol/host/registry"
 )
 
-// longEnough limits what must happen; nothing waits for it to pass.
+// longEnough limits steps that must succeed; no test waits for it to pass.
 const longEnough = time.Minute
 
 func limited(t *testing.T) context.Context {
@@ -33,21 +33,21 @@ func limited(t *testing.T) context.Context {
 	return ctx
 }
 
-// fakeQEMU speaks QMP and keeps nodes and devices by name, with no machine behind.
+// fakeQEMU speaks QMP and keeps nodes and devices by name. It has no machine.
 type fakeQEMU struct {
 	mu       sync.Mutex
 	conn     net.Conn
-	commands []string // what came in, in order
+	commands []string // received commands, in order
 	nodes    map[string]bool
-	files    map[string]string // what a node is above, or its filename
-	sets     map[int]*os.File  // sets of descriptors, of one each
-	received []*os.File        // that no command has taken yet
+	files    map[string]string // the node below a node, or its filename
+	sets     map[int]*os.File  // sets of descriptors, of one descriptor each
+	received []*os.File        // files that no command has used yet
 	devices  map[string]bool
-	drives   map[string]string // what node a device uses
-	leaving  map[string]bool   // devices that the guest was asked to let go of
-	// hook may answer a command first, where it says that it does.
+	drives   map[string]string // the node that each device uses
+	leaving  map[string]bool   // devices that the guest was asked to release
+	// hook, if set, sees each command first. If it returns answered = true, its result is the answer.
 	hook func(command string, arguments json.RawMessage) (result any, err *qmp.Error, answered bool)
-	// guestLetsGo says whether an unplug request is obeyed.
+	// guestLetsGo is true if the guest obeys unplug requests.
 	guestLetsGo bool
 }
 
@@ -57,7 +57,7 @@ func newFakeQEMU() *fakeQEMU {
 	}
 }
 
-// serve plays QEMU's side of one connection after the other.
+// serve plays QEMU's side of successive connections.
 func (q *fakeQEMU) serve(l net.Listener) {
 	for {
 		conn, err := l.Accept()
@@ -76,7 +76,7 @@ func (q *fakeQEMU) converse(conn *net.UnixConn) {
 	q.conn = conn
 	q.mu.Unlock()
 	fmt.Fprintln(conn, `{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": ""}, "capabilities": []}}`)
-	lines := json.NewDecoder(&withFiles{conn, q}) // a command begins at its closing brace, as in QEMU
+	lines := json.NewDecoder(&withFiles{conn, q}) // a command starts at its closing brace, as in QEMU
 	for {
 		var cmd struct {
 			Execute   string
@@ -97,7 +97,7 @@ func (q *fakeQEMU) converse(conn *net.UnixConn) {
 	}
 }
 
-// withFiles reads a connection, and takes the files that come with the bytes.
+// withFiles reads a connection and collects the files passed with the bytes.
 type withFiles struct {
 	conn *net.UnixConn
 	q    *fakeQEMU
@@ -109,7 +109,7 @@ func (f *withFiles) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// readWithFiles reads from a socket, with the files that were passed (SCM_RIGHTS).
+// readWithFiles reads from a socket, with the files passed along (SCM_RIGHTS).
 func readWithFiles(conn *net.UnixConn, b []byte) (n int, files []*os.File, err error) {
 	rights := make([]byte, unix.CmsgSpace(4*16))
 	n, m, _, _, err := conn.ReadMsgUnix(b, rights)
@@ -126,8 +126,8 @@ func readWithFiles(conn *net.UnixConn, b []byte) (n int, files []*os.File, err e
 	return max(n, 0), files, err
 }
 
-// hungUp is what QEMU does when its only client has gone: it drops the sets that no node uses (monitor_fdset_cleanup in
-// monitor/misc.c), and the files of commands that did not come.
+// hungUp does what QEMU does when its only client disconnects: it drops the sets that no node uses (monitor_fdset_cleanup
+// in monitor/misc.c), and the files of commands that did not arrive.
 func (q *fakeQEMU) hungUp() {
 	for _, file := range q.received {
 		file.Close()
@@ -288,7 +288,7 @@ func (q *fakeQEMU) deviceDel(id string) (any, *qmp.Error) {
 	return struct{}{}, nil
 }
 
-// letGo is the guest letting go of a device.
+// letGo makes the guest release a device.
 func (q *fakeQEMU) letGo(id string) {
 	delete(q.devices, id)
 	delete(q.leaving, id)
@@ -300,12 +300,12 @@ func (q *fakeQEMU) letGo(id string) {
 // deviceOf returns the name of a disk's device.
 func deviceOf(vm *VM, id string) string { return vm.disks.find(id).device() }
 
-// event says something, by a clock that was set back: the host's may be at any time.
+// event sends an event with a timestamp in the past, because the host's clock may be set back at any time.
 func (q *fakeQEMU) event(name, data string, args ...any) {
 	fmt.Fprintf(q.conn, `{"event": "%s", "data": %s, "timestamp": {"seconds": 1700000000, "microseconds": 1}}`+"\n", name, fmt.Sprintf(data, args...))
 }
 
-// with changes or reads the fake while it is at rest.
+// with runs f while the fake handles no command, so that f may read and change it.
 func (q *fakeQEMU) with(f func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -355,7 +355,7 @@ func vmOn(t *testing.T, path string) *VM {
 	return vm
 }
 
-// endedProcess returns a process that has exited with 0, and is not yet known to have.
+// endedProcess returns a process that has exited with status 0 but is not yet recorded as ended.
 func endedProcess(t *testing.T) *process {
 	t.Helper()
 	cmd, err := ranTrue()
@@ -363,7 +363,7 @@ func endedProcess(t *testing.T) *process {
 	return &process{name: "QEMU", said: &tail{}, cmd: cmd, done: make(chan struct{})}
 }
 
-// ranTrue is made once: starting a process is most of what a fake costs.
+// ranTrue runs true(1) once: starting a process is the main cost of a fake.
 var ranTrue = sync.OnceValues(func() (*exec.Cmd, error) {
 	cmd := exec.Command("true")
 	return cmd, cmd.Run()
@@ -374,7 +374,7 @@ func testStores(t *testing.T) *registry.Stores {
 	return registry.In(filepath.Join(t.TempDir(), "stores"))
 }
 
-// image makes a file to be a disk.
+// image makes an image file of the given size for a disk.
 func image(t *testing.T, size int64) string {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "disk.img"))

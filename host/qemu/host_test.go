@@ -36,7 +36,7 @@ func TestAcceleratorIsWhatTheHostReallyHas(t *testing.T) {
 	}
 }
 
-// hostWith makes a root directory with some files.
+// hostWith makes a root directory with the given files.
 func hostWith(t *testing.T, files []string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -103,7 +103,7 @@ func TestConfigIsCheckedBeforeAnythingRuns(t *testing.T) {
 	}
 }
 
-// Else the agent, which nothing starts, would be waited for until the caller's deadline.
+// Without the refusal, Start would wait for an agent that cannot start until the caller's deadline.
 func TestMachineThatNothingBootsIsRefused(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"no kernel": {Dir: t.TempDir(), GuestCID: 3, Initrd: "guest.cpio"}, "no image": {Dir: t.TempDir(), GuestCID: 3, Kernel: "vmlinuz"},

@@ -10,31 +10,32 @@ import (
 	"github.com/directvol/directvol/host/qmp"
 )
 
-// ErrHotplugHeld is the failure of a call for one disk while the guest does not let go of another: it works off its queue of
-// hotplug events one by one (ACPI's), so a disk that was added now would not be seen, and one that was removed would stay.
+// ErrHotplugHeld means that a disk cannot be attached or detached, because the guest has not yet released another one. The
+// guest processes its ACPI hotplug events one by one: it would not see an added disk, and would keep a removed one.
 var ErrHotplugHeld = errors.New("the guest does not let go of another disk, and no disk comes or goes until it does")
 
-// diskEvents are the QMP events that concern disks.
+// diskEvents are the QMP events about disks.
 var diskEvents = []string{"DEVICE_DELETED", "DEVICE_UNPLUG_GUEST_ERROR"}
 
-// hotplug lets disks come and go one at a time, in the order of their callers: with 20 disks at a time, two removals under way,
-// or an addition beside a removal, made one of 18 mounts fail, and took disks that nobody had asked for.
+// hotplug serializes attaching and detaching, in the order of the callers. With 20 disks at a time, two concurrent
+// removals, or an addition during a removal, made 1 of 18 mounts fail and removed disks that nobody had asked for.
 type hotplug struct {
-	turn chan struct{} // holds a token while a disk is added, or until one has left
+	turn chan struct{} // holds a token while a disk is added, or until a disk has left
 	ask  asker
 
 	mu      sync.Mutex
-	leaving *disk     // that the guest was asked to let go of last
-	since   time.Time // when it was asked first
-	last    time.Time // when it was asked last
+	leaving *disk     // the disk that the guest was last asked to release
+	since   time.Time // time of the first request for leaving
+	last    time.Time // time of the latest request
 }
 
-// asker asks the guest again to let go of a disk, where it may, and notes that (hotplug.asks).
+// asker asks the guest again to release a disk, if a repeated request is allowed, and records the request (hotplug.asks).
 type asker func(ctx context.Context, d *disk) (gone bool, err error)
 
 func newHotplug(ask asker) *hotplug { return &hotplug{turn: make(chan struct{}, 1), ask: ask} }
 
-// take waits for the turn of a disk, and until the guest has let go of the last one, up to hotplugLimit. done may be called twice.
+// take waits for the turn of disk d, and then, for up to hotplugLimit, until the guest has released the previous disk. done
+// ends the turn and may be called twice.
 func (h *hotplug) take(ctx context.Context, d *disk) (done func(), err error) {
 	select {
 	case h.turn <- struct{}{}:
@@ -49,9 +50,9 @@ func (h *hotplug) take(ctx context.Context, d *disk) (done func(), err error) {
 	return done, nil
 }
 
-// awaitOther waits until the guest has let go of the disk that it was asked for, or has refused. It asks again whenever nobody has
-// for askAgain, as whoever asked before may have given up, and a guest that boots misses what it is asked: so long it always has to
-// obey, also when the disk had its time.
+// awaitOther waits until the guest has released or refused the disk it was last asked for. If askAgain has passed without
+// a request, awaitOther asks again: the previous caller may have given up, and a booting guest misses requests. After
+// each request the guest has at least askAgain to obey, even if hotplugLimit is over.
 func (h *hotplug) awaitOther(ctx context.Context, d *disk) error {
 	var limit <-chan time.Time
 	for {
@@ -60,7 +61,7 @@ func (h *hotplug) awaitOther(ctx context.Context, d *disk) error {
 			return nil
 		}
 		refused := other.refusal()
-		if h.other(d) == nil { // it was refused just now
+		if h.other(d) == nil { // the guest refused just now
 			return nil
 		}
 		if h.untilAgain() == 0 {
@@ -78,7 +79,7 @@ func (h *hotplug) awaitOther(ctx context.Context, d *disk) error {
 	}
 }
 
-// awaitOne waits until there may be something new of a disk that is to leave, again at the latest.
+// awaitOne waits until the other disk has left or was refused, or for the duration again.
 func awaitOne(ctx context.Context, other *disk, refused <-chan struct{}, again time.Duration, limit <-chan time.Time) error {
 	timer := time.NewTimer(again)
 	defer timer.Stop()
@@ -87,7 +88,7 @@ func awaitOne(ctx context.Context, other *disk, refused <-chan struct{}, again t
 	case <-refused:
 	case <-timer.C:
 		select {
-		case <-limit: // both at once
+		case <-limit: // again and limit may expire together
 			return errTimeEnough
 		default:
 		}
@@ -101,7 +102,8 @@ func awaitOne(ctx context.Context, other *disk, refused <-chan struct{}, again t
 
 var errTimeEnough = errors.New("it had time enough")
 
-// other returns the disk that the guest was asked to let go of, and has neither let go of nor refused, unless it is d.
+// other returns the disk that the guest was asked to release and has neither released nor refused; nil if there is none or
+// it is d.
 func (h *hotplug) other(d *disk) *disk {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -111,7 +113,7 @@ func (h *hotplug) other(d *disk) *disk {
 	return h.leaving
 }
 
-// held says which disk holds others up, where one does.
+// held adds to err which disk holds the others up, if one does.
 func (h *hotplug) held(d *disk, err error) error {
 	other := h.other(d)
 	if other == nil {
@@ -122,7 +124,7 @@ func (h *hotplug) held(d *disk, err error) error {
 	return fmt.Errorf("%w: disk %s (%s), since %v: %w", ErrHotplugHeld, other.ID, other.Path, time.Since(h.since).Round(time.Second), err)
 }
 
-// asks notes that the guest is asked to let go of a disk.
+// asks records that the guest is being asked to release a disk.
 func (h *hotplug) asks(d *disk) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -132,14 +134,14 @@ func (h *hotplug) asks(d *disk) {
 	}
 }
 
-// untilAgain is for how long the guest need not be asked again.
+// untilAgain returns how long to wait before the guest may be asked again.
 func (h *hotplug) untilAgain() time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return max(0, time.Until(h.last.Add(askAgain)))
 }
 
-// left is for how long others still wait for a disk.
+// left returns how much longer other disks wait for disk d.
 func (h *hotplug) left(d *disk) time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()

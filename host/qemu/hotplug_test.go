@@ -17,7 +17,7 @@ func leavingDisk(id string) *disk {
 	return &disk{Disk: Disk{ID: id}, gone: make(chan struct{}), requests: requests{refused: make(chan struct{})}}
 }
 
-// deafHotplug asks a guest that obeys nothing, and counts how often.
+// deafHotplug returns a hotplug whose guest obeys no request, and the number of requests.
 func deafHotplug() (h *hotplug, asked *int) {
 	asked = new(int)
 	h = newHotplug(func(_ context.Context, d *disk) (bool, error) {
@@ -30,9 +30,8 @@ func deafHotplug() (h *hotplug, asked *int) {
 	return h, asked
 }
 
-// Who comes while the guest does not let go of a disk is refused when the disk had its
-// time, and says which disk it is; who comes after that asks once more, and waits no
-// longer than the guest has for that.
+// While the guest does not release a disk, other callers are refused after hotplugLimit, with an error that names the disk.
+// Later callers ask the guest once more, and wait only as long as the guest has for that request.
 func TestGuestThatKeepsADiskHoldsUpOthersForALimitedTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, asked := deafHotplug()
@@ -63,7 +62,7 @@ func TestGuestThatKeepsADiskHoldsUpOthersForALimitedTime(t *testing.T) {
 	})
 }
 
-// A detach that is repeated gives the guest no more time at others' cost.
+// Repeating a detach must not extend the time for which other disks wait.
 func TestDetachThatIsRepeatedHoldsUpOthersNoLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, _ := deafHotplug()
@@ -80,15 +79,15 @@ func TestDetachThatIsRepeatedHoldsUpOthersNoLonger(t *testing.T) {
 	})
 }
 
-// QEMU has no device of a name any more, and says so: the event that says it comes when the device is freed, which may be when the
-// next one of that disk is there.
+// QEMU may report "no such device" at once, but its DEVICE_DELETED event comes when the device is freed. By then the same
+// disk's next device may exist.
 func TestLateEndOfADeviceIsNotThatOfTheNext(t *testing.T) {
 	vm, q := fakeVM(t)
 	d := Disk{ID: "data", Path: image(t, mib)}
 	_, err := vm.AttachDisk(limited(t), d)
 	must(t, err)
 	var first string
-	q.with(func() { // somebody else has asked the guest for it
+	q.with(func() { // another QMP client has unplugged the device
 		for first = range q.devices {
 		}
 		delete(q.devices, first)
@@ -114,7 +113,7 @@ func TestLateEndOfADeviceIsNotThatOfTheNext(t *testing.T) {
 		}
 	})
 	other, _ := vm.Disk("other")
-	<-other.Gone // behind the events of the first
+	<-other.Gone // its event follows the events of the first device
 	select {
 	case <-again.Gone:
 		t.Error("it was attached, and is said to be gone")
@@ -128,7 +127,7 @@ func TestLateEndOfADeviceIsNotThatOfTheNext(t *testing.T) {
 	})
 }
 
-// Whatever said that the device has left was wrong.
+// The report that the device had left was wrong.
 func TestDiskThatIsSaidToBeGoneAndIsThereIsDetached(t *testing.T) {
 	vm, q := fakeVM(t)
 	_, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)})
@@ -175,8 +174,8 @@ func TestDisksComeAndGoInTheirCallersOrder(t *testing.T) {
 	})
 }
 
-// A guest that was asked for a disk and has not answered is asked for nothing else: what
-// was added then it would not see, and a second removal could hit the wrong disk.
+// While the guest has not answered an unplug request, nothing else must be asked of it: it would not see an added disk, and
+// a second removal could hit the wrong disk.
 func TestNothingIsAddedBesideARemoval(t *testing.T) {
 	vm, q := fakeVM(t)
 	q.with(func() { q.guestLetsGo = false })
@@ -215,7 +214,7 @@ func TestNothingIsAddedBesideARemoval(t *testing.T) {
 	must(t, vm.DetachDisk(limited(t), "b"))
 }
 
-// Nobody is inside a detach when a guest ejects a disk by itself.
+// No detach is running when the guest ejects a disk by itself.
 func TestDiskThatLeavesByItselfIsTold(t *testing.T) {
 	vm, q := fakeVM(t)
 	d := Disk{ID: "data", Path: image(t, mib)}
@@ -231,7 +230,7 @@ func TestDiskThatLeavesByItselfIsTold(t *testing.T) {
 	must(t, err)
 }
 
-// QEMU carries out a device_add that its caller has given up. The next attach finds it.
+// QEMU carries out a device_add whose caller has given up. The next attach must find the device.
 func TestAttachThatWasCutOffIsTakenUp(t *testing.T) {
 	for _, command := range []string{"blockdev-add", "device_add"} {
 		t.Run(command, func(t *testing.T) {
@@ -239,7 +238,7 @@ func TestAttachThatWasCutOffIsTakenUp(t *testing.T) {
 			goOn := make(chan struct{})
 			q.answerBy(func(c string, arguments json.RawMessage) (any, *qmp.Error, bool) {
 				if c == command {
-					<-goOn // its answer comes late
+					<-goOn // the answer comes late
 				}
 				return nil, nil, false
 			})
@@ -269,12 +268,12 @@ func TestAttachThatWasCutOffIsTakenUp(t *testing.T) {
 	}
 }
 
-// An attach was cut off, and then the guest let go of its disk: the next attach begins anew.
+// An attach was interrupted, and then the guest released its disk. The next attach must start from the beginning.
 func TestAttachThatWasCutOffAndLostItsDiskBeginsAnew(t *testing.T) {
 	vm, q := fakeVM(t)
 	d := Disk{ID: "data", Path: image(t, mib)}
 	cutAttach(t, vm, q, d)
-	_, err := vm.state(limited(t)) // QEMU has carried the device_add out
+	_, err := vm.state(limited(t)) // QEMU has carried out the device_add
 	must(t, err)
 	gone := vm.disks.find("data").whenGone()
 	q.with(func() { q.letGo(deviceOf(vm, "data")) })
@@ -289,7 +288,7 @@ func TestAttachThatWasCutOffAndLostItsDiskBeginsAnew(t *testing.T) {
 	must(t, vm.DetachDisk(limited(t), "data"))
 }
 
-// As sandbox.Machine has it.
+// sandbox.Machine requires this.
 func TestAttachThatIsRepeatedChangesNothing(t *testing.T) {
 	vm, q := fakeVM(t)
 	d := sandbox.Disk{ID: "data", Path: image(t, mib)}
@@ -318,7 +317,7 @@ func TestAttachThatIsRepeatedChangesNothing(t *testing.T) {
 	}
 }
 
-// So it is where the attach was cut off before the guest was asked to let go.
+// The same holds if the attach was interrupted before the guest was asked to release the disk.
 func TestAttachTakesUpNoDiskThatLeaves(t *testing.T) {
 	vm, q := fakeVM(t)
 	d := Disk{ID: "data", Path: image(t, mib)}
@@ -329,7 +328,7 @@ func TestAttachTakesUpNoDiskThatLeaves(t *testing.T) {
 	}
 }
 
-// A store that hangs must not be read by QEMU's main loop when its device is added.
+// QEMU's main loop must not read a hanging store when the disk's device is added.
 func TestGeometryIsAlwaysGiven(t *testing.T) {
 	d := &disk{Disk: Disk{ID: "data"}, slot: slot{1, 1}}
 	if o := d.deviceOptions(); o.Cylinders < 1 || o.Cylinders > 65535 || o.Heads < 1 || o.Heads > 255 || o.Sectors < 1 || o.Sectors > 255 {

@@ -14,61 +14,63 @@ import (
 )
 
 const (
-	// graphLockMajor is the first QEMU in which a change of the graph of block nodes waits for the requests of all disks.
+	// graphLockMajor is the first major version of QEMU in which changing the graph of block nodes waits for the requests of
+	// all disks.
 	graphLockMajor = 8
-	// requestLimit is for how long a request may be in flight before its disk counts as one that hangs.
+	// requestLimit is how long a request may be in flight before its disk counts as hanging.
 	requestLimit = 10 * time.Second
-	// requestAgain is the pause between two looks at the requests in flight.
+	// requestAgain is the pause between two checks of the requests in flight.
 	requestAgain = 10 * time.Millisecond
 )
 
-// ErrDiskHangs is the refusal to have any disk come, grow or go while a request of one disk does not end: QEMU, and with it the guest,
-// would stand still until it does. The error is a *HangsError too.
+// ErrDiskHangs is the refusal to attach, grow or detach any disk while a request of one disk does not end: QEMU, and the
+// guest with it, would be blocked until the request ends. The error is also a *HangsError.
 var ErrDiskHangs = errors.New("a request of a disk does not end")
 
-// HangsError says whose request does not end.
+// HangsError names the disk whose request does not end.
 type HangsError struct {
-	// ID and Path are of the disk that hangs, which need not be the one that the call is about.
+	// ID and Path identify the disk that hangs. The failed call may have been for another disk.
 	ID, Path string
-	// For is how long the request was seen in flight, at least.
+	// For is the least time that the request has been in flight: the time since it was first seen.
 	For time.Duration
-	// QEMU is its version.
+	// QEMU is QEMU's version.
 	QEMU string
 }
 
-// Error names the disk and the way out.
+// Error names the disk and the remedy.
 func (e *HangsError) Error() string {
 	return fmt.Sprintf("disk %s (%s) has had a request in flight for %v, and QEMU %s would stand still until it ends, with its guest, if a disk came, grew or went now: have that store answer, or stop the VM",
 		e.ID, e.Path, e.For.Round(time.Second), e.QEMU)
 }
 
-// Is has errors.Is know it as ErrDiskHangs.
+// Is makes errors.Is match ErrDiskHangs.
 func (e *HangsError) Is(target error) bool { return target == ErrDiskHangs }
 
 // HangingDisk returns the id of the disk that hangs.
 func (e *HangsError) HangingDisk() string { return e.ID }
 
-// changesGraph are the commands that change the graph of block nodes, at once or when the guest has obeyed. block_resize puts a node
-// above the disk's for a moment (qmp_block_resize in blockdev.c).
+// changesGraph lists the commands that change the graph of block nodes, at once or after the guest has obeyed. block_resize
+// briefly puts a node above the disk's node (qmp_block_resize in blockdev.c).
 var changesGraph = map[string]bool{
 	"blockdev-add": true, "blockdev-del": true, "blockdev-reopen": true, "block_resize": true, "device_add": true, "device_del": true,
 }
 
-// request is one that a thread of QEMU's waits for. QEMU has stores read, written and flushed by the threads of a pool, a request
-// each (util/thread-pool.c), in system calls whose first argument is the store's descriptor.
+// request is a disk request for which one of QEMU's threads waits. QEMU reads, writes and flushes stores with a thread
+// pool, one request per thread (util/thread-pool.c). The first argument of the thread's system call is the store's
+// descriptor.
 type request struct {
-	thread   string // its number
+	thread   string // the thread's number
 	call     string // the system call with its arguments (proc_pid_syscall(5))
-	switches string // how often the thread has slept: as long as it is the same, the thread waits for the same thing
+	switches string // how often the thread has slept; while the count is unchanged, the thread is in the same wait
 }
 
-// requestTable knows since when requests are in flight. The zero value is ready.
+// requestTable records since when requests are in flight. The zero value is ready to use.
 type requestTable struct {
 	mu    sync.Mutex
 	since map[request]time.Time
 }
 
-// saw takes in which requests are in flight, and returns since when each was seen, at least.
+// saw records the requests that are in flight now, and returns when each was first seen.
 func (t *requestTable) saw(now map[request]*disk) map[request]time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -83,8 +85,8 @@ func (t *requestTable) saw(now map[request]*disk) map[request]time.Time {
 	return since
 }
 
-// awaitRequests waits until the requests in flight have ended, where QEMU would wait for them in its main loop. A *HangsError says
-// that one does not end. Requests that come meanwhile are QEMU's to hold back.
+// awaitRequests waits until the current requests have ended, if this QEMU would otherwise wait for them in its main loop.
+// It fails with a *HangsError if a request does not end. It ignores requests that start later: QEMU holds those back itself.
 func (vm *VM) awaitRequests(ctx context.Context) error {
 	if vm.major < graphLockMajor {
 		return nil
@@ -122,7 +124,7 @@ func (vm *VM) awaitRequests(ctx context.Context) error {
 	}
 }
 
-// stillInFlight is the failure of who gives up before it is known whether a request hangs.
+// stillInFlight returns the error of a caller whose context ended before it was known whether a request hangs.
 func stillInFlight(left map[request]*disk, err error) error {
 	for _, d := range left {
 		err = fmt.Errorf("QEMU would wait for a request of disk %s (%s) that has not ended: %w", d.ID, d.Path, err)
@@ -131,12 +133,12 @@ func stillInFlight(left map[request]*disk, err error) error {
 	return err
 }
 
-// inFlight returns the requests that threads of QEMU's wait for now. It asks no store anything.
+// inFlight returns the requests for which QEMU's threads wait now. It reads only /proc and accesses no store.
 func (vm *VM) inFlight() (map[request]*disk, error) {
 	process := fmt.Sprintf("/proc/%d", vm.qemu.cmd.Process.Pid)
-	stores := make(map[string]*disk) // by where their descriptors lead
+	stores := make(map[string]*disk) // by the target of their descriptor's link
 	for _, d := range vm.disks.all() {
-		if leads, err := os.Readlink(d.store.Handle()); err == nil { // else it was closed meanwhile
+		if leads, err := os.Readlink(d.store.Handle()); err == nil { // an error means that the store was closed meanwhile
 			stores[leads] = d
 		}
 	}
@@ -152,7 +154,7 @@ func (vm *VM) inFlight() (map[request]*disk, error) {
 			return nil, err
 		}
 		descriptor, ok := firstArgument(string(call))
-		if err != nil || !ok { // the thread has ended, or waits for nothing
+		if err != nil || !ok { // the thread has ended, or is not waiting
 			continue
 		}
 		leads, err := os.Readlink(filepath.Join(process, "fd", strconv.FormatUint(descriptor, 10)))
@@ -163,8 +165,9 @@ func (vm *VM) inFlight() (map[request]*disk, error) {
 	return found, nil
 }
 
-// firstArgument reads the first argument of a thread's system call: its number in decimal, and six arguments in hexadecimal. A thread
-// that runs has none, and one that waits elsewhere the number -1.
+// firstArgument parses the first argument of a thread's system call. The line has the call's number in decimal and six
+// arguments in hexadecimal; a running thread has no arguments, and a thread that waits outside a system call has the
+// number -1.
 func firstArgument(line string) (uint64, bool) {
 	fields := strings.Fields(line)
 	if len(fields) < 2 || fields[0] == "-1" {
@@ -174,9 +177,9 @@ func firstArgument(line string) (uint64, bool) {
 	return argument, err == nil
 }
 
-// sleeps reads from a thread's status file how often it has slept by itself; "" where there is none.
+// sleeps reads the thread's number of voluntary context switches from its status file; "" if the file is missing.
 func sleeps(file string) string {
-	text, _ := os.ReadFile(file) // the thread has ended
+	text, _ := os.ReadFile(file) // an error means that the thread has ended
 	_, behind, _ := strings.Cut(string(text), "\nvoluntary_ctxt_switches:")
 	count, _, _ := strings.Cut(behind, "\n")
 	return strings.TrimSpace(count)

@@ -13,22 +13,22 @@ import (
 	"github.com/directvol/directvol/host/trial/trialtest"
 )
 
-// hangingStore is a store that hangs, and a request of it that does then.
+// hangingStore is a store that can be made to hang, with a request that then hangs.
 type hangingStore struct {
 	path          string
 	hang, recover func()
-	request       string // for QEMU's qemu-io
+	request       string // in the syntax of QEMU's qemu-io
 }
 
-// hangingStores are two: one whose reads are answered while its writes hang, and one whose server does nothing.
+// hangingStores returns two stores: one answers reads while its writes hang, the other's server stops completely.
 func hangingStores(t *testing.T) map[string]hangingStore {
 	path, freeze, thaw := frozen(t)
 	served, stop, answer := trialtest.Serve(t)
 	return map[string]hangingStore{"writes": {path, freeze, thaw, "aio_write 0 4k"}, "all": {served, stop, answer, "aio_read 0 4k"}}
 }
 
-// begins has QEMU begin a request of a disk, for which it does not wait, and returns when a thread of QEMU is in it: on a busy
-// machine QEMU answers before that.
+// begins makes QEMU start a request of a disk without waiting for its end, and returns when a thread of QEMU executes the
+// request. On a busy machine QEMU answers the command before that.
 func begins(t *testing.T, vm *VM, id, request string) {
 	t.Helper()
 	ctx := limited(t)
@@ -46,7 +46,7 @@ func begins(t *testing.T, vm *VM, id, request string) {
 	}
 }
 
-// haveHungFor has all requests seen in flight as if they were for so long.
+// haveHungFor makes all requests in flight look as if they had been first seen d ago.
 func (t *requestTable) haveHungFor(d time.Duration) (requests int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -56,7 +56,8 @@ func (t *requestTable) haveHungFor(d time.Duration) (requests int) {
 	return len(t.since)
 }
 
-// QEMU from 8 on would stand still with its guest. This QEMU, an earlier one, is told to be one of them.
+// QEMU 8 and later would block together with its guest. The installed QEMU is older, and the test makes the VM treat it as
+// version 8.
 func TestRealQEMUIsAskedForNothingThatWouldHaveItWaitForADiskThatHangs(t *testing.T) {
 	stores := hangingStores(t)
 	vm := realVM(t)
@@ -67,7 +68,7 @@ func TestRealQEMUIsAskedForNothingThatWouldHaveItWaitForADiskThatHangs(t *testin
 	size := uint64(mib)
 	for name, store := range stores {
 		size *= 2
-		t.Cleanup(store.recover) // before the VM is killed
+		t.Cleanup(store.recover) // runs before the VM is killed
 		_, err := vm.AttachDisk(limited(t), Disk{ID: name, Path: store.path})
 		must(t, err)
 		must(t, vm.awaitRequests(limited(t)))
@@ -92,7 +93,7 @@ func TestRealQEMUIsAskedForNothingThatWouldHaveItWaitForADiskThatHangs(t *testin
 		if requests := vm.requests.haveHungFor(requestLimit); requests != 1 {
 			t.Errorf("%s: want 1 request in flight\ngot  %d", name, requests)
 		}
-		delete(calls, "its own store") // of the second store it is the trial that says so
+		delete(calls, "its own store") // for the second store, the trial reports the hang
 		for what, call := range calls {
 			hangs, ok := errors.AsType[*HangsError](call(limited(t)))
 			if !ok || hangs.ID != name || !strings.Contains(hangs.Error(), store.path) || !errors.Is(typed(hangs), sandbox.ErrStoreHangs) {
@@ -106,7 +107,7 @@ func TestRealQEMUIsAskedForNothingThatWouldHaveItWaitForADiskThatHangs(t *testin
 			t.Errorf("%s: a detach was refused, and its disk is said to be leaving", name)
 		}
 		store.recover()
-		for errors.Is(vm.awaitRequests(limited(t)), ErrDiskHangs) { // a moment more
+		for errors.Is(vm.awaitRequests(limited(t)), ErrDiskHangs) { // takes a moment
 			runtime.Gosched()
 		}
 		must(t, vm.ResizeDisk(limited(t), "other", size))
@@ -131,7 +132,7 @@ func (vm *VM) takeAwayNow(t *testing.T, id string) error {
 	}
 }
 
-// Other QEMUs go on, and are asked.
+// Earlier QEMUs do not block, and get the command.
 func TestRealQEMUWithoutAGraphLockGoesOn(t *testing.T) {
 	path, freeze, thaw := frozen(t)
 	vm := realVM(t)
@@ -159,7 +160,7 @@ func TestFirstArgumentOfASystemCallIsRead(t *testing.T) {
 	}
 }
 
-// A detach that has waited for its guest, and the undoing of an attach, try the store once more.
+// A detach tries the store once more after waiting for its guest, and so does the undoing of an attach.
 func TestNodesOfAStoreThatHangsStay(t *testing.T) {
 	for name, hangs := range map[string]error{"hangs": trial.ErrHangs, "untried": trial.ErrUntried} {
 		vm, q := fakeVM(t)
@@ -177,7 +178,7 @@ func TestNodesOfAStoreThatHangsStay(t *testing.T) {
 				t.Errorf("%s: of a store that hangs QEMU has left the nodes %v and the sets %v", name, q.nodes, q.sets)
 			}
 		})
-		found = errors.New("it fails") // which is no reason to keep it
+		found = errors.New("it fails") // a failing store need not be kept
 		must(t, vm.DetachDisk(limited(t), "data"))
 		q.with(func() {
 			if len(q.nodes) > 0 || len(q.sets) > 0 {

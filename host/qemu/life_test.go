@@ -22,7 +22,7 @@ import (
 	"github.com/directvol/directvol/host/qmp"
 )
 
-// The test binary also plays the programs that a VM starts, by these variables.
+// With these variables the test binary plays the programs that a VM starts.
 const (
 	playQEMU    = "DIRECTVOL_TEST_QEMU"
 	playBackend = "DIRECTVOL_TEST_BACKEND"
@@ -52,7 +52,7 @@ func fatal(err error) {
 	os.Exit(2)
 }
 
-// beVersion plays QEMU that prints its version, or refuses an option before that.
+// beVersion plays a QEMU that prints its version, or refuses an option before that.
 func beVersion(how string) {
 	if how == "has no seccomp" {
 		fatal(errors.New("qemu: -sandbox: invalid option"))
@@ -94,7 +94,7 @@ func beBackend(how string) {
 	if err != nil {
 		fatal(err)
 	}
-	for open := []net.Conn{}; ; { // kept, so that none is collected and closed
+	for open := []net.Conn{}; ; { // kept, so that the garbage collector closes none
 		conn, err := l.Accept()
 		if err != nil {
 			fatal(err)
@@ -103,7 +103,7 @@ func beBackend(how string) {
 	}
 }
 
-// beParent starts a VM, tells its processes and waits to be killed.
+// beParent starts a VM, prints the numbers of its processes and waits to be killed.
 func beParent(dir string) {
 	os.Unsetenv(playParent)
 	vm, err := Start(context.Background(), playedConfig(dir))
@@ -147,7 +147,8 @@ func startPlayed(t *testing.T, qemu, backend string, change func(*Config)) (*VM,
 	return vm, err
 }
 
-// shortDir returns the path of a directory to be, short enough for sockets whatever the test's name.
+// shortDir returns the path of a directory that does not exist yet. The path is short enough for sockets, however long the
+// test's name is.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "vm")
@@ -158,7 +159,7 @@ func shortDir(t *testing.T) string {
 	return filepath.Join(dir, "vm")
 }
 
-// lockedBuffer is a console.
+// lockedBuffer is a console that is safe for concurrent use.
 type lockedBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -195,13 +196,13 @@ func TestShutdownIsToldAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// A disk that is gone before its VM's end is known looks as if it had left by itself.
+// A disk that is recorded as gone before its VM's end is known looks as if it had left by itself.
 func TestDisksGoNoSoonerThanTheirVMHasEnded(t *testing.T) {
 	vm, err := startPlayed(t, "serves", "serves", nil)
 	must(t, err)
 	a, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)})
 	must(t, err)
-	_ = vm.QMP().Execute(limited(t), "quit", nil, nil) // its answer may not come
+	_ = vm.QMP().Execute(limited(t), "quit", nil, nil) // the answer may not come
 	<-a.Gone
 	select {
 	case <-vm.Done():
@@ -303,7 +304,7 @@ func TestKillIsNoShutdown(t *testing.T) {
 	}
 }
 
-// startBackendAlone starts just a VM's played backend, whatever vsock the host has.
+// startBackendAlone starts only a VM's played backend, whatever vsock the host has.
 func startBackendAlone(t *testing.T, how string) (*VM, error) {
 	t.Setenv(playBackend, how)
 	vm := &VM{cfg: playedConfig(t.TempDir()), qemu: &process{done: make(chan struct{})}}
@@ -342,7 +343,7 @@ func TestBackendThatDoesNotComeUpIsTold(t *testing.T) {
 
 func TestQEMUDoesNotOutliveItsParent(t *testing.T) { killedParent(t) }
 
-// TestADirectoryWhoseOwnerWasKilledIsTakenOver: its sockets are stale, and it is not locked.
+// TestADirectoryWhoseOwnerWasKilledIsTakenOver: its sockets are stale, and nothing locks it.
 func TestADirectoryWhoseOwnerWasKilledIsTakenOver(t *testing.T) {
 	dir := killedParent(t)
 	left, err := os.ReadDir(dir)
@@ -357,7 +358,7 @@ func TestADirectoryWhoseOwnerWasKilledIsTakenOver(t *testing.T) {
 			kill(t, vm)
 			break
 		}
-		if ctx.Err() != nil || !strings.Contains(err.Error(), "is taken") { // by the backend, which is killed after its parent
+		if ctx.Err() != nil || !strings.Contains(err.Error(), "is taken") { // the backend holds the lock until it is killed, after its parent
 			t.Fatal(err)
 		}
 	}
@@ -366,7 +367,7 @@ func TestADirectoryWhoseOwnerWasKilledIsTakenOver(t *testing.T) {
 	}
 }
 
-// killedParent kills a process with a VM, waits until its QEMU has ended and returns its directory.
+// killedParent kills a process with a VM, waits until the VM's QEMU has ended and returns the VM's directory.
 func killedParent(t *testing.T) (dir string) {
 	t.Helper()
 	dir = shortDir(t)
@@ -396,7 +397,7 @@ func killedParent(t *testing.T) (dir string) {
 	defer unix.Close(qemu)
 	parent.Process.Kill()
 	parent.Wait()
-	// A pidfd is readable when its process has ended.
+	// A pidfd becomes readable when its process ends.
 	fds := []unix.PollFd{{Fd: int32(qemu), Events: unix.POLLIN}}
 	for {
 		n, err := unix.Poll(fds, int(longEnough.Milliseconds()))
@@ -441,19 +442,18 @@ func TestAwaitShutdownEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A QEMU in the kernel, waiting for a dead disk, takes its SIGKILL when that answers. Who
-// kills it is not kept for so long.
+// A QEMU that waits in the kernel for a dead disk takes its SIGKILL only when the disk answers. Kill must not wait that long.
 func TestKillEndsWithItsContextAndNamesWhatIsLeft(t *testing.T) {
 	p, err := startProcess(limited(t), "QEMU", exec.Command("sleep", "1000"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	vm := &VM{qemu: p, done: make(chan struct{})} // never seen ended
+	vm := &VM{qemu: p, done: make(chan struct{})} // done is never closed, as if the process never ended
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	err = vm.Kill(ctx)
 	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), fmt.Sprintf("QEMU (process %d, state", p.cmd.Process.Pid)) {
 		t.Errorf("want the process named\ngot  %v", err)
 	}
-	<-p.done // it was killed all the same
+	<-p.done // it was killed nevertheless
 }

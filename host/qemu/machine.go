@@ -11,20 +11,21 @@ import (
 	"github.com/directvol/directvol/host/trial"
 )
 
-// bootOptions are for the kernel of every sandbox's guest: a console that says little, a panic that ends the VM, and no test of
-// the timer's interrupt. On a busy host an emulated one is late for longer than the kernel waits (check_timer of Linux's
-// arch/x86/kernel/apic/io_apic.c), which then panics; a guest of KVM leaves the test out by itself.
+// bootOptions are options for every sandbox's kernel: a quiet console, an end of the VM on panic, and no test of the timer
+// interrupt. On a busy host an emulated timer interrupt can be later than the kernel waits (check_timer in Linux's
+// arch/x86/kernel/apic/io_apic.c); the kernel would then panic. A KVM guest skips the test by itself.
 const bootOptions = "console=ttyS0 loglevel=1 panic=-1 no_timer_check"
 
-// Machine is a VM as host/sandbox knows machines.
+// Machine implements sandbox.Machine with a VM.
 type Machine struct{ *VM }
 
 var _ sandbox.Machine = Machine{}
 
-// errNothingBoots is the error of a sandbox's VM in which no agent can start: its boot would be waited for until the deadline.
+// errNothingBoots is the refusal of a sandbox's VM in which no agent can start. Start would otherwise wait for the agent
+// until the deadline.
 var errNothingBoots = errors.New("no agent would start: set Kernel, and Initrd to an image (directvol-rootfs makes both), or BootDisks with a root file system")
 
-// StartMachine starts a VM for a sandbox. cfg.Append is added to the options that every sandbox's kernel gets.
+// StartMachine starts a VM for a sandbox. It adds cfg.Append to the kernel options of every sandbox.
 func StartMachine(ctx context.Context, cfg Config) (Machine, error) {
 	if cfg.Initrd == "" && len(cfg.BootDisks) == 0 || cfg.Kernel == "" {
 		return Machine{}, errNothingBoots
@@ -80,7 +81,7 @@ func (m Machine) PressPower(ctx context.Context) error {
 	return m.execute(ctx, "system_powerdown", nil, nil)
 }
 
-// orderly is how a guest ends a VM that powers off.
+// orderly is the Shutdown of a VM whose guest powered off.
 var orderly = Shutdown{Guest: true, Reason: "guest-shutdown", ExitCode: 0}
 
 // AwaitEnd implements sandbox.Machine.
@@ -96,14 +97,14 @@ func (m Machine) AwaitEnd(ctx context.Context) error {
 	return nil
 }
 
-// meanings are what this package's errors are to host/sandbox.
+// meanings maps this package's errors to those of host/sandbox.
 var meanings = []struct{ of, is error }{
 	{ErrEnded, sandbox.ErrEnded}, {ErrShrink, sandbox.ErrWouldShrink}, {ErrAttached, sandbox.ErrBusy}, {ErrNoDisk, sandbox.ErrNotFound},
 	{ErrDiskHangs, sandbox.ErrStoreHangs}, {trial.ErrHangs, sandbox.ErrStoreHangs}, {trial.ErrUntried, sandbox.ErrStoreHangs},
 	{ErrKept, sandbox.ErrKept}, {ErrHotplugHeld, sandbox.ErrHotplugHeld}, {qmp.ErrOutcomeUnknown, sandbox.ErrOutcomeUnknown},
 }
 
-// meant is an error that is one of host/sandbox's too, and reads as before.
+// meant is an error that also matches an error of host/sandbox. Its text is unchanged.
 type meant struct {
 	error
 	is error

@@ -11,18 +11,18 @@ import (
 	"github.com/directvol/directvol/host/qmp"
 )
 
-// maxCuts is how often one command is taken up on a new connection before its outcome is left unknown.
+// maxCuts is how often one interrupted command is resumed on a new connection before its outcome is reported as unknown.
 const maxCuts = 10
 
-// state is what QEMU has, as it says itself.
+// state is what QEMU reports of itself.
 type state struct {
-	run     string          // its run state, of RunState in qapi/run-state.json
+	run     string          // the run state, one of RunState in qapi/run-state.json
 	nodes   map[string]bool // block nodes, by their names
-	devices map[string]bool // by their ids
-	sets    map[int]bool    // of descriptors (add-fd)
+	devices map[string]bool // devices, by their ids
+	sets    map[int]bool    // sets of descriptors (add-fd), by their numbers
 }
 
-// askState asks QEMU what it has.
+// askState asks QEMU for its state.
 func askState(ctx context.Context, ask qmp.Ask) (state, error) {
 	s := state{nodes: make(map[string]bool), devices: make(map[string]bool), sets: make(map[int]bool)}
 	var status struct {
@@ -35,7 +35,8 @@ func askState(ctx context.Context, ask qmp.Ask) (state, error) {
 	var nodes []struct {
 		NodeName string `json:"node-name"`
 	}
-	// No other query has the nodes without asking each store for its size, in QEMU's main loop: one that hangs stops the VM.
+	// Every other query that lists the nodes asks each store for its size, in QEMU's main loop: a store that hangs would stop
+	// the VM.
 	if err := ask(ctx, "query-blockstats", map[string]bool{"query-nodes": true}, &nodes); err != nil {
 		return state{}, err
 	}
@@ -46,12 +47,12 @@ func askState(ctx context.Context, ask qmp.Ask) (state, error) {
 		Name string `json:"name"`
 		Type string `json:"type"`
 	}
-	// Where devices with an id are kept (qdev_set_id in softmmu/qdev-monitor.c).
+	// /machine/peripheral holds the devices with an id (qdev_set_id in softmmu/qdev-monitor.c).
 	if err := ask(ctx, "qom-list", map[string]string{"path": "/machine/peripheral"}, &devices); err != nil {
 		return state{}, err
 	}
 	for _, device := range devices {
-		if strings.HasPrefix(device.Type, "child<") { // else it is a property of the container itself
+		if strings.HasPrefix(device.Type, "child<") { // other entries are properties of the container itself
 			s.devices[device.Name] = true
 		}
 	}
@@ -67,14 +68,14 @@ func askState(ctx context.Context, ask qmp.Ask) (state, error) {
 	return s, nil
 }
 
-// state asks QEMU what it has.
+// state asks QEMU for its state. The error says so if QEMU has ended.
 func (vm *VM) state(ctx context.Context) (state, error) {
 	now, err := askState(ctx, vm.qmp.Execute)
 	return now, vm.explained(ctx, err)
 }
 
-// settle asks what is true on a new QMP connection, and notes what was missed without one: the devices that have gone. Subscribers
-// get an event for each, so far as they have room; the disks themselves need none.
+// settle reads QEMU's state on a new QMP connection, and records the devices that left while there was no connection. It
+// returns an event for each, for subscribers with room in their buffers; the disks are updated even without the events.
 func (vm *VM) settle(ctx context.Context, ask qmp.Ask) ([]qmp.Event, error) {
 	now, missed, err := vm.whatHasLeft(ctx, ask)
 	if err != nil {
@@ -85,8 +86,8 @@ func (vm *VM) settle(ctx context.Context, ask qmp.Ask) ([]qmp.Event, error) {
 	return missed, nil
 }
 
-// whatHasLeft asks what QEMU has, and notes the disks that have left and were not known to, with an event for each. Others may attach
-// disks meanwhile: it is about those whose devices were there before.
+// whatHasLeft asks QEMU for its state, records the disks that have left unnoticed, and returns an event for each. It
+// considers only disks that were plugged in before the query, because others may be attached meanwhile.
 func (vm *VM) whatHasLeft(ctx context.Context, ask qmp.Ask) (now state, missed []qmp.Event, err error) {
 	before := vm.disks.plugged()
 	if now, err = askState(ctx, ask); err != nil {
@@ -104,9 +105,9 @@ func (vm *VM) whatHasLeft(ctx context.Context, ask qmp.Ask) (now state, missed [
 	return now, missed, nil
 }
 
-// execute runs a QMP command. One that was cut off is decided by what QEMU has afterwards, and sent again where it was not
-// carried out; where that does not decide it the error is qmp.ErrOutcomeUnknown. Where QEMU has ended, the error says so, and where it
-// would stand still the command is not sent (ErrDiskHangs).
+// execute runs a QMP command. If the connection breaks, QEMU's state shows whether the command was carried out; if not,
+// execute sends it again. If the state does not show it, the error is qmp.ErrOutcomeUnknown. If QEMU has ended, the error
+// says so. A command that would block QEMU is not sent (ErrDiskHangs).
 func (vm *VM) execute(ctx context.Context, command string, arguments, result any) error {
 	if changesGraph[command] {
 		if err := vm.awaitRequests(ctx); err != nil {
@@ -116,7 +117,7 @@ func (vm *VM) execute(ctx context.Context, command string, arguments, result any
 	return vm.explained(ctx, vm.decided(ctx, command, arguments, func() error { return vm.qmp.Execute(ctx, command, arguments, result) }))
 }
 
-// explained adds that QEMU has ended, where it has.
+// explained adds to err that QEMU has ended, if it has.
 func (vm *VM) explained(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -129,7 +130,7 @@ func (vm *VM) explained(ctx context.Context, err error) error {
 	}
 }
 
-// decided sends a command until its outcome is known.
+// decided sends a command, again if necessary, until its outcome is known.
 func (vm *VM) decided(ctx context.Context, command string, arguments any, send func() error) error {
 	err := send()
 	for range maxCuts {
@@ -158,7 +159,7 @@ func (vm *VM) decided(ctx context.Context, command string, arguments any, send f
 	return err
 }
 
-// subject is what a command is about: the names in its arguments.
+// subject holds the names in a command's arguments: the objects that the command changes.
 type subject struct {
 	Node   string `json:"node-name"`
 	Device string `json:"id"`
@@ -173,16 +174,16 @@ func subjectOf(arguments any) (s subject, err error) {
 	return s, err
 }
 
-// outcome of a command that was cut off.
+// outcome is the outcome of a command whose connection broke.
 type outcome int
 
 const (
 	unknown    outcome = iota
-	carriedOut         // what it was to do is done
-	notYet             // it was not carried out, and may be sent again
+	carriedOut         // the command has taken effect
+	notYet             // the command was not carried out and may be sent again
 )
 
-// outcome says by what QEMU has now whether a command was carried out.
+// outcome infers from QEMU's present state whether a command was carried out.
 func (s subject) outcome(command string, now state) outcome {
 	done := false
 	switch command {
@@ -199,7 +200,7 @@ func (s subject) outcome(command string, now state) outcome {
 	case "remove-fd":
 		done = !now.sets[s.Set]
 	case "blockdev-reopen", "block_resize", "set-action", "stop", "cont":
-		// Twice is as good as once.
+		// Repeating these commands has no further effect.
 	default:
 		return unknown
 	}

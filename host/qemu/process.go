@@ -18,23 +18,24 @@ import (
 )
 
 const (
-	// tailBytes is how much of what a process said last is kept for errors.
+	// tailBytes is how much of a process's last output is kept for errors.
 	tailBytes = 4096
-	// reapTimeout is how long a process may take from closing its sockets to its end.
+	// reapTimeout is how long a process may take to end after closing its sockets.
 	reapTimeout = 5 * time.Second
 )
 
-// process is a child that lives no longer than this process, and that a Ctrl-C on the terminal does not reach.
+// process is a child process. It ends no later than this process, and a Ctrl-C on the terminal does not reach it.
 type process struct {
 	name string
 	cmd  *exec.Cmd
 	said *tail
-	done chan struct{} // closed when it has ended
-	err  error         // how it ended, once done is closed
+	done chan struct{} // closed when the process has ended
+	err  error         // how the process ended; valid once done is closed
 }
 
-// startProcess starts a child. Its standard error is kept. A child first closes the descriptors that it has inherited, which takes as
-// long as a store wants that this process has open: who gives up before leaves a child that is killed as soon as it begins.
+// startProcess starts a child and keeps the end of its standard error. A new child first closes inherited descriptors. If
+// this process has a hanging store open, that may block the child. If ctx ends before the child has begun, startProcess
+// returns, and kills the child as soon as it begins.
 func startProcess(ctx context.Context, name string, cmd *exec.Cmd) (*process, error) {
 	p := &process{name: name, cmd: cmd, said: &tail{}, done: make(chan struct{})}
 	cmd.Stderr = p.said
@@ -42,7 +43,7 @@ func startProcess(ctx context.Context, name string, cmd *exec.Cmd) (*process, er
 	cmd.WaitDelay = reapTimeout
 	started := make(chan error)
 	go func() {
-		// The kernel sends Pdeathsig when the thread that forked ends, so that thread waits here.
+		// The kernel sends Pdeathsig when the forking thread ends, so this thread stays until the child has ended.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -68,10 +69,10 @@ func startProcess(ctx context.Context, name string, cmd *exec.Cmd) (*process, er
 	}
 }
 
-// signalKill sends the process SIGKILL, which fails only where it has ended.
+// signalKill sends the process SIGKILL. That fails only if the process has ended.
 func (p *process) signalKill() { _ = p.cmd.Process.Kill() }
 
-// kill ends the process and waits until it has ended, or says that it has not.
+// kill kills the process and waits for its end. It fails if the process has not ended after patience.
 func (p *process) kill(patience time.Duration) error {
 	p.signalKill()
 	limit := time.NewTimer(patience)
@@ -84,8 +85,9 @@ func (p *process) kill(patience time.Duration) error {
 	}
 }
 
-// describe names a process that runs, and says what the kernel has it do: D waits for a disk (proc_pid_stat(5)). It does where
-// one of its threads does: of a process that was killed the others have ended, and the first is told to be a zombie (Z).
+// describe returns the name, number and state of a running process. State D means that the process waits for a disk
+// (proc_pid_stat(5)). A process is in state D if any of its threads is: after a kill the other threads have ended, and the
+// first one is reported as a zombie (Z).
 func (p *process) describe() string {
 	pid := p.cmd.Process.Pid
 	state := stateOf(fmt.Sprintf("/proc/%d/stat", pid))
@@ -98,7 +100,7 @@ func (p *process) describe() string {
 	return fmt.Sprintf("%s (process %d, state %s)", p.name, pid, state)
 }
 
-// stateOf reads the state of a process or a thread from its stat file; "?" where there is none.
+// stateOf reads the state of a process or a thread from its stat file; "?" if the file is missing.
 func stateOf(file string) string {
 	text, _ := os.ReadFile(file)
 	if behind := bytes.LastIndexByte(text, ')'); behind >= 0 && len(text) > behind+2 {
@@ -107,7 +109,7 @@ func stateOf(file string) string {
 	return "?"
 }
 
-// running reports whether the process has not ended.
+// running reports whether the process is still running.
 func (p *process) running() bool {
 	select {
 	case <-p.done:
@@ -117,7 +119,7 @@ func (p *process) running() bool {
 	}
 }
 
-// state says how the process ended and what it said last. It is for a process that has ended.
+// state describes how the process ended and its last output. Call it only after the process has ended.
 func (p *process) state() string {
 	state := p.cmd.ProcessState.String()
 	if said := p.said.String(); said != "" {
@@ -126,7 +128,7 @@ func (p *process) state() string {
 	return state
 }
 
-// tail keeps the end of what is written to it.
+// tail keeps the end of the data written to it.
 type tail struct {
 	mu   sync.Mutex
 	text []byte
@@ -142,14 +144,15 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String returns what was kept, without the space around it.
+// String returns the kept text without surrounding space.
 func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return strings.TrimSpace(strings.ToValidUTF8(string(t.text), "?"))
 }
 
-// drain passes on what is written to it, and goes on taking it when that fails: a pipe that nobody empties stops its writer.
+// drain passes data on to a writer. After a write error it discards the data instead, because a pipe that is not read
+// would block its writer.
 type drain struct {
 	to     io.Writer
 	failed bool

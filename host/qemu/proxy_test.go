@@ -10,22 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// proxy passes on QMP connections, with the files that go with them, and cuts one of them at a byte.
+// proxy forwards QMP connections, with the files passed over them, and cuts one of them at a given byte.
 type proxy struct {
 	to string // QEMU's socket
 
 	mu      sync.Mutex
 	number  int      // of connections so far
 	which   int      // the connection that is cut, by its number
-	left    [2]int   // bytes that it still passes on, to QEMU and from it; -1 for no limit
+	left    [2]int   // bytes that it still forwards, to QEMU and from it; -1 for no limit
 	cuts    int      // how many were cut
-	carried [][2]int // bytes that each connection has passed on since cutAt, to QEMU and from it
+	carried [][2]int // bytes that each connection has forwarded since cutAt, to QEMU and from it
 	open    []*net.UnixConn
 }
 
 const toQEMU, fromQEMU = 0, 1
 
-// listenProxy returns a proxy before a socket, and the proxy's own socket.
+// listenProxy returns a proxy for a socket, and the proxy's own socket.
 func listenProxy(t *testing.T, to string) (*proxy, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "proxy.sock")
@@ -40,39 +40,40 @@ func listenProxy(t *testing.T, to string) (*proxy, string) {
 	return p, path
 }
 
-// cutAt makes the proxy cut the connection of a number, 1 for the first, when it has passed on so many bytes in one direction.
+// cutAt makes the proxy cut connection number which, 1 for the first, after it has forwarded the given number of bytes in
+// one direction.
 func (p *proxy) cutAt(which, direction, bytes int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.which, p.left = which, [2]int{-1, -1}
 	p.left[direction] = bytes
 	for i := range p.carried {
-		p.carried[i] = [2]int{} // from now on
+		p.carried[i] = [2]int{} // count from now on
 	}
 }
 
-// madeCuts is how many connections were cut.
+// madeCuts returns how many connections were cut.
 func (p *proxy) madeCuts() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.cuts
 }
 
-// connections is how many there were so far.
+// connections returns how many connections there were so far.
 func (p *proxy) connections() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.number
 }
 
-// passed is how many bytes a connection has passed on since cutAt, to QEMU and from it.
+// passed returns how many bytes a connection has forwarded since cutAt, to QEMU and from it.
 func (p *proxy) passed(number int) [2]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.carried[number-1]
 }
 
-// cutAll cuts the connections that there are.
+// cutAll cuts all present connections.
 func (p *proxy) cutAll() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -112,7 +113,7 @@ func (p *proxy) serve(l net.Listener) {
 	}
 }
 
-// pump passes on one direction of a connection until it ends or is cut.
+// pump forwards one direction of a connection until the connection ends or is cut.
 func (p *proxy) pump(number, direction int, from, to *net.UnixConn) {
 	b := make([]byte, 64<<10)
 	for {
@@ -147,7 +148,7 @@ func pass(to *net.UnixConn, b []byte, files []*os.File) bool {
 	return err == nil
 }
 
-// allowed says how many of n bytes pass, and whether the connection is cut behind them.
+// allowed returns how many of n bytes may pass, and whether the connection is cut after them.
 func (p *proxy) allowed(number, direction, n int) (int, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,19 +1,20 @@
 // Package qemu runs one virtual machine with qemu-system-x86_64 and changes its disks while it runs, by QMP
-// (docs/interop/qmp-spec and qapi/*.json in QEMU's sources). It chooses the accelerator and the vsock transport by what the
-// host can really do.
+// (docs/interop/qmp-spec and qapi/*.json in QEMU's sources). It chooses the accelerator and the vsock transport by testing
+// what the host can do.
 //
-// The PCI topology is fixed, so that where a disk will appear in the guest is known before the guest has seen it:
+// The PCI topology is fixed. So a disk's PCI path in the guest is known before the guest has seen the disk:
 //
 //	pcie.0 ─┬─ 02 … 0a  bridges b1 … b9, each with disks in 01 … 1e: paths 02/01, 02/02, …
 //	        ├─ 10       vsock
 //	        └─ 11 … 1e  boot disks, there from the start: paths 11, 12, …
 //
-// A disk is two block nodes and a device: FileNode has the store, by a descriptor, RawNode above it is what the device uses, and a test can
-// put a faulty node between the two (ReplaceFileNode).
+// A disk consists of two block nodes and a device. FileNode opens the store by a descriptor; RawNode is above it, and the
+// device uses RawNode. A test can put a faulty node between the two (ReplaceFileNode).
 //
-// QEMU 8 and later (block/graph-lock.c) let no node come, go or grow while a request of any disk is in flight: where one disk hangs, such a
-// command stops QEMU's main loop, and the guest, until that disk answers. There it is not sent (ErrDiskHangs). QEMU 7.2 goes on; but any
-// QEMU stands still while it closes, or makes longer, a store that hangs, so that one is tried before (package trial).
+// In QEMU 8 and later (block/graph-lock.c), adding, removing or growing a node waits for the requests in flight of every
+// disk. If one disk hangs, such a command blocks QEMU's main loop, and the guest, until that disk answers. This package does
+// not send the command then (ErrDiskHangs). QEMU 7.2 does not wait. But every QEMU blocks while it closes or grows a store
+// that hangs, so this package tries a store before either (package trial).
 package qemu
 
 import (
@@ -36,34 +37,35 @@ import (
 // startTimeout limits a Start whose context has no deadline.
 const startTimeout = 30 * time.Second
 
-// Config says what a VM is. Dir, Kernel and GuestCID are needed to boot; Directvol where the host has no /dev/vhost-vsock.
+// Config describes a VM. Dir, Kernel and GuestCID are required to boot; Directvol is required if the host has no
+// /dev/vhost-vsock.
 type Config struct {
-	// Dir is for the VM's sockets, and is locked while the VM runs. It is made, with mode 0700, where it is not there; what was made
-	// is removed when the VM ends.
+	// Dir is the directory for the VM's sockets; the VM locks it while running. A missing directory is made with mode 0700, and
+	// removed when the VM ends.
 	Dir string
-	// Kernel and Initrd are files of a kernel and its initial file system, Append the kernel's command line.
+	// Kernel and Initrd are the paths of a kernel and its initial file system. Append is the kernel's command line.
 	Kernel, Initrd, Append string
-	// MemoryMiB is the guest's memory, 1024 where it is 0, and CPUs the number of its processors, 1 where it is 0.
+	// MemoryMiB is the guest's memory; 0 means 1024. CPUs is the number of its processors; 0 means 1.
 	MemoryMiB, CPUs int
-	// Bridges is how many PCI bridges there are, of 30 disks each: 2 where it is 0, and at most 9.
+	// Bridges is the number of PCI bridges, of 30 disks each: at most 9; 0 means 2.
 	Bridges int
-	// GuestCID is the guest's vsock address, 3 or more and no other VM's.
+	// GuestCID is the guest's vsock address: 3 or more, and different from every other VM's.
 	GuestCID uint32
-	// BootDisks are attached to the root bus before the guest starts, in this order, and stay.
+	// BootDisks are attached to the root bus before the guest starts, in this order. They cannot be detached.
 	BootDisks []Disk
-	// Console gets what the guest writes to its first serial port. It should not block: a guest waits for its console.
+	// Console receives the output of the guest's first serial port. It should not block, because the guest would block too.
 	Console io.Writer
-	// Directvol is the directvol program, whose vhost-vsock subcommand is the vsock backend where the kernel has none.
+	// Directvol is the path of the directvol program. Its vhost-vsock subcommand is the vsock backend if the kernel has none.
 	Directvol string
-	// Binary is the QEMU program, qemu-system-x86_64 where it is empty.
+	// Binary is the QEMU program; empty means qemu-system-x86_64.
 	Binary string
-	// Stores keeps two VMs from one store: registry.Default where it is nil.
+	// Stores keeps two VMs from using one store; nil means registry.Default.
 	Stores *registry.Stores
-	// Log is logrus's standard logger where it is nil.
+	// Log is the logger; nil means logrus's standard logger.
 	Log *logrus.Entry
 }
 
-// withDefaults fills in what was left zero, or says what cannot be.
+// withDefaults sets the zero fields to their defaults, and refuses an invalid Config.
 func (cfg Config) withDefaults() (Config, error) {
 	setDefault(&cfg.MemoryMiB, 1024)
 	setDefault(&cfg.CPUs, 1)
@@ -107,31 +109,31 @@ func setDefault[T comparable](field *T, value T) {
 	}
 }
 
-// VM is a running virtual machine. It is safe for concurrent use, and ends no later than the process that started it.
+// VM is a running virtual machine. It is safe for concurrent use. It ends no later than the process that started it.
 type VM struct {
 	cfg         Config
 	log         *logrus.Entry
 	accelerator Accelerator
 	vsock       vsockTransport
-	confined    bool // by QEMU's seccomp filter
+	confined    bool // QEMU runs with its seccomp filter
 	dir         *directory
 	monitor     *address.UnixSocket
 	disks       *diskTable
 	hotplug     *hotplug
 	qemu        *process
-	backend     *process // nil where the host's kernel is the backend
+	backend     *process // nil if the host's kernel is the backend
 	qmp         *qmp.Client
 	events      *qmp.Subscription
-	major       int                                      // QEMU's version begins with it
-	requests    requestTable                             // in flight
-	blind       sync.Once                                // says that they cannot be looked at
-	try         func(ctx context.Context, d *disk) error // whether a disk's store answers
+	major       int                                      // QEMU's major version
+	requests    requestTable                             // requests of all disks in flight
+	blind       sync.Once                                // logs once that requests cannot be observed
+	try         func(ctx context.Context, d *disk) error // tries whether a disk's store answers
 	done        chan struct{}
-	shutdown    *Shutdown // set before done is closed; nil where QEMU told of none
+	shutdown    *Shutdown // set before done is closed; nil if QEMU was not shut down
 }
 
-// Start starts a VM and returns when QEMU answers; the guest then boots. The context limits Start alone: the VM runs until its
-// guest powers off, or Kill. A Start that fails leaves nothing behind.
+// Start starts a VM and returns when QEMU answers; the guest boots afterwards. The context limits Start alone: the VM runs
+// until its guest powers off or Kill is called. A failed Start leaves nothing behind.
 func Start(ctx context.Context, cfg Config) (*VM, error) {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -152,7 +154,7 @@ func Start(ctx context.Context, cfg Config) (*VM, error) {
 	return vm, nil
 }
 
-// start takes the steps of Start; what it leaves when it fails is cleanUp's.
+// start performs the steps of Start. After a failure, cleanUp removes what start has made.
 func (vm *VM) start(ctx context.Context) error {
 	binary, err := findBinary(vm.cfg.Binary)
 	if err != nil {
@@ -186,7 +188,7 @@ func (vm *VM) start(ctx context.Context) error {
 	return vm.startQEMU(ctx)
 }
 
-// startQEMU starts QEMU with a QMP socket that listens already, so that nothing needs to wait for it to appear.
+// startQEMU starts QEMU. The QMP socket listens before QEMU starts, so that nothing has to wait for the socket to appear.
 func (vm *VM) startQEMU(ctx context.Context) error {
 	path := vm.path(monitorSocket)
 	var err error
@@ -200,7 +202,7 @@ func (vm *VM) startQEMU(ctx context.Context) error {
 	if vm.qemu, err = startProcess(ctx, "QEMU", cmd); err != nil {
 		return err
 	}
-	listener.Close() // QEMU's copy is now the only one: when QEMU ends, so does the Dial
+	listener.Close() // only QEMU holds the listener now, so Dial fails if QEMU ends
 	client, err := qmp.Dial(ctx, path, vm.settle)
 	if err != nil {
 		return vm.explain(ctx, err)
@@ -214,21 +216,21 @@ func (vm *VM) startQEMU(ctx context.Context) error {
 // path returns the path of a file in the runtime directory.
 func (vm *VM) path(name string) string { return filepath.Join(vm.cfg.Dir, name) }
 
-// Accelerator returns what runs the guest's processors, and why.
+// Accelerator returns the accelerator of the guest's processors, with the reason for its choice.
 func (vm *VM) Accelerator() Accelerator { return vm.accelerator }
 
-// Confined reports whether QEMU runs with its seccomp filter (-sandbox on). A QEMU that was built without runs all the same, with
-// a warning in the log.
+// Confined reports whether QEMU runs with its seccomp filter (-sandbox on). A QEMU built without seccomp runs unconfined,
+// with a warning in the log.
 func (vm *VM) Confined() bool { return vm.confined }
 
 // Version returns QEMU's version.
 func (vm *VM) Version() string { return vm.qmp.Version().String() }
 
-// QMP returns the VM's QMP connection, which stays the VM's: do not close it, and leave its disks' nodes and devices alone.
+// QMP returns the VM's QMP connection. The VM owns it: do not close it, and do not change the disks' nodes and devices.
 func (vm *VM) QMP() *qmp.Client { return vm.qmp }
 
-// explain says that QEMU has ended, where that is what a failed QMP connection means: the socket closes a moment before the
-// process is reaped.
+// explain adds to err how QEMU ended, if QEMU has. It waits briefly for that, because the QMP socket closes a moment before
+// the process is reaped.
 func (vm *VM) explain(ctx context.Context, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, reapTimeout)
 	defer cancel()

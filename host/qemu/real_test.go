@@ -24,7 +24,7 @@ func needsQEMU(t *testing.T) {
 	}
 }
 
-// built is a folder for builtDirectvol; TestMain removes it.
+// built is the directory of builtDirectvol's program; TestMain removes it.
 var built string
 
 // builtDirectvol builds the program once for all tests, and returns its path.
@@ -39,10 +39,10 @@ var builtDirectvol = sync.OnceValues(func() (program string, err error) {
 	return program, nil
 })
 
-// realVMs counts them: each has a vsock address of its own.
+// realVMs counts the machines, because each needs a vsock address of its own.
 var realVMs atomic.Uint32
 
-// realVM starts a machine of the QEMU that is installed, without a guest: its processor stands still.
+// realVM starts a machine of the installed QEMU without a guest: its processor is paused.
 func realVM(t *testing.T, boot ...Disk) *VM {
 	t.Helper()
 	needsQEMU(t)
@@ -73,7 +73,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// resetGuest lets QEMU finish what it asked a guest for: a reset carries out pending unplugs.
+// resetGuest makes QEMU complete the requests to its guest: a reset carries out pending unplugs.
 func resetGuest(t *testing.T, vm *VM) {
 	t.Helper()
 	must(t, vm.execute(limited(t), "set-action", map[string]string{"reboot": "reset"}, nil))
@@ -114,7 +114,7 @@ func TestRealQEMU(t *testing.T) {
 	}
 }
 
-// The filter holds for each thread (proc(5), Seccomp: 2), and spawns nothing.
+// The filter applies to each thread (proc(5), Seccomp: 2), and prevents starting processes.
 func TestRealQEMUIsConfined(t *testing.T) {
 	vm := realVM(t)
 	if !vm.Confined() {
@@ -174,7 +174,7 @@ func resizeForReal(t *testing.T, vm *VM, path string) {
 	}
 }
 
-// faultForReal puts a node that fails every write under the disk, grows the disk so, and heals it.
+// faultForReal puts a node that fails every write under the disk, grows the disk nevertheless, and restores the node.
 func faultForReal(t *testing.T, vm *VM) {
 	must(t, vm.execute(limited(t), "blockdev-add", map[string]any{
 		"driver": "blkdebug", "node-name": "bad", "image": FileNode("data"),
@@ -212,7 +212,7 @@ func detachForReal(t *testing.T, vm *VM) {
 	}
 }
 
-// loopDevice makes a block device of an image.
+// loopDevice makes a block device from an image.
 func loopDevice(t *testing.T, path string) string {
 	t.Helper()
 	out, err := exec.Command("losetup", "--find", "--show", path).Output()

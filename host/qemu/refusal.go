@@ -2,19 +2,23 @@ package qemu
 
 import "time"
 
-// requests are those to let go of a disk. A refusal (QMP's DEVICE_UNPLUG_GUEST_ERROR) does not say which request it answers, and a
-// caller who has given up leaves his behind. A refusal is of the last request for sure where QEMU has said that it took all of
-// them, and the guest refused after that. One that came before the last request was sent is of an earlier one. What lies between
-// leaves it open, and the guest is asked again. The disk's mutex guards them.
+// requests records the requests to release a disk, to decide which request a refusal answers. The refusal (QMP's
+// DEVICE_UNPLUG_GUEST_ERROR) does not say, and a caller that gave up leaves its request pending.
+//
+//   - A refusal certainly answers the last request if QEMU has accepted all requests and the guest refused after that.
+//   - A refusal from before the last request was sent answers an earlier request.
+//   - Any other refusal is ambiguous, and the guest is asked again.
+//
+// The disk's mutex guards the fields.
 type requests struct {
-	open     int           // that QEMU has not answered
-	lost     bool          // the answer to one did not come: it may be carried out later, but before what is sent after it
-	sent     time.Time     // the last one
-	answered time.Time     // the last one
-	refused  chan struct{} // closed, and made anew, when the guest has refused for sure
+	open     int           // requests that QEMU has not yet answered
+	lost     bool          // an answer was lost: QEMU may carry out that request later, but before any later request
+	sent     time.Time     // time of the last request
+	answered time.Time     // time of the last answer
+	refused  chan struct{} // closed, and replaced, when the guest has certainly refused
 }
 
-// request notes that QEMU is sent a request, and reports whether the guest was asked before.
+// request records that a request is being sent, and reports whether the guest was asked before.
 func (d *disk) request() (before bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -24,7 +28,8 @@ func (d *disk) request() (before bool) {
 	return before
 }
 
-// requestAgain notes another request, where the guest was asked before and has neither let go nor refused since; else none may be made.
+// requestAgain records a repeated request and returns true. It returns false, and the request must not be sent, if the
+// guest was not asked before, or has released or refused the disk since.
 func (d *disk) requestAgain() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -36,7 +41,7 @@ func (d *disk) requestAgain() bool {
 	return true
 }
 
-// answer notes that QEMU has answered a request, or that its answer does not come.
+// answer records that QEMU has answered a request, or that the answer was lost.
 func (d *disk) answer(came bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -45,14 +50,14 @@ func (d *disk) answer(came bool) {
 	d.answered = time.Now()
 }
 
-// refusal returns a channel that is closed when the guest refuses next.
+// refusal returns a channel that is closed at the guest's next certain refusal.
 func (d *disk) refusal() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.refused
 }
 
-// refuses notes that the guest has refused.
+// refuses records a refusal by the guest.
 func (d *disk) refuses(when time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -70,14 +75,14 @@ func (d *disk) refuses(when time.Time) {
 	}
 }
 
-// stays notes that the guest is not asked, as QEMU refused the request.
+// stays records that QEMU rejected the request, so that the guest was not asked.
 func (d *disk) stays() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.asked = false
 }
 
-// leaving reports whether the guest was asked for the disk, and has neither let go of it nor refused.
+// leaving reports whether the guest was asked for the disk and has neither released nor refused it.
 func (d *disk) leaving() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -11,13 +11,13 @@ import (
 	"github.com/directvol/directvol/host/qmp"
 )
 
-// refuse is the guest refusing to let go of a device.
+// refuse makes the guest refuse to release a device.
 func (q *fakeQEMU) refuse(device string) {
 	delete(q.leaving, device)
 	q.event("DEVICE_UNPLUG_GUEST_ERROR", `{"device": "%s", "path": "/machine/peripheral/%[1]s"}`, device)
 }
 
-// refuseAfterAnswer refuses once the host knows that QEMU took the request.
+// refuseAfterAnswer makes the guest refuse after the host knows that QEMU took the request.
 func (q *fakeQEMU) refuseAfterAnswer(vm *VM, id string) {
 	d := vm.disks.find(id)
 	d.awaitRequest(context.Background())
@@ -36,7 +36,7 @@ func (d *disk) awaitRequest(ctx context.Context) {
 	}
 }
 
-// givenUpDetach asks a guest that does not answer for a disk, and gives up when QEMU has taken that.
+// givenUpDetach asks a guest that does not answer for a disk, and gives up when QEMU has taken the request.
 func givenUpDetach(t *testing.T, vm *VM, q *fakeQEMU, id string) {
 	t.Helper()
 	q.with(func() { q.guestLetsGo = false })
@@ -51,7 +51,7 @@ func givenUpDetach(t *testing.T, vm *VM, q *fakeQEMU, id string) {
 	}
 }
 
-// A refusal that came when nobody waited any more is no answer to the next request.
+// A refusal that arrived while no call waited does not answer the next request.
 func TestOldRefusalIsNotTheNextAnswer(t *testing.T) {
 	vm, q := fakeVM(t)
 	_, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)})
@@ -67,7 +67,7 @@ func TestOldRefusalIsNotTheNextAnswer(t *testing.T) {
 	}
 }
 
-// A refusal says that the disk stays only where no request may still be obeyed.
+// A refusal proves that the disk stays only if no other request may still be obeyed.
 func TestRefusalCountsForTheLastRequestAlone(t *testing.T) {
 	d := leavingDisk("data")
 	d.doubt = make(chan struct{}, 1)
@@ -107,7 +107,7 @@ func TestRefusalCountsForTheLastRequestAlone(t *testing.T) {
 	check("twice", "nothing", d.answered.Add(time.Second))
 }
 
-// A detach that was given up, whose request a guest that boots has missed, is asked again by who waits for it.
+// A booting guest missed the request of a detach that has given up. A later caller that waits for the disk asks again.
 func TestGuestIsAskedAgainByWhoWaitsForTheDisk(t *testing.T) {
 	for name, refuses := range map[string]bool{"it lets go": false, "it refuses": true} {
 		t.Run(name, func(t *testing.T) {
@@ -130,7 +130,8 @@ func TestGuestIsAskedAgainByWhoWaitsForTheDisk(t *testing.T) {
 	}
 }
 
-// Who waits for a disk asks the guest again. It may have refused a moment before, and whoever asked first have mounted the disk again.
+// A caller that waits for a disk asks the guest again, but not after a refusal: the caller of the detach may have
+// mounted the disk again.
 func TestGuestThatHasRefusedIsNotAskedByWhoWaited(t *testing.T) {
 	vm, q := fakeVM(t)
 	_, err := vm.AttachDisk(limited(t), Disk{ID: "a", Path: image(t, mib)})
@@ -151,7 +152,7 @@ func TestGuestThatHasRefusedIsNotAskedByWhoWaited(t *testing.T) {
 	})
 }
 
-// refuseOnce has the guest refuse the next request, for a disk.
+// refuseOnce returns a hook that makes the guest refuse its next request for a disk.
 func refuseOnce(vm *VM, q *fakeQEMU, id string) func(string, json.RawMessage) (any, *qmp.Error, bool) {
 	refused := false
 	return func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {

@@ -10,14 +10,16 @@ import (
 // sectorSize is the unit of a block node's size.
 const sectorSize = 512
 
-// ErrShrink is the refusal to make a disk smaller: QEMU would obey, and cut off what is there.
+// ErrShrink is the refusal to make a disk smaller. QEMU would obey and cut off data.
 var ErrShrink = errors.New("disks do not shrink")
 
-// ResizeDisk grows a disk to so many bytes, a multiple of 512, while the guest uses it; a disk of that size already is left alone.
-// A file is made larger; a block device must have been grown on the host before. A smaller size is refused (ErrShrink). QEMU
-// answering OK proves nothing, so the store's size is read afterwards, and anything but what was asked for is an error. QEMU itself
-// is not asked for sizes: each of its queries that says any looks at all stores, in its main loop, and one store that hangs stops the
-// VM.
+// ResizeDisk grows a disk to bytes, a multiple of 512, while the guest uses it. If the disk has that size already,
+// ResizeDisk does nothing. It grows a file; a block device must have been grown on the host before. It refuses a smaller
+// size (ErrShrink).
+//
+// QEMU's OK proves nothing, so ResizeDisk reads the store's size afterwards and fails if it is not the requested one.
+// It does not ask QEMU for sizes: each QEMU query that returns a size accesses all stores, in QEMU's main loop, and one
+// store that hangs would stop the VM.
 func (vm *VM) ResizeDisk(ctx context.Context, id string, bytes uint64) error {
 	d, err := vm.disks.acquire(ctx, id)
 	if err != nil {
@@ -42,7 +44,7 @@ func (vm *VM) resize(ctx context.Context, d *disk, bytes uint64) error {
 	case d.ReadOnly:
 		return errors.New("it is read-only")
 	}
-	// Somebody else may have grown a file, which QEMU then has not seen: block_resize would cut it.
+	// If another process has grown the file, QEMU does not know the new size, and block_resize would cut the file.
 	real, err := d.storeBytes(ctx)
 	if err != nil {
 		return err
@@ -57,11 +59,11 @@ func (vm *VM) resize(ctx context.Context, d *disk, bytes uint64) error {
 	if err := vm.execute(ctx, "block_resize", arguments, nil); err != nil {
 		return err
 	}
-	// QEMU and this process have one open file (add-fd), and QEMU takes its size when it resizes.
+	// The descriptor that QEMU got (add-fd) shares this process's open file. QEMU reads the size anew when it resizes.
 	if real, err = d.storeBytes(ctx); err != nil {
 		return err
 	}
-	if real != bytes { // whatever grew it: QEMU need not know, and is asked again
+	if real != bytes { // another process may have grown it: QEMU may not know, so d.bytes stays and a retry asks QEMU again
 		return fmt.Errorf("QEMU answered OK, but the disk has %d bytes, not %d: a block device must be grown on the host first", real, bytes)
 	}
 	d.bytes = bytes

@@ -10,33 +10,36 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 )
 
-// ErrEnded is the failure of a call on a VM whose QEMU has ended; the error says how, and what QEMU said last.
+// ErrEnded is the failure of a call on a VM whose QEMU has ended. The error includes how QEMU ended and its last output.
 var ErrEnded = errors.New("QEMU has ended")
 
-// Shutdown is how a VM ended that was shut down: QMP's SHUTDOWN event and QEMU's exit.
+// Shutdown describes how a VM was shut down: QMP's SHUTDOWN event and QEMU's exit status.
 type Shutdown struct {
-	// Guest says whether the guest asked for it.
+	// Guest is true if the guest requested the shutdown.
 	Guest bool
-	// Reason is QEMU's (ShutdownCause): guest-shutdown for a power-off, guest-reset for a reboot, which ends the VM too,
-	// guest-panic, host-qmp-quit, host-signal, …. It is Unheard where QEMU ended in order and its last words were lost.
+	// Reason is QEMU's reason (ShutdownCause): guest-shutdown for a power-off, guest-reset for a reboot (which also ends the
+	// VM), guest-panic, host-qmp-quit, host-signal, and so on. It is Unheard if QEMU exited with status 0 and its SHUTDOWN
+	// event was lost.
 	Reason string
-	// ExitCode is QEMU's exit status, 0 where all went well, -1 where a signal ended it.
+	// ExitCode is QEMU's exit status: 0 for success, -1 if a signal ended QEMU.
 	ExitCode int
 }
 
-// closeTimeout is how long a VM's end waits for its stores to close: a block device writes then what the kernel has of it.
+// closeTimeout is how long the end of a VM waits until its stores are closed. Closing a block device writes the kernel's
+// cached data.
 const closeTimeout = 2 * time.Second
 
-// Unheard is the reason of a shutdown whose event was lost with the QMP connection: QEMU exits with status 0 after each of its
-// reasons, a guest's power-off and reset among them, and never where it crashed or was killed.
+// Unheard is the reason of a shutdown whose event was lost with the QMP connection. QEMU exits with status 0 for each of
+// its shutdown reasons, a guest's power-off and reset among them, but never after a crash or a kill.
 const Unheard = "unheard"
 
-// Done returns a channel that is closed when the VM has ended and what it used is removed. A store that does not close, as its disk
-// does not answer, holds it up for closeTimeout at most: it is named in the log, and refused to others until it has closed.
+// Done returns a channel that is closed when the VM has ended and its files are removed. If a store does not close because
+// its disk does not answer, Done is delayed by closeTimeout at most; the log names the store, and others cannot use it
+// until it has closed.
 func (vm *VM) Done() <-chan struct{} { return vm.done }
 
-// AwaitShutdown waits until the VM has been shut down and QEMU has exited. It is an error (ErrEnded) if QEMU ended without being
-// shut down: it crashed, or was killed.
+// AwaitShutdown waits until the VM has been shut down and QEMU has exited. It fails with ErrEnded if QEMU crashed or was
+// killed.
 func (vm *VM) AwaitShutdown(ctx context.Context) (Shutdown, error) {
 	select {
 	case <-vm.done:
@@ -49,8 +52,8 @@ func (vm *VM) AwaitShutdown(ctx context.Context) (Shutdown, error) {
 	return *vm.shutdown, nil
 }
 
-// Kill ends the VM at once, as pulling the plug does, and returns when it has ended. Where ctx ends first the error says what is
-// left running: QEMU, which waits for a disk that does not answer, and ends when that does.
+// Kill ends the VM at once, like pulling the plug, and returns when the VM has ended. If ctx ends first, the error names
+// what is still running: a QEMU that waits for a disk that does not answer. That QEMU ends when the disk answers.
 func (vm *VM) Kill(ctx context.Context) error {
 	vm.qemu.signalKill()
 	select {
@@ -61,10 +64,10 @@ func (vm *VM) Kill(ctx context.Context) error {
 	}
 }
 
-// ended says how QEMU ended.
+// ended returns an error that describes how QEMU ended.
 func (vm *VM) ended() error { return fmt.Errorf("%w: %s", ErrEnded, vm.qemu.state()) }
 
-// supervise waits for the end of the VM.
+// supervise waits for the end of the VM and cleans up.
 func (vm *VM) supervise() {
 	defer vm.disks.allGone()
 	defer close(vm.done)
@@ -72,7 +75,7 @@ func (vm *VM) supervise() {
 		go vm.watchBackend()
 	}
 	var shutdown *Shutdown
-	for event := range vm.events.Events() { // ends with the connection
+	for event := range vm.events.Events() { // the loop ends with the connection
 		if shutdown != nil {
 			continue
 		}
@@ -100,17 +103,17 @@ func (vm *VM) supervise() {
 	vm.cleanUp()
 }
 
-// watchBackend tells of a backend that ends before QEMU.
+// watchBackend logs an error if the vsock backend ends before QEMU.
 func (vm *VM) watchBackend() {
 	<-vm.backend.done
 	select {
-	case <-vm.qemu.done: // the backend follows QEMU, and may be the first to be reaped
+	case <-vm.qemu.done: // the backend ends with QEMU, and may be reaped first
 	case <-time.After(reapTimeout):
 		vm.log.Error(vm.VsockErr())
 	}
 }
 
-// cleanUp ends what still runs and removes what was made.
+// cleanUp ends the VM's processes and removes its files.
 func (vm *VM) cleanUp() {
 	for _, p := range []*process{vm.qemu, vm.backend} {
 		if p != nil {
@@ -127,7 +130,7 @@ func (vm *VM) cleanUp() {
 		vm.monitor.Remove()
 	}
 	if vm.backend != nil {
-		for _, name := range []string{vhostSocket, vsockSocket} { // a backend that was killed has left them
+		for _, name := range []string{vhostSocket, vsockSocket} { // a killed backend does not remove its sockets
 			if err := address.ClaimUnix(vm.path(name)); err != nil {
 				vm.log.WithError(err).Warn("a socket of the vsock backend's has become another file")
 			}
@@ -138,7 +141,7 @@ func (vm *VM) cleanUp() {
 	}
 }
 
-// releaseStores lets go of the disks' stores when QEMU has ended, and writes nothing any more.
+// releaseStores closes the disks' stores once QEMU has ended and can write no more.
 func (vm *VM) releaseStores() {
 	if vm.qemu == nil {
 		vm.endDisks(ErrEnded)
@@ -154,7 +157,7 @@ func (vm *VM) releaseStores() {
 	}()
 }
 
-// endDisks lets go of the disks' stores, and says which stay.
+// endDisks closes the disks' stores, and logs those that do not close.
 func (vm *VM) endDisks(why error) {
 	for _, d := range vm.disks.end(why, closeTimeout) {
 		vm.log.Errorf("the VM has ended, and the store of disk %s (%s) has not closed after %v: it is nobody else's until it has", d.ID, d.Path, closeTimeout)

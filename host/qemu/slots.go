@@ -6,7 +6,7 @@ import (
 	"github.com/directvol/directvol/protocols/pcipath"
 )
 
-// Where things sit on the root bus; the package comment draws it. Slot 0 is the host bridge, 1f the ICH9's own devices.
+// Slots on the root bus; the package comment has a drawing. Slot 0 is the host bridge, 1f holds the ICH9's own devices.
 const (
 	firstBridgeSlot = 0x02
 	maxBridges      = 9
@@ -16,7 +16,7 @@ const (
 	disksPerBridge  = 0x1e // slots 01 to 1e
 )
 
-// slot is a place for a disk: on bridge 1 and up, or on the root bus, which is bridge 0.
+// slot is a place for a disk: on bridge 1 and up, or on the root bus, which counts as bridge 0.
 type slot struct{ bridge, device int }
 
 // bus returns QEMU's name of the slot's bus.
@@ -30,7 +30,7 @@ func (s slot) bus() string {
 // address returns the slot's address on its bus.
 func (s slot) address() string { return fmt.Sprintf("%#x", s.device) }
 
-// path returns where the guest finds the slot.
+// path returns the slot's PCI path in the guest.
 func (s slot) path() pcipath.Path {
 	device := pcipath.Slot{Device: uint8(s.device)}
 	if s.bridge == 0 {
@@ -39,11 +39,12 @@ func (s slot) path() pcipath.Path {
 	return pcipath.Path{Slots: []pcipath.Slot{{Device: uint8(bridgeSlot(s.bridge))}, device}}
 }
 
-// bridgeSlot returns the slot of a bridge on the root bus.
+// bridgeSlot returns a bridge's slot on the root bus.
 func bridgeSlot(bridge int) int { return firstBridgeSlot + bridge - 1 }
 
-// freeSlot returns the slot behind the bridges that is not taken and was freed longest ago, of those never used the first: a guest
-// may still be busy with the disk that was there (two ACPI ejects in a row have taken the new one). freed has when each was.
+// freeSlot returns a free slot behind the bridges: a slot that was never used, or else the slot that was freed longest ago. The
+// guest may still be busy with a slot's previous disk (after two ACPI ejects in a row, the guest removed the new disk).
+// freed contains the number of the release that freed each slot.
 func freeSlot(bridges int, taken map[slot]bool, freed map[slot]uint64) (slot, error) {
 	var best slot
 	for bridge := 1; bridge <= bridges; bridge++ {

@@ -12,8 +12,8 @@ import (
 	"github.com/directvol/directvol/host/trial/trialtest"
 )
 
-// QEMU asks every store for its size where it is asked for that of one (query-named-block-nodes), in its main loop: with one store
-// that hangs the VM stood still whenever any disk came, grew or went.
+// To return one store's size, QEMU asks every store for its size (query-named-block-nodes), in its main loop. With one hanging
+// store the VM blocked whenever any disk was attached, grown or detached.
 func TestDisksComeGrowAndGoWithoutALookAtOtherStores(t *testing.T) {
 	vm, q := fakeVM(t)
 	for range 2 {
@@ -34,7 +34,7 @@ func TestDisksComeGrowAndGoWithoutALookAtOtherStores(t *testing.T) {
 func TestRealQEMUGrowsADiskBesideAStoreThatHangs(t *testing.T) {
 	hung, stop, answer := trialtest.Serve(t)
 	vm := realVM(t)
-	t.Cleanup(answer) // before the VM is killed
+	t.Cleanup(answer) // runs before the VM is killed
 	for id, path := range map[string]string{"hung": hung, "other": image(t, mib)} {
 		_, err := vm.AttachDisk(limited(t), Disk{ID: id, Path: path})
 		must(t, err)
@@ -46,15 +46,15 @@ func TestRealQEMUGrowsADiskBesideAStoreThatHangs(t *testing.T) {
 	must(t, err)
 }
 
-// A process that begins closes what it has inherited: with a store open that hangs QEMU does not begin, and who starts a VM is told
-// in time.
+// A new process first closes the descriptors that it inherited. If a hanging store is open, QEMU does not start, and Start
+// must return an error in time.
 func TestStartEndsInTimeBesideAStoreThatHangs(t *testing.T) {
 	needsQEMU(t)
 	hung, stop, answer := trialtest.Serve(t)
 	store, err := os.OpenFile(hung, os.O_RDWR, 0)
 	must(t, err)
 	defer store.Close()
-	defer answer() // first
+	defer answer() // runs before the store is closed
 	stop()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
@@ -67,7 +67,7 @@ func TestStartEndsInTimeBesideAStoreThatHangs(t *testing.T) {
 	}
 }
 
-// forget has the kernel know a store's size and times no more.
+// forget makes the kernel forget a store's cached size and times.
 func forget(t *testing.T, path string) {
 	t.Helper()
 	store, err := os.OpenFile(path, os.O_WRONLY, 0)
@@ -77,7 +77,8 @@ func forget(t *testing.T, path string) {
 	must(t, store.Close())
 }
 
-// A look at a store takes a thread that no signal ends: growths give it up in time, and one of them at most has such a thread.
+// Reading the size of a hanging store occupies a thread that no signal ends. A growth must give up in time, and at most one
+// of them may have such a thread.
 func TestGrowthOfADiskWhoseStoreHangsEndsInTime(t *testing.T) {
 	hung, stop, answer := trialtest.Serve(t)
 	vm, _ := fakeVM(t)

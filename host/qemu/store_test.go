@@ -57,7 +57,7 @@ func TestStoreOfAVMIsRefusedToAnother(t *testing.T) {
 	}
 }
 
-// The name is looked at once: a store that was moved is still the disk's, and what has its name then is not.
+// The path is resolved once: a store that was moved still belongs to the disk, and a new file under its path does not.
 func TestStoreIsTheDisksWhateverHasItsName(t *testing.T) {
 	vm := realVM(t)
 	path := image(t, mib)
@@ -65,7 +65,7 @@ func TestStoreIsTheDisksWhateverHasItsName(t *testing.T) {
 	must(t, err)
 	moved := path + ".moved"
 	must(t, os.Rename(path, moved))
-	must(t, os.WriteFile(path, make([]byte, 8*mib), 0o600)) // larger than what is asked for
+	must(t, os.WriteFile(path, make([]byte, 8*mib), 0o600)) // larger than the requested size
 	must(t, vm.ResizeDisk(limited(t), "data", 2*mib))
 	for name, want := range map[string]int64{path: 8 * mib, moved: 2 * mib} {
 		info, err := os.Stat(name)
@@ -76,7 +76,7 @@ func TestStoreIsTheDisksWhateverHasItsName(t *testing.T) {
 	}
 }
 
-// QEMU locks an image that it got by descriptor as one that it opened itself.
+// QEMU locks an image that it got by descriptor like an image that it opened itself.
 func TestStoreByDescriptorHasQEMUsLocks(t *testing.T) {
 	vm := realVM(t)
 	path := image(t, mib)
@@ -139,7 +139,7 @@ func TestFailedStartLeavesItsBootDisksToOthers(t *testing.T) {
 	must(t, store.Claim("another sandbox", false))
 }
 
-// A boot disk is passed by descriptor too, and the line that starts the VM by hand has its path.
+// A boot disk is passed by descriptor too, but the command line for starting the VM by hand has its path.
 func TestBootDiskIsPassedByDescriptor(t *testing.T) {
 	path := image(t, mib)
 	vm := realVM(t, Disk{ID: "boot", Path: path})
@@ -156,7 +156,7 @@ func TestBootDiskIsPassedByDescriptor(t *testing.T) {
 	}
 }
 
-// The path of a store may lead elsewhere by now: a link was moved, or what was mounted there was taken away (umount -l).
+// A store's path may lead elsewhere by now: a link was changed, or a mount was removed (umount -l).
 func TestStoreThatIsTriedIsTheOneThatQEMUHas(t *testing.T) {
 	hung, stop, answer := trialtest.Serve(t)
 	vm, _ := fakeVM(t)

@@ -16,10 +16,10 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// vsockTransport is how bytes get between the host's processes and the guest's.
+// vsockTransport describes how bytes get between the host's processes and the guest's.
 type vsockTransport struct {
-	inKernel bool   // by the host kernel's vhost-vsock, else by a process
-	reason   string // why
+	inKernel bool   // by the host kernel's vhost-vsock; otherwise by a backend process
+	reason   string // why this transport was chosen
 }
 
 func (t vsockTransport) name() string {
@@ -29,7 +29,7 @@ func (t vsockTransport) name() string {
 	return "a backend process"
 }
 
-// detectVsock looks below root for the kernel's backend.
+// detectVsock looks for the kernel's backend below root.
 func detectVsock(root string) vsockTransport {
 	device := filepath.Join(root, "dev/vhost-vsock")
 	f, err := os.OpenFile(device, os.O_RDWR, 0)
@@ -51,10 +51,10 @@ func (vm *VM) vsockArguments() []string {
 	}
 }
 
-// AgentAddress returns where the guest's agent is reached, for protocols/address.
+// AgentAddress returns the address of the guest's agent, in the form of protocols/address.
 func (vm *VM) AgentAddress() string { return vm.GuestAddress(agentpb.Port) }
 
-// GuestAddress returns where a vsock port of the guest is reached, for protocols/address.
+// GuestAddress returns the address of a vsock port of the guest, in the form of protocols/address.
 func (vm *VM) GuestAddress(port uint32) string {
 	if vm.vsock.inKernel {
 		return address.Address{Scheme: address.VSock, CID: vm.cfg.GuestCID, Port: port}.String()
@@ -86,11 +86,11 @@ func (vm *VM) startBackend(ctx context.Context) error {
 	if vm.backend, err = startProcess(ctx, "the vsock backend", vm.backendCommand()); err != nil {
 		return err
 	}
-	// The backend gives the socket its name when it listens on it.
+	// The backend's socket appears under its name only when the backend listens on it.
 	return awaitFile(ctx, watch, vm.path(vhostSocket), vm.backend)
 }
 
-// watchDir returns a file from which something can be read whenever a name was added to a directory (inotify(7)).
+// watchDir returns a file that becomes readable whenever a name is added to a directory (inotify(7)).
 func watchDir(dir string) (*os.File, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -103,7 +103,7 @@ func watchDir(dir string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "inotify"), nil
 }
 
-// awaitFile waits until a process has made the file at path, in the directory of the watch.
+// awaitFile waits until a process has made the file at path, in the watched directory. It fails if the process ends first.
 func awaitFile(ctx context.Context, watch *os.File, path string, maker *process) error {
 	waiting, stop := context.WithCancel(ctx)
 	defer stop()
@@ -131,8 +131,9 @@ func awaitFile(ctx context.Context, watch *os.File, path string, maker *process)
 	}
 }
 
-// VsockDone returns a channel that is closed when the guest can no longer be reached by vsock: with the VM's end, or before it
-// where the backend process died. QEMU cannot take up another backend: such a VM has no vsock any more, and its disks go on.
+// VsockDone returns a channel that is closed when the guest can no longer be reached by vsock: when the VM ends, or when
+// the backend process dies. QEMU cannot connect to a new backend, so the VM then stays without vsock; its disks keep
+// working.
 func (vm *VM) VsockDone() <-chan struct{} {
 	if vm.backend == nil {
 		return vm.qemu.done
@@ -140,7 +141,7 @@ func (vm *VM) VsockDone() <-chan struct{} {
 	return vm.backend.done
 }
 
-// VsockErr returns why vsock has ended, nil while it has not. A backend ends with its QEMU, and may be the first to be seen ended.
+// VsockErr returns why vsock has ended, or nil if it has not. A backend ends with its QEMU, and may be reaped first.
 func (vm *VM) VsockErr() error {
 	switch {
 	case !vm.qemu.running():
