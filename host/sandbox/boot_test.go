@@ -10,7 +10,7 @@ import (
 	"github.com/directvol/directvol/host/sandbox"
 )
 
-// booting is an agent whose answers to Check come one after the other: nil is none.
+// booting is an agent that gives the listed answers to Check in order; nil means no answer.
 type booting struct {
 	agent
 	answers *[]func(context.Context) error
@@ -24,7 +24,7 @@ func (b booting) Check(ctx context.Context) error {
 
 func silence(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 
-// A guest that boots may lose a question: it is asked again, and not when the caller's time is over.
+// A booting guest may lose a request: the agent must be asked again, but not after the caller's context has ended.
 func TestAgentThatBootsIsAskedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
@@ -43,7 +43,7 @@ func TestAgentThatBootsIsAskedAgain(t *testing.T) {
 	})
 }
 
-// cutOff is a machine whose vsock has ended, and that has not.
+// cutOff is a machine that still runs although its vsock has ended.
 type cutOff struct{ machine }
 
 func (cutOff) VsockDone() <-chan struct{} {
@@ -54,7 +54,7 @@ func (cutOff) VsockDone() <-chan struct{} {
 
 func (cutOff) AwaitEnd(ctx context.Context) error { return silence(ctx) }
 
-// A vsock may end a moment before its machine does, or alone: then what the agent's client says is the reason.
+// A vsock may end a moment before its machine does, or alone. In the latter case the error must be the agent client's.
 func TestVsockThatEndsAloneIsNoEndOfTheMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()

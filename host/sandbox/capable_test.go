@@ -14,7 +14,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// recorded notes what is asked of a machine and of an agent, in order.
+// recorded records the calls to a machine and to an agent, in order.
 type recorded struct {
 	*world
 	asked *[]string
@@ -24,7 +24,7 @@ func (r recorded) note(format string, args ...any) {
 	*r.asked = append(*r.asked, fmt.Sprintf(format, args...))
 }
 
-// plain is a machine that can do so much and no more.
+// plain is a machine with limited capabilities.
 type plain struct {
 	machine
 	recorded recorded
@@ -38,16 +38,16 @@ func (p plain) Resize(_ context.Context, _ string, bytes uint64) error {
 	return nil
 }
 
-// foreignAgent is one without directvol's own service.
+// foreignAgent is an agent without directvol's own service.
 type foreignAgent struct {
 	agent
 	recorded recorded
-	grows    error // what it answers when it is asked to grow to the device's end
+	grows    error // its answer when it is asked to grow a filesystem to the device's end
 }
 
 func (f foreignAgent) CreateContainer(ctx context.Context, r *agentpb.CreateContainerRequest) error {
 	f.recorded.note("mount with %q", r.Storages[0].DriverOptions)
-	r.Storages[0].DriverOptions = []string{"serial=" + sandbox.DiskID("c")} // as the world wants it
+	r.Storages[0].DriverOptions = []string{"serial=" + sandbox.DiskID("c")} // the fake world requires a serial
 	return f.agent.CreateContainer(ctx, r)
 }
 
@@ -63,8 +63,8 @@ func (f foreignAgent) ResizeVolume(_ context.Context, _ string, bytes uint64) er
 	return nil
 }
 
-// A machine whose disks show no serial promises none, one whose disks do not grow is not asked to, and an agent without
-// directvol's service is asked whether the filesystem can grow before the disk does.
+// If a machine's disks show no serial, the sandbox must not promise one; if its disks do not grow, the sandbox must not ask
+// for it. An agent without directvol's service must be asked whether the filesystem can grow before the disk grows.
 func TestMachinesAndAgentsThatCanDoLess(t *testing.T) {
 	refused := status.Error(codes.FailedPrecondition, "run e2fsck")
 	serial := fmt.Sprintf("mount with %q", []string{"serial=" + sandbox.DiskID("c")})
@@ -99,7 +99,7 @@ func TestMachinesAndAgentsThatCanDoLess(t *testing.T) {
 	}
 }
 
-// sized is an agent that answers so when it is asked whether its filesystem may have a size, and when it is to have it.
+// sized is an agent with fixed answers to CheckResizeVolume and ResizeVolume.
 type sized struct {
 	agent
 	check, grow error
@@ -108,7 +108,7 @@ type sized struct {
 func (s sized) CheckResizeVolume(context.Context, string, uint64) error { return s.check }
 func (s sized) ResizeVolume(context.Context, string, uint64) error      { return s.grow }
 
-// firm is a machine whose disks have a size, and never a smaller one.
+// firm is a machine whose disks have a size and cannot shrink.
 type firm struct {
 	machine
 	bytes *uint64
@@ -122,7 +122,7 @@ func (f firm) Resize(_ context.Context, _ string, bytes uint64) error {
 	return nil
 }
 
-// Whoever refuses a smaller size, the disk stays as it was.
+// Whether the agent or the machine refuses a smaller size, the disk must stay unchanged.
 func TestResizeToASmallerSizeIsRefusedAsThat(t *testing.T) {
 	smaller := status.Error(codes.OutOfRange, "the filesystem has more")
 	for _, test := range []struct {

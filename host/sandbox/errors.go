@@ -12,43 +12,41 @@ import (
 	"github.com/directvol/directvol/host/agentclient"
 )
 
-// Why a call fails, for errors.Is. The agent's status code, where it answered, is kept
-// for status.Code, and the context's end for errors.Is.
+// The reasons why a call fails, for errors.Is. The error also keeps the agent's status code, if the agent answered, for
+// status.Code, and the context's error for errors.Is.
 var (
-	// ErrNotFound: the sandbox has no such volume, or it is not mounted.
+	// ErrNotFound: the sandbox does not have the volume, or the volume is not mounted.
 	ErrNotFound = errors.New("not found")
-	// ErrOtherParameters: the volume is there, with another store, filesystem or options.
+	// ErrOtherParameters: the sandbox has the volume already, with another store, filesystem or options.
 	ErrOtherParameters = errors.New("it is there with other parameters")
-	// ErrBusy: something uses the volume, or another call is at it: later it may be free.
+	// ErrBusy: the volume is in use, or another call works on it. The call may succeed later.
 	ErrBusy = errors.New("busy")
-	// ErrInfeasible: it cannot be done as things are, and repeating it does not help.
+	// ErrInfeasible: the call is not possible in the present situation, and repeating it does not help.
 	ErrInfeasible = errors.New("infeasible")
-	// ErrWouldShrink: a size below the present one.
+	// ErrWouldShrink: the size is below the present one.
 	ErrWouldShrink = errors.New("it would shrink")
-	// ErrLost: the disk has left its machine, and nobody detached it. Attach brings it back.
+	// ErrLost: the disk has left its machine without being detached. Attach brings it back.
 	ErrLost = errors.New("its disk has left the machine")
-	// ErrOutcomeUnknown: the call was cut off, and may have been carried out. Made again it
-	// goes on where it stopped.
+	// ErrOutcomeUnknown: the call was interrupted and may have been carried out. Repeating the call resumes it.
 	ErrOutcomeUnknown = errors.New("whether it was carried out is not known: repeat it")
-	// ErrStoreHangs: the store did not answer a small read, or nobody could make one.
+	// ErrStoreHangs: the store did not answer a small read, or the read could not be made.
 	ErrStoreHangs = errors.New("its store does not answer")
-	// ErrHotplugHeld: the guest does not let go of another disk, and no disk comes or goes
-	// until it does.
+	// ErrHotplugHeld: the guest has not released another disk, and until it does, no disk can be attached or detached.
 	ErrHotplugHeld = errors.New("the guest does not let go of another disk")
-	// ErrKept is a machine's: the guest refused to let go of a disk, which stays.
+	// ErrKept is returned by a machine: the guest refused to release a disk, and the disk stays.
 	ErrKept = errors.New("the guest keeps it")
-	// ErrEnded is a machine's: it ended otherwise than by its guest's power-off.
+	// ErrEnded is returned by a machine: it ended in another way than by its guest's power-off.
 	ErrEnded = errors.New("the machine has ended")
-	// ErrUnheard is a machine's: it ended in order, and nobody heard whether by its guest's
-	// power-off. Where it is said, ErrEnded is too.
+	// ErrUnheard is returned by a machine: it ended cleanly, but it is not known whether its guest powered off. An error that
+	// matches ErrUnheard also matches ErrEnded.
 	ErrUnheard = errors.New("nobody heard whether its guest powered off")
 )
 
-// Error is the failure of a call that concerns a volume, for errors.As.
+// Error is the failure of a call on a volume, for errors.As.
 type Error struct {
-	// Call is what failed, such as "mount", and Volume the caller's id.
+	// Call is the name of the failed call, such as "mount". Volume is the caller's id of the volume.
 	Call, Volume string
-	// State is the volume's when the call ended.
+	// State is the volume's state when the call ended.
 	State State
 	// Err wraps one of the errors above.
 	Err error
@@ -60,17 +58,17 @@ func (e *Error) Error() string { return fmt.Sprintf("%s volume %s: %v", e.Call, 
 // Unwrap returns Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// isKnown reports whether an agent's error says that the call has done nothing, or has
-// undone it. A call that met its deadline may go on.
+// isKnown reports whether an agent's error means that the call has had no effect, or that its effect was undone. A call that
+// exceeded its deadline may still be carried out.
 func isKnown(ctx context.Context, err error) bool {
 	code := status.Code(err)
 	return ctx.Err() == nil && !errors.Is(err, agentclient.ErrOutcomeUnknown) && code != codes.DeadlineExceeded && code != codes.Canceled
 }
 
-// meaning are what an agent's refusals mean, by their codes.
+// meaning maps the status codes of an agent's refusals to this package's errors.
 type meaning map[codes.Code]error
 
-// What refusals mean, by call.
+// The meanings of refusals, by kind of call.
 var (
 	ofMount = meaning{codes.InvalidArgument: ErrInfeasible, codes.FailedPrecondition: ErrInfeasible, codes.AlreadyExists: ErrOtherParameters, codes.Unimplemented: ErrInfeasible}
 	ofTake  = meaning{codes.FailedPrecondition: ErrBusy}
@@ -78,7 +76,7 @@ var (
 	ofStats = meaning{codes.NotFound: ErrNotFound}
 )
 
-// typed adds to an agent's error what it means.
+// typed adds to an agent's error the error that its status code stands for.
 func (m meaning) typed(ctx context.Context, err error) error {
 	what := m[status.Code(err)]
 	if !isKnown(ctx, err) {
@@ -90,7 +88,7 @@ func (m meaning) typed(ctx context.Context, err error) error {
 	return also(what, err)
 }
 
-// also is err, which is a what too and says no more by that.
+// also returns err so that it also matches what. The text is err's.
 func also(what, err error) error { return &kind{what, err} }
 
 type kind struct{ what, err error }
@@ -98,8 +96,8 @@ type kind struct{ what, err error }
 func (k *kind) Error() string   { return k.err.Error() }
 func (k *kind) Unwrap() []error { return []error{k.what, k.err} }
 
-// lacksService tells an agent that has no such service: Go's ttrpc answers
-// UNIMPLEMENTED for it, and Rust's INVALID_ARGUMENT with these words.
+// lacksService reports whether the error means that the agent does not have the called service. Go's ttrpc answers
+// UNIMPLEMENTED then; Rust's answers INVALID_ARGUMENT with these words.
 func lacksService(err error) bool {
 	return status.Code(err) == codes.Unimplemented || status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), "service does not exist")
 }

@@ -9,7 +9,7 @@ import (
 )
 
 func ExampleError() {
-	var s *sandbox.Sandbox // one that Start has returned
+	var s *sandbox.Sandbox // returned by Start
 	err := s.Detach(context.Background(), "pvc-1")
 	if failed := new(sandbox.Error); errors.As(err, &failed) {
 		fmt.Println(failed.Call, failed.Volume, failed.State)

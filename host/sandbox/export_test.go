@@ -7,7 +7,7 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// New returns a sandbox over any machine and agent, with try for the trial of stores.
+// New returns a sandbox over any machine and agent. try replaces the trial of stores.
 func New(machine Machine, agent Agent, try func(context.Context, string) error) *Sandbox {
 	log := logrus.New()
 	log.SetOutput(io.Discard)

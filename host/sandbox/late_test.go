@@ -12,7 +12,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// A call that was given up is carried out behind the next one, which says the opposite.
+// A call that was given up is carried out after the next call, which requests the opposite.
 func TestCallThatWasGivenUpUndoesNoLaterOne(t *testing.T) {
 	for _, noService := range []bool{false, true} {
 		tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
@@ -59,8 +59,8 @@ func TestCallThatWasGivenUpUndoesNoLaterOne(t *testing.T) {
 	}
 }
 
-// hasty is an agent that carries out a create that nobody waits for right behind the next
-// remove, and says by no other call that one is left.
+// hasty is an agent that carries out an abandoned create right after the next remove. No other call reveals that a create is
+// still pending.
 type hasty struct {
 	agent
 	late *func()

@@ -6,88 +6,83 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// Disk is what a machine is to be given.
+// Disk describes a disk to be attached to a machine.
 type Disk struct {
-	// ID names the disk in its machine, and is the serial that the guest sees (DiskID).
+	// ID names the disk in its machine, and is the serial number that the guest sees (DiskID).
 	ID string
-	// Path is its store on the host: a file or a block device.
+	// Path is the disk's store on the host: a file or a block device.
 	Path     string
 	ReadOnly bool
 }
 
-// Place is where a guest finds a disk: the driver and the source of a Storage.
+// Place is a disk's place in the guest: the driver and the source of a Storage.
 type Place struct {
 	Driver, Source string
-	// Gone is closed when the machine has the disk no more, whoever took it, and where the
-	// machine has ended after its Done. It is this attachment's: the same disk attached again
-	// has another one.
+	// Gone is closed when the machine no longer has the disk, for whatever reason. When the machine ends, Gone is closed after
+	// Done. Each attachment has its own channel: the same disk attached again has a new one.
 	Gone <-chan struct{}
 }
 
-// Capabilities are what a kind of machine can do.
+// Capabilities describes what a kind of machine can do.
 type Capabilities struct {
-	// Serial says that the guest sees a disk's ID as its serial.
+	// Serial is true if the guest sees a disk's ID as its serial number.
 	Serial bool
-	// Grow says that a disk can grow while it is in use.
+	// Grow is true if a disk can grow while it is in use.
 	Grow bool
-	// PowerButton says that a guest can be asked to power off without its agent.
+	// PowerButton is true if a guest can be asked to power off without its agent.
 	PowerButton bool
 }
 
-// Machine is a virtual machine whose disks come and go while it runs. It is safe for
-// concurrent use; a Sandbox makes one call at a time for each disk. No call lasts longer
-// than its context.
+// Machine is a virtual machine whose disks can be attached and detached while it runs. It is safe for concurrent use; a
+// Sandbox makes one call at a time for each disk. No call lasts longer than its context.
 type Machine interface {
 	Capabilities() Capabilities
-	// Attach gives the machine a disk and returns where its guest will find it; the guest
-	// may need a moment. Called again with the same disk, also after an Attach that failed
-	// or was given up, it goes on from there, and changes nothing where the disk is there.
-	// What a failed one has left Detach takes away. ErrStoreHangs is that of Answers. The place is no other disk's before a
-	// Detach has succeeded, also where the disk has left by itself.
+	// Attach attaches a disk to the machine and returns its place in the guest. It does not wait until the guest sees the
+	// disk, which may take a moment. A repeated call with the same disk changes nothing if the disk is attached; after an
+	// Attach that failed or was given up, it resumes that one. Detach removes what a failed Attach has left.
+	// ErrStoreHangs has the same meaning as for Answers. No other disk gets the place before a Detach has succeeded, even if
+	// the disk has left by itself.
 	Attach(ctx context.Context, disk Disk) (Place, error)
-	// Detach has the guest let go of a disk and returns when the disk is gone and its store
-	// closed; nothing in the guest may use it, which a guest's kernel does not check. A disk
-	// that is not there is success. After a failure the disk may leave at any time, until a
-	// Detach succeeds; but ErrKept says that it stays, and ErrHotplugHeld that this Detach
-	// has not asked the guest.
+	// Detach asks the guest to release a disk, and returns when the disk is gone and its store is closed. Nothing in the
+	// guest may use the disk; the guest's kernel does not check that. Detaching an absent disk succeeds. After a failure the
+	// disk may leave at any time, until a Detach succeeds. There are two exceptions: ErrKept means that the disk stays, and
+	// ErrHotplugHeld means that this Detach has not asked the guest.
 	Detach(ctx context.Context, id string) error
-	// Resize grows a disk to so many bytes. A smaller size is refused (ErrWouldShrink).
+	// Resize grows a disk to the given number of bytes. It refuses a smaller size (ErrWouldShrink).
 	Resize(ctx context.Context, id string, bytes uint64) error
-	// Answers returns when a disk's store has answered, as only then it may be let go of or
-	// grown: a machine that closes a store that hangs, or makes it longer, may stand still with
-	// all its disks. One kind of machine does so for any disk's store. ErrStoreHangs says that
-	// one hangs, or may; it wraps HangingDisk() string where that is another disk's. A store
-	// that fails otherwise, and a disk that is not there, are success.
+	// Answers returns nil when a disk's store has answered. Call it before Detach and Resize: a machine that closes or grows
+	// a store that hangs may block, with all its disks. Some machines block if any disk's store hangs. ErrStoreHangs means
+	// that a store hangs or may hang; if it is another disk's store, the error wraps one with HangingDisk() string. A
+	// store that fails in another way, and an absent disk, count as success.
 	Answers(ctx context.Context, id string) error
-	// Disks returns the ids of the disks that came by Attach and are not gone for sure.
+	// Disks returns the ids of the disks that were attached and are not known to be gone.
 	Disks() []string
 
-	// AgentAddress is where the guest's agent is reached, for protocols/address.
+	// AgentAddress returns the address of the guest's agent, in the form of protocols/address.
 	AgentAddress() string
-	// VsockDone is closed when the guest can be reached no more, and VsockErr says why then.
+	// VsockDone is closed when the guest can no longer be reached by vsock; VsockErr then returns the reason.
 	VsockDone() <-chan struct{}
 	VsockErr() error
 
-	// Reproduce returns lines for a shell that start the same machine by hand.
+	// Reproduce returns shell lines that start the same machine by hand.
 	Reproduce() string
 
-	// Done is closed when the machine has ended and holds no store any more, but one that
-	// does not close, as its disk does not answer.
+	// Done is closed when the machine has ended and its stores are closed, except stores that do not close because their disk
+	// does not answer.
 	Done() <-chan struct{}
-	// AwaitEnd waits until then. It returns nil where the guest has powered off in order, an
-	// error that wraps ErrEnded where the machine ended otherwise, ErrUnheard too where that is
-	// not known, and else ctx's.
+	// AwaitEnd waits until Done is closed. It returns nil if the guest has powered off cleanly, and an error that wraps ErrEnded
+	// if the machine ended otherwise. The error also wraps ErrUnheard if the way of ending is not known. If ctx ends first,
+	// AwaitEnd returns ctx's error.
 	AwaitEnd(ctx context.Context) error
 	// PressPower asks the guest to power off, without its agent.
 	PressPower(ctx context.Context) error
-	// Kill ends the machine at once, as pulling the plug does. An error says what is left
-	// running when ctx ends: a process waits for a disk that does not answer.
+	// Kill ends the machine at once, like pulling the plug. If ctx ends first, the error names what is still running: a process
+	// that waits for a disk that does not answer.
 	Kill(ctx context.Context) error
 }
 
-// Agent is the agent in a machine's guest: *agentclient.Client, which says what its calls
-// do. An error without agentclient.ErrOutcomeUnknown is the agent's answer, or the call
-// was not sent.
+// Agent is the agent in a machine's guest. *agentclient.Client implements it and documents the calls. An error that does not
+// match agentclient.ErrOutcomeUnknown is the agent's answer, or the call was not sent.
 type Agent interface {
 	Check(ctx context.Context) error
 	CreateSandbox(ctx context.Context, request *agentpb.CreateSandboxRequest) error

@@ -19,13 +19,13 @@ import (
 	"github.com/directvol/directvol/host/trial"
 )
 
-// names are volumes', as callers choose them.
+// names are volume names, as callers choose them.
 var names = []string{"pvc-1", "/run/kata-containers/shared/direct-volumes/cA==", "c"}
 
-// storeOf is where a volume's bytes are.
+// storeOf returns the path of a volume's store.
 func storeOf(name string) string { return "/stores/" + name }
 
-// sizeOf is a store's size, by which its statistics are known.
+// sizeOf returns a store's size. Sizes differ, so that statistics show whose they are.
 func sizeOf(store string) uint64 {
 	return uint64(1 + slices.IndexFunc(names, func(name string) bool { return storeOf(name) == store }))
 }
@@ -36,7 +36,7 @@ func volumeOf(name string) sandbox.Volume {
 
 var limits = []time.Duration{5 * time.Millisecond, 15 * time.Millisecond, 25 * time.Millisecond, 250 * time.Millisecond, 5 * time.Second, 20 * time.Second}
 
-// call is one that was made.
+// call records a call to the sandbox.
 type call struct {
 	what, volume string
 	deadline     time.Time
@@ -45,15 +45,15 @@ type call struct {
 	answered     bool
 }
 
-// model is what is known of a sandbox from outside.
+// model records what is known of a sandbox from outside.
 type model struct {
 	*world
 	sandbox *sandbox.Sandbox
 	ledger  promises.Ledger
 
-	calls    sync.Mutex // guards what follows
+	calls    sync.Mutex // guards the fields below
 	inFlight []*call
-	wrong    []string // answers that should not have been
+	wrong    []string // answers that were wrong
 }
 
 func newModel() *model {
@@ -69,7 +69,7 @@ func newModel() *model {
 	return m
 }
 
-// begin makes a call, in a goroutine of its own.
+// begin starts a call in a goroutine of its own.
 func (m *model) begin(t *rapid.T, what, volume string, mustWork bool, do func(context.Context) error) {
 	limit := rapid.SampledFrom(limits).Draw(t, "limit")
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -91,7 +91,7 @@ func (m *model) begin(t *rapid.T, what, volume string, mustWork bool, do func(co
 	synctest.Wait()
 }
 
-// isFine reports whether nothing is wrong, and nobody else calls.
+// isFine reports whether there is no fault and no other call in progress.
 func (m *model) isFine() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -99,7 +99,7 @@ func (m *model) isFine() bool {
 		!slices.ContainsFunc(names, func(n string) bool { return m.hung[storeOf(n)] || m.busy[storeOf(n)] || m.storeHangs[storeOf(n)] }) && len(m.held(foreign)) == 0
 }
 
-// change makes a call that changes a volume.
+// changes returns an action that makes a call that changes a volume.
 func (m *model) changes(verb promises.Verb, do func(context.Context, string) error) func(*rapid.T) {
 	return func(t *rapid.T) {
 		name := rapid.SampledFrom(names).Draw(t, "volume")
@@ -123,7 +123,7 @@ func (m *model) mount(ctx context.Context, name string) error {
 	return err
 }
 
-// attachOther asks for a volume with another store than it has: no volume has two.
+// attachOther attaches a mounted volume with other options than it has; that must be refused.
 func (m *model) attachOther(t *rapid.T) {
 	name := rapid.SampledFrom(names).Draw(t, "volume")
 	if m.sandbox.State(name) != sandbox.Mounted || len(m.inFlight) > 0 {
@@ -159,8 +159,7 @@ func (m *model) stats(t *rapid.T) {
 	})
 }
 
-// replaces has a caller take one volume away and mount another at once, which gets the
-// place of the first.
+// replaces makes a caller detach one volume and at once mount another, which may get the place of the first.
 func (m *model) replaces(t *rapid.T) {
 	first := rapid.SampledFrom(names).Draw(t, "first")
 	second := rapid.SampledFrom(names).Draw(t, "second")
@@ -180,7 +179,7 @@ func (m *model) replaces(t *rapid.T) {
 	})
 }
 
-// giveUp has a caller hang up.
+// giveUp cancels a call's context.
 func (m *model) giveUp(t *rapid.T) {
 	var waiting []*call
 	for _, c := range m.inFlight {
@@ -200,7 +199,7 @@ func (m *model) giveUp(t *rapid.T) {
 	}
 }
 
-// spoil notes that calls under way may fail now.
+// spoil injects a fault. The calls in progress may fail from then on.
 func (m *model) spoil(do func()) {
 	m.calls.Lock()
 	for _, c := range m.inFlight {
@@ -218,7 +217,7 @@ func (m *model) flip(which *bool) func(*rapid.T) {
 	}
 }
 
-// letLeave has the guest let go of what was asked for, where it does.
+// letLeave makes the guest release the disks that it was asked for, unless it is stuck.
 func (m *model) letLeave() {
 	m.change(func() {
 		for _, d := range m.disks {
@@ -249,7 +248,7 @@ func (m *model) slower(t *rapid.T) {
 	m.spoil(func() { m.slow = slow })
 }
 
-// loses has a disk leave by itself.
+// loses makes a disk leave by itself.
 func (m *model) loses(t *rapid.T) {
 	name := rapid.SampledFrom(names).Draw(t, "volume")
 	m.spoil(func() {
@@ -267,7 +266,7 @@ func (m *model) loses(t *rapid.T) {
 	}
 }
 
-// shares has a container that is none of the sandbox's hold what a volume has mounted.
+// shares makes a foreign container hold a volume's mount.
 func (m *model) shares(t *rapid.T) {
 	name := rapid.SampledFrom(names).Draw(t, "volume")
 	m.spoil(func() {
@@ -306,7 +305,7 @@ func (m *model) wait(t *rapid.T) {
 	synctest.Wait()
 }
 
-// holds is what must be so whenever nothing moves.
+// holds checks the invariants that apply whenever nothing is moving.
 func (m *model) holds(t *rapid.T) {
 	m.calls.Lock()
 	defer m.calls.Unlock()
@@ -332,8 +331,7 @@ func (m *model) holds(t *rapid.T) {
 	}
 }
 
-// holdsFor compares what was promised of a volume, and what the sandbox says, with what
-// is. m.mu is held.
+// holdsFor compares a volume's promise and its state in the sandbox with the fake world. m.mu is held.
 func (m *model) holdsFor(t *rapid.T, name string) {
 	d, state := m.disks[sandbox.DiskID(name)], m.sandbox.State(name)
 	mounted := d != nil && slices.ContainsFunc(m.users(d), func(point string) bool { return m.mounts[point].holders[sandbox.Holder(name)] })
@@ -359,7 +357,7 @@ func (m *model) holdsFor(t *rapid.T, name string) {
 	}
 }
 
-// end heals everything, and takes all away.
+// end repairs all faults and detaches all volumes.
 func (m *model) end(t *rapid.T) {
 	m.spoil(func() {
 		clear(m.hung)
@@ -387,7 +385,7 @@ func (m *model) end(t *rapid.T) {
 	}
 }
 
-// calling are the callers' actions, the more important ones twice.
+// calling returns the callers' actions. The more important ones appear twice.
 func (m *model) calling() map[string]func(*rapid.T) {
 	attach, mount := m.changes(promises.Attach, m.attach), m.changes(promises.Mount, m.mount)
 	unmount, detach := m.changes(promises.Unmount, m.sandbox.Unmount), m.changes(promises.Detach, m.sandbox.Detach)
@@ -397,7 +395,7 @@ func (m *model) calling() map[string]func(*rapid.T) {
 	}
 }
 
-// faults are what goes wrong, and right again.
+// faults returns the actions that cause and repair faults.
 func (m *model) faults() map[string]func(*rapid.T) {
 	return map[string]func(*rapid.T){
 		"stuck": m.flip(&m.stuck), "keeps": m.flip(&m.keeps), "hang": m.flipStore(m.hung), "busy": m.flipStore(m.busy), "store hangs": m.flipStore(m.storeHangs),
@@ -407,12 +405,11 @@ func (m *model) faults() map[string]func(*rapid.T) {
 	}
 }
 
-// modelChecks, with as many steps each as rapid makes by default, are 100,000 steps.
+// modelChecks is the number of sequences. With rapid's default number of steps in each, they have 100,000 steps in all.
 const modelChecks = "3800"
 
-// Calls of several callers, with deadlines, given up, repeated and beside each other, while
-// answers are lost, disks hang, are in use, leave by themselves or are not let go of, and
-// machines end: see the package's table.
+// Several callers make calls with deadlines, give them up, repeat them and overlap them. Meanwhile answers get lost, disks
+// hang, are in use, leave by themselves or are not released, and machines end: see the table in the package comment.
 func TestVolumesAreWhatTheirCallersWerePromised(t *testing.T) {
 	checks := flag.Lookup("rapid.checks")
 	if checks.Value.String() == checks.DefValue {
@@ -421,13 +418,13 @@ func TestVolumesAreWhatTheirCallersWerePromised(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = flag.Set("rapid.checks", checks.DefValue) })
 	}
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // fewer orders, so that what fails fails again
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // allows fewer interleavings, so that a failure can be reproduced
 	steps := 0
 	rapid.Check(t, func(t *rapid.T) {
 		rapid.SyncTest(t, func(t *rapid.T) {
 			m := newModel()
 			m.noService = rapid.IntRange(0, 4).Draw(t, "service") == 0
-			defer func() { // rapid leaves a sequence that it cannot use by a panic
+			defer func() { // rapid panics to leave a sequence that it cannot use
 				m.die()
 				time.Sleep(time.Minute)
 			}()
@@ -438,7 +435,7 @@ func TestVolumesAreWhatTheirCallersWerePromised(t *testing.T) {
 			for name, do := range m.calling() {
 				actions[name] = step(do)
 			}
-			// Few faults in a sequence go deeper than all at once.
+			// A few faults per sequence reach deeper states than all faults at once.
 			faults := m.faults()
 			for _, name := range rapid.SliceOfNDistinct(rapid.SampledFrom(slices.Sorted(maps.Keys(faults))), 0, 4, rapid.ID[string]).Draw(t, "faults") {
 				actions[name] = step(faults[name])

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// maxVolumeID is how many bytes a volume's id has at most, as CSI has it.
+// maxVolumeID is the greatest length of a volume's id in bytes, as in CSI.
 const maxVolumeID = 128
 
-// checkID refuses what is no volume id: anything else is one, paths among it.
+// checkID refuses an invalid volume id. Any other bytes are allowed, including paths.
 func checkID(id string) error {
 	if id == "" || len(id) > maxVolumeID {
 		return also(ErrInfeasible, fmt.Errorf("volume id %.140q: want 1 to %d bytes, got %d", id, maxVolumeID, len(id)))
@@ -18,17 +18,15 @@ func checkID(id string) error {
 	return nil
 }
 
-// DiskID returns the id of a volume's disk: 18 letters and digits that follow from the
-// volume's id alone, so that who has lost everything else finds the disk by it. It is
-// the serial that the guest sees, of which virtio has room for 20 bytes.
+// DiskID returns the id of a volume's disk: 18 letters and digits, derived from the volume's id alone. So the disk can be
+// found even if all other state is lost. DiskID is the serial number that the guest sees; virtio allows 20 bytes.
 func DiskID(volumeID string) string {
 	sum := sha256.Sum256([]byte(volumeID))
 	return "dv" + strings.ToLower(base32.StdEncoding.EncodeToString(sum[:10]))
 }
 
-// DiskID is that of the volume's ID.
+// DiskID returns the id of the volume's disk.
 func (v Volume) DiskID() string { return DiskID(v.ID) }
 
-// Holder is the container that holds a volume in the guest for as long as no container
-// of its own does.
+// Holder returns the name of the container that holds a volume in the guest while no other container uses it.
 func Holder(volumeID string) string { return "volume-" + DiskID(volumeID) }

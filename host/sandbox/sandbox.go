@@ -1,25 +1,26 @@
-// Package sandbox is one machine, the agent in it and the volumes that it has been
-// given, each a state machine (State). A volume is attached to the machine, mounted by
-// the agent, measured, grown on both sides and taken away again, in the only order that
-// is safe. The package knows of no kind of machine: host/qemu has one.
+// Package sandbox manages one virtual machine, its agent, and the volumes given to it. Each volume has a State. A volume is
+// attached to the machine, mounted by the agent, measured, grown on both sides and removed again, in the only safe order.
+// The package does not depend on a kind of machine: host/qemu implements one.
 //
-// Each call may be made twice, late, be cut off, come beside its opposite or after what
-// it is about has gone by itself:
+// Each call may be repeated, come late, be interrupted, run concurrently with its opposite, or come after its disk has
+// left by itself:
 //
-//	call     again       after it was cut off     in the state leaving       when the disk was lost
-//	attach   no change   goes on                  finishes that, then does   cleans up, then does
-//	mount    looks anew  asks again (mounting)    ErrBusy                    ErrLost
-//	unmount  no change   asks again (mounting)    no change                  lets go in the guest
-//	resize   no change   goes on                  ErrBusy                    ErrLost
-//	stats    asks        asks                     ErrBusy                    the condition says it
-//	detach   no change   goes on                  finishes that              cleans up
+//	call     again         after interruption     in the state leaving          after the disk was lost
+//	attach   no change     resumes                finishes that, then attaches  cleans up, then attaches
+//	mount    checks again  asks again (mounting)  ErrBusy                       ErrLost
+//	unmount  no change     asks again (mounting)  no change                     unmounts in the guest
+//	resize   no change     resumes                ErrBusy                       ErrLost
+//	stats    asks again    asks again             ErrBusy                       reports it as a condition
+//	detach   no change     resumes                finishes that                 cleans up
 //
-// Calls of one volume wait for each other, until their contexts end; only Stats waits
-// for nobody. A disk is pulled only when the agent has let go of the volume and has said
-// that nobody else in the guest uses it, and its store answers. Where a create or a remove of ours had no answer,
-// the next call makes sure that it has ended before it says the opposite (settle). From the moment on at which the machine was asked
-// to let go of a disk the volume is leaving, whatever became of the call: nothing is
-// mounted that may lose its disk a moment later.
+// Calls on one volume wait for each other until their contexts end; only Stats does not wait. A disk is removed only after
+// the agent has released the volume and confirmed that nothing else in the guest uses it, and only if its store answers.
+//
+// If the sandbox got no answer to a create or remove call, the next call first makes sure that the old one has ended,
+// before it requests the opposite (settle).
+//
+// A volume is in the state leaving from the moment when the machine is asked to release its disk, whatever becomes of that
+// call. So nothing is mounted whose disk may disappear a moment later.
 package sandbox
 
 import (
@@ -38,36 +39,34 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// KernelOptions are for every sandbox's kernel: its agent powers off when it is done.
+// KernelOptions are options for every sandbox's kernel: they make the agent power the guest off when it is done.
 const KernelOptions = "agent.directvol.poweroff=on"
 
-// recheck is the pause before an agent that answers, but is not ready, is asked
-// again: nothing tells the host when it is.
+// recheck is the pause before an agent that answers but is not ready is asked again. Nothing notifies the host when the
+// agent becomes ready.
 const recheck = 50 * time.Millisecond
 
 const (
-	// tryLimit is for one attempt to reach the agent, which a guest that boots may leave
-	// without an answer, and endLimit for a machine's end to be known after its vsock's.
+	// tryLimit limits one attempt to reach the agent, because a booting guest may not answer. endLimit limits the wait for a
+	// machine's end after its vsock has ended.
 	tryLimit = 5 * time.Second
 	endLimit = 5 * time.Second
-	// killLimit is how long the end of a machine that is killed is waited for, when the
-	// time of who wants it is over. QEMU waits 5 s for its process to be reaped, 5 s for
-	// the vsock backend's, and 2 s for its stores to close.
+	// killLimit is how long to wait for the end of a killed machine after the caller's context has ended. QEMU needs up to 5 s
+	// until its process is reaped, 5 s for the vsock backend's, and 2 s for its stores to close.
 	killLimit = 15 * time.Second
-	// stopLimit is how long a Stop lasts whose caller sets no limit.
+	// stopLimit limits a Stop whose caller sets no deadline.
 	stopLimit = 5 * time.Minute
-	// trialLimit is how long a store has for the small read that is made before a machine
-	// gets it.
+	// trialLimit is how long a store may take for the small read before a machine gets it.
 	trialLimit = 10 * time.Second
 )
 
-// Config says what a sandbox is.
+// Config describes a sandbox.
 type Config struct {
 	// ID names the sandbox.
 	ID string
-	// Log is logrus's standard logger where it is nil.
+	// Log is the logger; nil means logrus's standard logger.
 	Log *logrus.Entry
-	// Boot starts its machine, whose kernel gets KernelOptions. ctx limits the start alone.
+	// Boot starts the sandbox's machine. The kernel's options must include KernelOptions. ctx limits the start alone.
 	Boot func(ctx context.Context) (Machine, error)
 }
 
@@ -77,20 +76,20 @@ type Sandbox struct {
 	log     *logrus.Entry
 	machine Machine
 	agent   Agent
-	client  *agentclient.Client                          // agent, where it is one
-	try     func(ctx context.Context, path string) error // whether a store answers
+	client  *agentclient.Client                          // the agent, if it is an *agentclient.Client
+	try     func(ctx context.Context, path string) error // tries whether a store answers
 
-	emptied atomic.Bool // the agent has said that it has unmounted everything
+	emptied atomic.Bool // the agent has confirmed that everything is unmounted
 
 	mu      sync.Mutex
-	volumes map[string]*volume // those with a state, and those that a call is at
+	volumes map[string]*volume // volumes with a state, and volumes with a call in progress
 }
 
 func newSandbox(id string, log *logrus.Entry, machine Machine, agent Agent) *Sandbox {
 	return &Sandbox{id: id, log: log, machine: machine, agent: agent, try: tried(new(trial.Trials)), volumes: map[string]*volume{}}
 }
 
-// tried says of a store that hangs, or may, that it does.
+// tried returns a function that tries a store, and returns ErrStoreHangs if the store hangs or may hang.
 func tried(trials *trial.Trials) func(context.Context, string) error {
 	return func(ctx context.Context, path string) error {
 		err := trials.Read(ctx, path, trialLimit)
@@ -101,13 +100,13 @@ func tried(trials *trial.Trials) func(context.Context, string) error {
 	}
 }
 
-// Start boots a sandbox, and returns when its agent has taken it on. ctx limits
-// Start alone. A Start that fails kills its machine.
+// Start boots a sandbox, and returns when its agent has accepted it. ctx limits Start alone. A failed Start kills its
+// machine.
 func Start(ctx context.Context, cfg Config) (*Sandbox, error) {
 	if cfg.Log == nil {
 		cfg.Log = logrus.NewEntry(logrus.StandardLogger())
 	}
-	if err := trial.Prepare(ctx); err != nil { // before any store is open
+	if err := trial.Prepare(ctx); err != nil { // must run before any store is open
 		cfg.Log.WithError(err).Warn("stores are tried later than they should be")
 	}
 	machine, err := cfg.Boot(ctx)
@@ -166,7 +165,7 @@ func (s *Sandbox) tryAgent(ctx context.Context) error {
 	return s.agent.Check(ctx)
 }
 
-// explain says that it was the machine's end that ended its vsock, where it was.
+// explain returns the machine's end as the reason if that ended the vsock.
 func (s *Sandbox) explain(ctx context.Context, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, endLimit)
 	defer cancel()
@@ -180,8 +179,8 @@ func (s *Sandbox) explain(ctx context.Context, err error) error {
 	}
 }
 
-// ID returns the sandbox's name.
+// ID returns the sandbox's id.
 func (s *Sandbox) ID() string { return s.id }
 
-// Agent returns the connection to the agent, which stays the sandbox's.
+// Agent returns the connection to the agent. The sandbox owns it.
 func (s *Sandbox) Agent() *agentclient.Client { return s.client }

@@ -10,43 +10,43 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// State is where a volume is on its way.
+// State is a volume's state.
 type State int
 
-// The states, in the order of the way. A call writes down the next one before it makes
-// the step: where it is cut off, the state says what may have happened since.
+// The states, in the order in which a volume passes them. A call records the next state before it takes the step. So if the
+// call is interrupted, the state tells what may have happened.
 const (
-	Absent    State = iota // the machine has nothing of it
-	Attaching              // its disk may be there, or a part of it
-	Attached               // its disk is there, and nobody in the guest holds it
-	Mounting               // a mount or an unmount is under way, or was cut off
-	Mounted                // the agent has said so
-	Leaving                // nobody holds it, and its disk may go at any moment
-	Lost                   // its disk has left by itself; the guest may still have a mount of it
+	Absent    State = iota // the machine has nothing of the volume
+	Attaching              // the disk, or a part of it, may be there
+	Attached               // the disk is there, and nothing in the guest uses it
+	Mounting               // a mount or an unmount is in progress, or was interrupted
+	Mounted                // the agent has confirmed the mount
+	Leaving                // nothing uses the disk, and it may leave at any moment
+	Lost                   // the disk has left by itself; the guest may still have a mount of it
 )
 
 var stateNames = [...]string{"absent", "attaching", "attached", "mounting", "mounted", "leaving", "lost"}
 
-// String returns the state as a word.
+// String returns the state's name.
 func (s State) String() string { return stateNames[s] }
 
-// volume is what is known of a volume. One call at a time changes it, which has turn's
-// token; Sandbox.mu guards what follows that, so that others can look.
+// volume is the sandbox's record of a volume. One call at a time changes it: the call that holds turn's token. Sandbox.mu
+// guards the fields after turn, so that others can read them.
 type volume struct {
 	id    string
 	turn  chan struct{}
 	state State
-	users int    // calls that have the turn, or wait for it
-	want  Volume // from attaching on
-	place Place  // from attached on
-	// point is where the agent mounts it, and held says that it was asked to, and not
-	// known to have let go since. late says that a create or a remove of ours has had no
-	// answer, and may still be carried out: held is true then too.
+	users int    // calls that have the turn or wait for it
+	want  Volume // set in attaching and all later states
+	place Place  // set in attached and all later states
+	// point is the agent's mount point. held is true if the agent was asked to mount the volume and is not known to have
+	// released it since. late is true if a create or remove call got no answer and may still be carried out; held is then
+	// true too.
 	point      string
 	held, late bool
 }
 
-// take waits for a volume's turn, of one that is not there too: so nobody comes between.
+// take waits for a volume's turn, even if the volume does not exist yet, so that no other call can intervene.
 func (s *Sandbox) take(ctx context.Context, id string) (v *volume, done func(), err error) {
 	if err := checkID(id); err != nil {
 		return nil, nil, err
@@ -76,7 +76,7 @@ func (s *Sandbox) leaveTurn(v *volume) {
 	}
 }
 
-// inTurn runs do in a volume's turn.
+// inTurn waits for a volume's turn and runs do.
 func (s *Sandbox) inTurn(ctx context.Context, call, id string, do func(*volume) error) error {
 	v, done, err := s.take(ctx, id)
 	if err != nil {
@@ -89,8 +89,8 @@ func (s *Sandbox) inTurn(ctx context.Context, call, id string, do func(*volume) 
 	return nil
 }
 
-// look returns a volume's state. A disk that is gone though nobody takes it is lost from
-// the moment on at which somebody looks. A machine that has ended has none.
+// look returns a volume's state. If the disk is gone without a detach, look changes the state to Lost. Once the machine has
+// ended, every volume is Absent.
 func (s *Sandbox) look(v *volume) State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,8 +113,8 @@ func (s *Sandbox) lookLocked(v *volume) State {
 	return v.state
 }
 
-// decide writes a state down, before the step that it stands for. It returns what the
-// state is: lost where the disk has left meanwhile.
+// decide records a state, before the step that it stands for. It returns the resulting state, which is Lost if the disk has
+// left meanwhile.
 func (s *Sandbox) decide(v *volume, state State) State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,7 +127,7 @@ func (s *Sandbox) decide(v *volume, state State) State {
 	return s.lookLocked(v)
 }
 
-// watch says of an attachment that it is lost, and ends with it.
+// watch records when an attached disk is lost. It returns when the attachment or the machine ends.
 func (s *Sandbox) watch(v *volume, place Place) {
 	select {
 	case <-place.Gone:
@@ -136,7 +136,7 @@ func (s *Sandbox) watch(v *volume, place Place) {
 	}
 }
 
-// State returns a volume's state; that of one that nobody knows is Absent.
+// State returns a volume's state; Absent for an unknown volume.
 func (s *Sandbox) State(id string) State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,7 +146,7 @@ func (s *Sandbox) State(id string) State {
 	return Absent
 }
 
-// Volumes returns the ids of the volumes that are not absent, in their order.
+// Volumes returns the sorted ids of the volumes that are not absent.
 func (s *Sandbox) Volumes() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -154,7 +154,7 @@ func (s *Sandbox) Volumes() []string {
 	return slices.DeleteFunc(ids, func(id string) bool { return s.lookLocked(s.volumes[id]) == Absent })
 }
 
-// refuse says why a volume in a state is not attached.
+// refuse returns why a volume in this state is not attached; nil if it is.
 func (state State) refuse() error {
 	switch state {
 	case Absent:
@@ -169,14 +169,14 @@ func (state State) refuse() error {
 	return nil
 }
 
-// storage is the message that has the agent mount a volume.
+// storage returns the message that makes the agent mount a volume.
 func (v *volume) storage(capable Capabilities) *agentpb.Storage {
 	options := v.want.Options
 	if v.want.ReadOnly {
 		options = append([]string{"ro"}, options...)
 	}
 	var promised []string
-	if capable.Serial { // the guest may still see the disk that had the place before
+	if capable.Serial { // otherwise the agent might mount the slot's previous disk, if the guest still sees that one
 		promised = []string{"serial=" + v.want.DiskID()}
 	}
 	return &agentpb.Storage{Driver: v.place.Driver, DriverOptions: promised, Source: v.place.Source, Fstype: v.want.FSType, Options: options, MountPoint: v.point}

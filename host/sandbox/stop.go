@@ -12,19 +12,19 @@ import (
 	"github.com/directvol/directvol/host/agentclient"
 )
 
-// Stop has the agent unmount everything and power off, and waits until the machine has
-// ended. Where a volume is in use the error names it, and the sandbox goes on. An agent
-// that cannot be reached is asked by the power button, where the machine has one.
+// Stop asks the agent to unmount everything and power off, and waits until the machine has ended. If a volume is in use, the
+// error names it and the sandbox keeps running. If the agent cannot be reached, Stop presses the power button, if the
+// machine has one.
 //
-// A call whose outcome is unknown is made again until the agent says that it is done, or
-// refuses, or the machine ends: nobody knows whether the guest was asked.
+// If the outcome of the agent's call is unknown, Stop repeats the call until the agent confirms or refuses, or the machine
+// ends.
 //
-// A guest that does not end before ctx does is killed, whatever that costs, and so is one
-// that nobody can ask: the error says so, and what has been tried. It may take 15 seconds
-// longer than ctx then (killLimit). A ctx without a deadline has one of five minutes.
+// Stop kills a guest that does not end before ctx does, and a guest that cannot be asked, even if that costs data. The
+// error then says so and names what was tried. Stop may last 15 seconds longer than ctx in this case (killLimit). If ctx has no deadline,
+// Stop sets one of five minutes.
 //
-// Nobody may hear how the machine ended (ErrUnheard). An agent that has answered with OK has
-// unmounted everything before: then Stop has done what it was to.
+// It can remain unknown how the machine ended (ErrUnheard). If the agent has answered OK, it had unmounted everything, and
+// Stop then succeeds.
 func (s *Sandbox) Stop(ctx context.Context) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -42,7 +42,7 @@ func (s *Sandbox) Stop(ctx context.Context) error {
 	default:
 		return fmt.Errorf("stop sandbox %s: %w", s.id, ofTake.typed(ctx, err))
 	}
-	// The guest ends when it has seen its answer taken.
+	// The guest powers off when its answer has been received.
 	s.agent.Close()
 	left := s.machine.AwaitEnd(ctx)
 	if errors.Is(left, ErrUnheard) && s.emptied.Load() {
@@ -60,8 +60,8 @@ func (s *Sandbox) Stop(ctx context.Context) error {
 	return nil
 }
 
-// askToEnd asks the agent to unmount everything and to power off, until it answers. It
-// returns nil too where the machine ends meanwhile.
+// askToEnd asks the agent to unmount everything and to power off, until the agent answers. It also returns nil if the machine
+// ends meanwhile.
 func (s *Sandbox) askToEnd(ctx context.Context) error {
 	err := s.destroy(ctx)
 	again := time.NewTicker(recheck)
@@ -76,9 +76,9 @@ func (s *Sandbox) askToEnd(ctx context.Context) error {
 		}
 		next := s.destroy(ctx)
 		switch {
-		case s.machine.VsockErr() != nil: // a guest that has heard the call before ends now
+		case s.machine.VsockErr() != nil: // if the guest received the earlier call, it is ending now
 			return s.endedSoon(ctx, next)
-		case status.Code(next) != codes.Unavailable: // else it was not asked
+		case status.Code(next) != codes.Unavailable: // Unavailable means that this call did not reach the agent
 			err = next
 		}
 	}
@@ -94,7 +94,7 @@ func (s *Sandbox) destroy(ctx context.Context) error {
 	return err
 }
 
-// endedSoon returns nil where the machine ends in the next moment, or else why.
+// endedSoon returns nil if the machine ends within endLimit, and why otherwise.
 func (s *Sandbox) endedSoon(ctx context.Context, why error) error {
 	ctx, cancel := context.WithTimeout(ctx, endLimit)
 	defer cancel()
@@ -106,8 +106,8 @@ func (s *Sandbox) endedSoon(ctx context.Context, why error) error {
 	}
 }
 
-// pressPower asks a guest to power off whose agent cannot be reached, and returns what to
-// say of that when it did not help.
+// pressPower presses the power button of a guest whose agent cannot be reached. tried is for the error text if the guest does
+// not end after that.
 func (s *Sandbox) pressPower(ctx context.Context, why error) (tried string, err error) {
 	if !s.machine.Capabilities().PowerButton {
 		return "", fmt.Errorf("its machine has no power button, and was killed: %w", why)
@@ -118,15 +118,14 @@ func (s *Sandbox) pressPower(ctx context.Context, why error) (tried string, err 
 	return fmt.Sprintf(" by its power button, its agent being out of reach (%v)", why), nil
 }
 
-// kill ends the machine when ctx has, or is about to.
+// kill kills the machine. It waits up to killLimit, even if ctx has ended.
 func (s *Sandbox) kill(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 	defer cancel()
 	return s.machine.Kill(ctx)
 }
 
-// Kill ends the machine at once, as pulling the plug does. An error says what is left
-// running when ctx ends.
+// Kill ends the machine at once, like pulling the plug. If ctx ends first, the error names what is still running.
 func (s *Sandbox) Kill(ctx context.Context) error {
 	s.agent.Close()
 	if err := s.machine.Kill(ctx); err != nil {

@@ -15,13 +15,13 @@ import (
 	"github.com/directvol/directvol/host/sandbox"
 )
 
-// ending is a machine that may have lost its vsock, and ends as it is told to.
+// ending is a machine that may have lost its vsock, and that ends only in the configured ways.
 type ending struct {
 	machine
 	vsock   error
-	button  bool // it has one
-	works   bool // and its guest hears it
-	stays   bool // when it is killed
+	button  bool // it has a power button
+	works   bool // its guest obeys the power button
+	stays   bool // it keeps running after a kill
 	pressed *bool
 }
 
@@ -57,7 +57,7 @@ func (e ending) Kill(ctx context.Context) error {
 	return errors.New("QEMU (process 7, state D) was killed and has not ended")
 }
 
-// refusing is an agent whose DestroySandbox is answered so.
+// refusing is an agent that answers DestroySandbox with err.
 type refusing struct {
 	agent
 	err error
@@ -74,7 +74,7 @@ func TestStopTriesThePowerButtonBeforeItKills(t *testing.T) {
 		answer  error
 		pressed bool
 		took    time.Duration
-		says    []string // nothing where it is OK
+		says    []string // words of the error; none for OK
 	}{
 		{"it is heard", ending{vsock: lostVsock, button: true, works: true}, unreachable, true, 0, nil},
 		{"it is heard, and the call was cut off", ending{vsock: lostVsock, button: true, works: true}, agentclient.ErrOutcomeUnknown, true, 0, nil},
@@ -117,14 +117,14 @@ func TestStopOfAVolumeInUseIsBusy(t *testing.T) {
 	}
 }
 
-// unheard is a machine of which nobody hears how it ended.
+// unheard is a machine that ends without a known reason.
 type unheard struct{ machine }
 
 func (u unheard) AwaitEnd(ctx context.Context) error {
 	return errors.Join(u.machine.AwaitEnd(ctx), sandbox.ErrEnded, sandbox.ErrUnheard)
 }
 
-// ended is an agent whose guest ends when it is asked to, with or without an answer.
+// ended is an agent whose guest ends when asked to, with answer as the answer.
 type ended struct {
 	agent
 	answer error
@@ -135,7 +135,7 @@ func (e ended) DestroySandbox(context.Context) error {
 	return e.answer
 }
 
-// An agent that has said OK has unmounted everything before. Of one that has not, the machine must say how it ended.
+// If the agent answered OK, it had unmounted everything before. If it did not, the machine must report how it ended.
 func TestStopNeedsNotHearOfAnEndThatItsAgentHasPromised(t *testing.T) {
 	for _, test := range []struct{ answer, want error }{{nil, nil}, {agentclient.ErrOutcomeUnknown, sandbox.ErrUnheard}} {
 		w := newWorld()
@@ -148,10 +148,10 @@ func TestStopNeedsNotHearOfAnEndThatItsAgentHasPromised(t *testing.T) {
 	}
 }
 
-// losing is an agent whose first answers are lost with their calls.
+// losing is an agent whose first calls are lost together with their answers.
 type losing struct {
 	agent
-	answers *[]error // nil is the guest's power-off
+	answers *[]error // nil means that the guest powers off
 }
 
 func (l losing) DestroySandbox(context.Context) error {

@@ -13,14 +13,13 @@ import (
 	"github.com/directvol/directvol/protocols/guestpath"
 )
 
-// Volume is a volume for a sandbox.
+// Volume describes a volume for a sandbox.
 type Volume struct {
-	// ID is the caller's name of it: any 1 to 128 bytes.
+	// ID is the caller's name for the volume: any 1 to 128 bytes.
 	ID string
-	// Path is its store on the host: an image file or a block device that
-	// holds a filesystem and nothing else.
+	// Path is the volume's store on the host: an image file or a block device that contains a filesystem and nothing else.
 	Path string
-	// FSType is ext4 or xfs, and Options are its mount options.
+	// FSType is ext4 or xfs. Options are mount options.
 	FSType   string
 	Options  []string
 	ReadOnly bool
@@ -30,8 +29,8 @@ func (v Volume) is(other Volume) bool {
 	return v.Path == other.Path && v.FSType == other.FSType && v.ReadOnly == other.ReadOnly && slices.Equal(v.Options, other.Options)
 }
 
-// Attach gives the machine a volume's disk. The guest does not use it yet. Repeated
-// with the same volume it changes nothing.
+// Attach attaches a volume's disk to the machine. The guest does not use the disk yet. Repeating it with the same volume
+// changes nothing.
 func (s *Sandbox) Attach(ctx context.Context, want Volume) error {
 	return s.inTurn(ctx, "attach", want.ID, func(v *volume) error {
 		if s.ended() {
@@ -57,7 +56,7 @@ func (s *Sandbox) Attach(ctx context.Context, want Volume) error {
 	})
 }
 
-// attach plugs a disk in, or goes on with that.
+// attach attaches the disk, or resumes an interrupted attach.
 func (s *Sandbox) attach(ctx context.Context, v *volume, want Volume) error {
 	s.mu.Lock()
 	v.want = want
@@ -86,7 +85,7 @@ func (s *Sandbox) attach(ctx context.Context, v *volume, want Volume) error {
 	return s.decide(v, Attached).refuse()
 }
 
-// Mount has the agent mount an attached volume, and returns where in the guest.
+// Mount makes the agent mount an attached volume, and returns its path in the guest.
 func (s *Sandbox) Mount(ctx context.Context, id string) (guestPath string, err error) {
 	err = s.inTurn(ctx, "mount", id, func(v *volume) error {
 		was := s.look(v)
@@ -116,15 +115,14 @@ func (s *Sandbox) Mount(ctx context.Context, id string) (guestPath string, err e
 	return guestPath, nil
 }
 
-// hold notes whether the guest may hold a volume for us: false ends late calls too.
+// hold records whether the guest may hold a volume for this sandbox. false also means that no call is late any more.
 func (s *Sandbox) hold(v *volume, held bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v.held, v.late = held, v.late && held
 }
 
-// answered reports whether a create or a remove that failed has ended, and notes where it
-// may not have.
+// answered reports whether a failed create or remove has certainly ended. If not, it records the call as late.
 func (s *Sandbox) answered(ctx context.Context, v *volume, err error) bool {
 	if isKnown(ctx, err) {
 		return true
@@ -135,13 +133,12 @@ func (s *Sandbox) answered(ctx context.Context, v *volume, err error) bool {
 	return false
 }
 
-// settle makes sure that no call of ours of this volume is under way whose answer did not
-// come: it could be carried out after the next one, which says the opposite. released says
-// that nothing in the guest uses the disk either.
+// settle makes sure that no earlier create or remove of this volume is still in progress without an answer. Otherwise the
+// agent could carry it out after the next call, which requests the opposite. released means that nothing in the guest uses
+// the disk either.
 //
-// An agent without directvol's own service cannot be asked. Whether it carries calls out
-// in their order is its own: one that does not may mount, or unmount, behind the next
-// call's OK.
+// An agent without directvol's own service cannot be asked. If such an agent does not carry out calls in their order, it may
+// mount or unmount the volume after the next call's OK.
 func (s *Sandbox) settle(ctx context.Context, v *volume) (released bool, err error) {
 	if !v.late {
 		return false, nil
@@ -163,22 +160,22 @@ func (s *Sandbox) settle(ctx context.Context, v *volume) (released bool, err err
 	}
 }
 
-// Unmount has the agent unmount a volume, which stays attached.
+// Unmount makes the agent unmount a volume. The volume stays attached.
 func (s *Sandbox) Unmount(ctx context.Context, id string) error {
 	return s.inTurn(ctx, "unmount", id, func(v *volume) error {
 		switch s.look(v) {
 		case Absent:
 			return Absent.refuse()
-		case Attaching, Leaving: // nobody holds it
+		case Attaching, Leaving: // nothing in the guest uses the disk
 			return nil
 		}
 		return s.unmount(ctx, v)
 	})
 }
 
-// unmount has the agent let go of a volume. A call of ours may hold it though none was
-// answered with OK. A remove ends a create that is under way; but one whose outcome nobody
-// knows may come behind it, and then it is removed once more.
+// unmount makes the agent release a volume. The guest may hold the volume even if no create was answered with OK. A remove
+// ends a create that is in progress. But a create with unknown outcome may be carried out after the remove; unmount then
+// removes the container once more.
 func (s *Sandbox) unmount(ctx context.Context, v *volume) error {
 	was := s.look(v)
 	for v.held {
@@ -193,7 +190,7 @@ func (s *Sandbox) unmount(ctx context.Context, v *volume) error {
 		if _, err := s.settle(ctx, v); err != nil {
 			return err
 		}
-		if !late || v.late { // it cannot be asked
+		if !late || v.late { // the agent cannot be asked about late calls
 			s.hold(v, false)
 		}
 	}
@@ -201,9 +198,9 @@ func (s *Sandbox) unmount(ctx context.Context, v *volume) error {
 	return nil
 }
 
-// Stats asks the agent for an attached volume's usage and condition. It waits for no
-// other call, and answers with nobody else's: a place in the guest that was the volume's
-// when the agent was asked, and is not when it has answered, may be another's.
+// Stats asks the agent for an attached volume's usage and condition. It does not wait for other calls. It never returns
+// another volume's statistics: if the volume's place in the guest has changed by the time of the answer, Stats fails with
+// ErrBusy.
 func (s *Sandbox) Stats(ctx context.Context, id string) (*agentpb.VolumeStatsResponse, error) {
 	state, point, err := s.where(id, nil)
 	if err != nil {
@@ -227,14 +224,14 @@ func (s *Sandbox) Stats(ctx context.Context, id string) (*agentpb.VolumeStatsRes
 	return stats, nil
 }
 
-// point is where one attachment of a volume is mounted.
+// point is the mount point of one attachment of a volume.
 type point struct {
 	path string
 	gone <-chan struct{}
 }
 
-// where returns a volume's mount point, for as long as the place is its own; before, if
-// it is not nil, is what it must still be.
+// where returns a volume's mount point while the volume owns it. If before is not nil, where fails unless the mount point
+// and the attachment are still the same.
 func (s *Sandbox) where(id string, before *point) (State, point, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -253,9 +250,8 @@ func (s *Sandbox) where(id string, before *point) (State, point, error) {
 	return state, now, nil
 }
 
-// Resize makes a mounted volume's disk so many bytes large, and its filesystem
-// fill it, while both are in use. It never makes anything smaller. Repeated, it
-// goes on where it stopped.
+// Resize grows a mounted volume's disk to the given number of bytes and grows its filesystem to fill the disk, while both
+// are in use. It never shrinks anything. Repeating it resumes where it stopped.
 func (s *Sandbox) Resize(ctx context.Context, id string, bytes uint64) error {
 	return s.inTurn(ctx, "resize", id, func(v *volume) error {
 		switch state := s.look(v); state {
@@ -287,9 +283,9 @@ func (s *Sandbox) Resize(ctx context.Context, id string, bytes uint64) error {
 	})
 }
 
-// canGrow asks the agent before the disk grows, which it does for good. Of an
-// agent without directvol's own service it is known only whether the filesystem
-// can grow at all: asked to go to its device's end, it changes next to nothing.
+// canGrow asks the agent whether the filesystem can grow, before the disk grows, because the disk cannot shrink again. An
+// agent without directvol's own service is asked to grow the filesystem to the device's end instead: that changes almost
+// nothing, and shows whether the filesystem can grow at all.
 func (s *Sandbox) canGrow(ctx context.Context, guestPath string, bytes uint64) error {
 	err := s.agent.CheckResizeVolume(ctx, guestPath, bytes)
 	if err == nil || !lacksService(err) {
@@ -298,13 +294,13 @@ func (s *Sandbox) canGrow(ctx context.Context, guestPath string, bytes uint64) e
 	return s.agent.ResizeVolume(ctx, guestPath, 0)
 }
 
-// Detach unmounts a volume where it is mounted, and takes its disk away. A disk
-// is never pulled from under a mount. A volume that is not attached is success.
+// Detach unmounts a volume if it is mounted, and removes its disk. It never removes a disk under a mount. Detaching a volume
+// that is not attached succeeds.
 func (s *Sandbox) Detach(ctx context.Context, id string) error {
 	return s.inTurn(ctx, "detach", id, func(v *volume) error { return s.takeAway(ctx, v) })
 }
 
-// takeAway brings a volume from any state to absent.
+// takeAway brings a volume from any state to Absent.
 func (s *Sandbox) takeAway(ctx context.Context, v *volume) error {
 	if s.ended() {
 		s.decide(v, Absent)
@@ -316,7 +312,7 @@ func (s *Sandbox) takeAway(ctx context.Context, v *volume) error {
 		return nil
 	case Leaving:
 		asked = true
-	case Attached, Mounting, Mounted, Lost: // the place of a lost disk may still have a mount
+	case Attached, Mounting, Mounted, Lost: // a lost disk may still be mounted
 		if err := s.unmount(ctx, v); err != nil {
 			return err
 		}
@@ -335,13 +331,13 @@ func (s *Sandbox) takeAway(ctx context.Context, v *volume) error {
 	return err
 }
 
-// hanging is a machine's refusal for a disk that hangs, which may be any of its disks.
+// hanging is a machine's error about a disk that hangs. The disk may be any of the machine's disks.
 type hanging interface {
 	error
 	HangingDisk() string
 }
 
-// named says which volume it is whose disk hangs, where that is another one.
+// named adds to err the id of the volume whose disk hangs, if that is another volume than v.
 func (s *Sandbox) named(v *volume, err error) error {
 	hangs, ok := errors.AsType[hanging](err)
 	if !ok || hangs.HangingDisk() == DiskID(v.id) {
@@ -355,9 +351,8 @@ func (s *Sandbox) named(v *volume, err error) error {
 	return err
 }
 
-// released asks whether anything in the guest still uses a disk: other containers may,
-// when ours has let go. Of an agent without directvol's own service nothing more is
-// known than that ours has.
+// released checks that nothing in the guest uses a disk any more: after the sandbox's own container has released it, other
+// containers may still use it. For an agent without directvol's own service this check is skipped.
 func (s *Sandbox) released(ctx context.Context, v *volume) error {
 	err := s.agent.CheckReleased(ctx, v.place.Driver, v.place.Source, Holder(v.id))
 	if err != nil && lacksService(err) {
@@ -366,7 +361,7 @@ func (s *Sandbox) released(ctx context.Context, v *volume) error {
 	return ofTake.typed(ctx, err)
 }
 
-// leave has the machine let go of a disk, in the state leaving.
+// leave makes the machine release a disk whose volume is in the state leaving.
 func (s *Sandbox) leave(ctx context.Context, v *volume) error {
 	err := s.machine.Detach(ctx, DiskID(v.id))
 	switch {

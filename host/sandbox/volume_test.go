@@ -15,7 +15,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// fine is a trial of stores that all answer.
+// fine is a trial in which every store answers.
 func fine(context.Context, string) error { return nil }
 
 func over(w *world) *sandbox.Sandbox { return sandbox.New(machine{w}, agent{w}, fine) }
@@ -34,7 +34,7 @@ func TestAnyNameOf128BytesIsAVolume(t *testing.T) {
 	}
 }
 
-// A serial has room for 20 bytes (VIRTIO_BLK_ID_BYTES), a block node's name for 31.
+// A serial number has at most 20 bytes (VIRTIO_BLK_ID_BYTES), a block node's name at most 31.
 func TestDiskIDIsShortAndFollowsFromTheName(t *testing.T) {
 	seen := map[string]string{}
 	for _, id := range []string{"a", "b", "/run/a", "/run/a/", "pvc-1", "pvc-10", strings.Repeat("x", 128), strings.Repeat("x", 127)} {
@@ -69,7 +69,7 @@ func TestVolumeThatIsNotAttachedIsNotFound(t *testing.T) {
 	}
 }
 
-// tabled calls in one virtual time, each with a second.
+// tabled runs do in virtual time. within makes a call with the given time limit.
 func tabled(t *testing.T, do func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -83,7 +83,7 @@ func tabled(t *testing.T, do func(w *world, s *sandbox.Sandbox, within func(time
 	})
 }
 
-// A detach that timed out does not take the disk from under the next mount.
+// A detach that timed out must not take the disk from under the next mount.
 func TestDetachThatTimedOutTakesNoMountedDisk(t *testing.T) {
 	tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
 		v := sandbox.Volume{ID: "pvc-1", Path: storeOf("pvc-1"), FSType: "ext4"}
@@ -118,7 +118,7 @@ func TestDetachThatTimedOutTakesNoMountedDisk(t *testing.T) {
 	})
 }
 
-// A guest that refuses to let go of a disk, and says so, keeps it: the volume can be used.
+// If a guest refuses to release a disk, it keeps the disk, and the volume can be used.
 func TestDiskThatTheGuestKeepsCanBeMountedAgain(t *testing.T) {
 	tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
 		attach := func(ctx context.Context) error { return s.Attach(ctx, volumeOf("c")) }
@@ -137,7 +137,7 @@ func TestDiskThatTheGuestKeepsCanBeMountedAgain(t *testing.T) {
 	})
 }
 
-// behind is a machine whose hotplug another disk holds up.
+// behind is a machine whose hotplug is blocked by another disk.
 type behind struct {
 	machine
 	other *bool
@@ -150,8 +150,7 @@ func (b behind) Detach(ctx context.Context, id string) error {
 	return b.machine.Detach(ctx, id)
 }
 
-// A guest that was not asked to let go of a disk keeps it; one that was may let go at any
-// moment.
+// A guest that was not asked to release a disk keeps the disk. A guest that was asked may release it at any moment.
 func TestDiskThatTheGuestWasNotAskedForCanBeMountedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, other := newWorld(), true
@@ -176,7 +175,7 @@ func TestDiskThatTheGuestWasNotAskedForCanBeMountedAgain(t *testing.T) {
 			t.Errorf("mount: %v", err)
 		}
 		w.change(func() { w.stuck, other = true, false })
-		detach() // asks
+		detach() // the first call asks the guest
 		other = true
 		detach()
 		if _, err := s.Mount(t.Context(), "c"); !errors.Is(err, sandbox.ErrBusy) {
@@ -185,7 +184,7 @@ func TestDiskThatTheGuestWasNotAskedForCanBeMountedAgain(t *testing.T) {
 	})
 }
 
-// staying is a machine that leaves the disks' Gone open when it ends.
+// staying is a machine that does not close the disks' Gone channels when it ends.
 type staying struct{ machine }
 
 func (s staying) Attach(ctx context.Context, d sandbox.Disk) (sandbox.Place, error) {
@@ -211,7 +210,7 @@ func TestMachineThatHasEndedHasNoVolumes(t *testing.T) {
 	})
 }
 
-// A caller waits for another call of the same volume until its own time is over.
+// A caller waits for another call on the same volume only until its own context ends.
 func TestCallerThatWaitsForItsVolumeGivesUpInTime(t *testing.T) {
 	tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
 		w.hung[storeOf("pvc-1")] = true
@@ -231,7 +230,7 @@ func TestCallerThatWaitsForItsVolumeGivesUpInTime(t *testing.T) {
 	})
 }
 
-// A disk that left by itself is said to be lost, and can be attached again.
+// A disk that left by itself must be reported as lost, and can be attached again.
 func TestDiskThatLeftIsLostUntilItIsAttachedAgain(t *testing.T) {
 	tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
 		v := volumeOf("pvc-1")
@@ -258,7 +257,7 @@ func TestDiskThatLeftIsLostUntilItIsAttachedAgain(t *testing.T) {
 	})
 }
 
-// The place of a lost disk is nobody else's while anything in the guest is mounted there.
+// The place of a lost disk must not be reused while anything in the guest is mounted there.
 func TestLostDiskKeepsItsPlaceWhileOthersHoldIt(t *testing.T) {
 	tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
 		detach := func(ctx context.Context) error { return s.Detach(ctx, "c") }
@@ -294,7 +293,7 @@ func mountNow(t *testing.T, s *sandbox.Sandbox, within func(time.Duration, func(
 	}
 }
 
-// An agent that answers late may have looked at a place that is another volume's by then.
+// A late answer of the agent may be about a place that meanwhile belongs to another volume.
 func TestStatisticsAreNeverAnotherVolumes(t *testing.T) {
 	for _, again := range []bool{false, true} {
 		tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
@@ -308,7 +307,7 @@ func TestStatisticsAreNeverAnotherVolumes(t *testing.T) {
 			if err := within(time.Second, func(ctx context.Context) error { return s.Detach(ctx, "c") }); err != nil {
 				t.Fatal(err)
 			}
-			mountNow(t, s, within, "pvc-1") // in the same place
+			mountNow(t, s, within, "pvc-1") // gets the same place
 			if again {
 				mountNow(t, s, within, "c")
 			}
@@ -319,7 +318,7 @@ func TestStatisticsAreNeverAnotherVolumes(t *testing.T) {
 	}
 }
 
-// The store is tried before the machine gets it: a machine may stop for one that hangs.
+// The store must be tried before the machine gets it, because a hanging store may block the machine.
 func TestStoreThatHangsReachesNoMachine(t *testing.T) {
 	w := newWorld()
 	hangs := errors.New("no answer")
@@ -332,7 +331,7 @@ func TestStoreThatHangsReachesNoMachine(t *testing.T) {
 	}
 }
 
-// silent is a machine of which some disk hangs.
+// silent is a machine that has a hanging disk.
 type silent struct {
 	machine
 	hangs *error
@@ -340,15 +339,15 @@ type silent struct {
 
 func (s silent) Answers(context.Context, string) error { return *s.hangs }
 
-// hangingDisk is a machine's error that says which disk hangs.
+// hangingDisk is a machine's error that names the disk that hangs.
 type hangingDisk struct{ id string }
 
 func (h hangingDisk) Error() string        { return "disk " + h.id + " hangs" }
 func (h hangingDisk) HangingDisk() string  { return h.id }
 func (h hangingDisk) Is(target error) bool { return target == sandbox.ErrStoreHangs }
 
-// Nor is a machine asked to close such a store, or to make it longer, or to do that for any disk where it would stand still for another
-// one. Where the store answers again the same calls work.
+// A machine must not be asked to close or grow a hanging store either, nor any other store if the machine would then block
+// because of the hanging one. When the store answers again, the same calls must succeed.
 func TestStoreThatHangsIsNeitherTakenAwayNorGrown(t *testing.T) {
 	for _, whose := range []string{"pvc-1", "c"} {
 		w := newWorld()
@@ -404,8 +403,8 @@ func TestOtherParametersAreRefused(t *testing.T) {
 	})
 }
 
-// An agent that does not know directvol's own service is asked in another way;
-// its own refusals are what they are.
+// If an agent does not have directvol's own service, other calls replace that service's. All other refusals of the agent keep
+// their meaning.
 func TestAgentWithoutOurServiceIsTold(t *testing.T) {
 	for err, lacks := range map[error]bool{
 		status.Error(codes.Unimplemented, "unknown method"):                                                         true,

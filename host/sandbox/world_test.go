@@ -17,38 +17,38 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// how an answer comes.
+// how is the way in which a call is answered.
 type how int
 
 const (
 	comes     how = iota
-	refused       // nothing is done, and the answer says so
-	lost          // nothing is done, and no answer comes
-	lostAfter     // it is done, and no answer comes
-	lostLate      // no answer comes, and then it is done
-	spoilt        // it is done, or a part of it, and the answer is a refusal
+	refused       // the call has no effect, and the answer is a refusal
+	lost          // the call has no effect, and no answer comes
+	lostAfter     // the call takes effect, and no answer comes
+	lostLate      // no answer comes, and the call takes effect later
+	spoilt        // the call takes effect, at least in part, and the answer is a refusal
 )
 
-// world is a machine, the guest in it and its agent, all fake.
+// world is a fake machine with a fake guest and agent.
 type world struct {
 	mu      sync.Mutex
-	changed chan struct{} // closed, and replaced, with each change
+	changed chan struct{} // closed and replaced at each change
 	done    chan struct{}
 
-	disks  map[string]*fakeDisk  // that the machine has, by id
-	lost   map[string]*fakeDisk  // that have left by themselves, and were not detached since
+	disks  map[string]*fakeDisk  // the machine's disks, by id
+	lost   map[string]*fakeDisk  // disks that have left by themselves and were not detached since
 	mounts map[string]*fakeMount // by mount point
-	late   map[string][]func()   // creates and removes that are carried out though their caller is gone, by container
+	late   map[string][]func()   // creates and removes to be carried out although their callers gave up, by container
 
 	machineAnswers, agentAnswers how
-	stuck                        bool            // the guest lets go of no disk
-	keeps                        bool            // and says so
-	noService                    bool            // the agent has no service of directvol's; it carries calls out in their order
-	slow                         time.Duration   // until the agent looks at statistics
+	stuck                        bool            // the guest releases no disk
+	keeps                        bool            // the guest refuses to release disks
+	noService                    bool            // the agent lacks directvol's service; it carries out calls in their order
+	slow                         time.Duration   // delay before the agent reads statistics
 	hung, busy                   map[string]bool // by store
-	storeHangs                   map[string]bool // on the host
+	storeHangs                   map[string]bool // by store, on the host
 
-	broken []string // rules that were broken
+	broken []string // violated rules
 }
 
 type fakeDisk struct {
@@ -65,7 +65,7 @@ type fakeMount struct {
 	holders map[string]bool
 }
 
-// foreign is a container that is none of the sandbox's.
+// foreign is a container that does not belong to the sandbox.
 const foreign = "foreign"
 
 func newWorld() *world {
@@ -87,7 +87,7 @@ func (w *world) signal() {
 	w.changed = make(chan struct{})
 }
 
-// await waits until is says yes, under w.mu, and has do run before anybody else.
+// await waits until is returns true, and then runs do. Both run under w.mu, without a change between them.
 func (w *world) await(ctx context.Context, is func() bool, do func() error) error {
 	for {
 		w.mu.Lock()
@@ -121,8 +121,8 @@ func (w *world) dead() bool {
 	}
 }
 
-// latency is what every call takes on its way, and every answer on its way back: who gives up between them has it
-// carried out.
+// latency is the delay of every call and of every answer. If a caller gives up between the two, the call is still carried
+// out.
 const latency = 10 * time.Millisecond
 
 func (w *world) travel(ctx context.Context) error {
@@ -140,7 +140,7 @@ func (w *world) breaks(format string, args ...any) {
 	w.broken = append(w.broken, fmt.Sprintf(format, args...))
 }
 
-// users are the mounts of a disk. w.mu is held.
+// users returns the mount points of a disk. w.mu is held.
 func (w *world) users(d *fakeDisk) (points []string) {
 	for point, m := range w.mounts {
 		if m.disk == d {
@@ -150,7 +150,7 @@ func (w *world) users(d *fakeDisk) (points []string) {
 	return points
 }
 
-// leave takes a disk out of the machine. w.mu is held.
+// leave removes a disk from the machine. w.mu is held.
 func (w *world) leave(d *fakeDisk, byItself bool) {
 	if points := w.users(d); len(points) > 0 && !byItself {
 		w.breaks("the disk of %s left under the mounts %v", d.Path, points)
@@ -180,14 +180,14 @@ func (w *world) die() {
 	})
 }
 
-// machine is the world's side towards the host.
+// machine is the world as the host sees it.
 type machine struct{ *world }
 
 func (m machine) Capabilities() sandbox.Capabilities {
 	return sandbox.Capabilities{Serial: true, Grow: true, PowerButton: true}
 }
 
-// slots are few, and each is used again at once: the worst that a machine may do.
+// freeSlot returns the lowest free slot. Reusing slots at once is the worst case that a machine allows.
 func (w *world) freeSlot() int {
 	for slot := 1; ; slot++ {
 		takes := func(d *fakeDisk) bool { return d.slot == slot }
@@ -223,7 +223,7 @@ func (w *world) agentMood() how   { return w.agentAnswers }
 
 var errRefused = status.Error(codes.FailedPrecondition, "no")
 
-// answer does something and has its answer come as the mood is.
+// answer runs do and answers, or does not, as mood says.
 func (w *world) answer(ctx context.Context, mood func() how, do func() error) error {
 	if err := w.travel(ctx); err != nil {
 		return err
@@ -294,9 +294,8 @@ func (m machine) PressPower(context.Context) error             { return nil }
 func (m machine) Kill(context.Context) error                   { m.die(); return nil }
 func (m machine) AwaitEnd(context.Context) error               { <-m.done; return nil }
 
-// agent is the world's side in the guest. It has one call at a time for each container;
-// but a call that nobody waits for is overtaken by others, where it can be asked whether
-// one is left.
+// agent is the world as the guest's agent. It carries out one call at a time for each container. But if it can be asked about
+// abandoned calls, other calls may overtake an abandoned one.
 type agent struct{ *world }
 
 func (a agent) Check(context.Context) error                                        { return nil }
@@ -319,7 +318,7 @@ func (w *world) at(source string) *fakeDisk {
 // isHung reports whether a disk's store hangs in the guest. w.mu is held.
 func (w *world) isHung(d *fakeDisk) bool { return d != nil && w.hung[d.Path] }
 
-// mount holds a storage, or says why not. w.mu is held.
+// mount mounts a storage for a container, or refuses. w.mu is held.
 func (w *world) mount(container string, s *agentpb.Storage) error {
 	d := w.at(s.Source)
 	if d != nil && !slices.Equal(s.DriverOptions, []string{"serial=" + d.ID}) {
@@ -343,10 +342,10 @@ func (w *world) mount(container string, s *agentpb.Storage) error {
 	return nil
 }
 
-// lateBy is how late a call is that goes on without its caller.
+// lateBy is the delay of a call that continues without its caller.
 const lateBy = 3 * time.Second
 
-// outcome is what an agent's client makes of a call that was sent and not answered.
+// outcome returns the error of an agent's client for a call that was sent and not answered.
 func outcome(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return fmt.Errorf("%w: %w", err, agentclient.ErrOutcomeUnknown)
@@ -359,7 +358,7 @@ func (a agent) CreateContainer(ctx context.Context, r *agentpb.CreateContainerRe
 	return a.changes(ctx, r.ContainerId, func() bool { return !a.isHung(a.at(s.Source)) }, func() error { return a.mount(r.ContainerId, s) })
 }
 
-// changes makes a call that changes what a container holds, as soon as ready says so.
+// changes makes a call that changes what a container holds, as soon as ready returns true.
 func (a agent) changes(ctx context.Context, container string, ready func() bool, do func() error) error {
 	err := a.await(ctx, ready, func() error {
 		if a.noService {
@@ -391,7 +390,7 @@ func (w *world) runLate() {
 	})
 }
 
-// held are the mount points that a container holds. w.mu is held.
+// held returns the mount points that a container holds. w.mu is held.
 func (w *world) held(container string) (points []string) {
 	for point, m := range w.mounts {
 		if m.holders[container] {

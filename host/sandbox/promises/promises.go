@@ -1,6 +1,5 @@
-// Package promises keeps what the answers of a sandbox promise its callers, for tests:
-// of a volume whose last call was answered with OK, and at which no call is since, it is
-// known what must be so. The same ledger judges a sandbox over fakes and over a real
+// Package promises records for tests what a sandbox's answers promise its callers. If a volume's last call was answered with
+// OK and no call has begun since, the volume's state is known. The same ledger checks a sandbox over fakes and over a real
 // machine.
 package promises
 
@@ -23,21 +22,21 @@ const (
 
 var names = [...]string{"attach", "mount", "unmount", "detach"}
 
-// String returns the verb as a word.
+// String returns the verb's name.
 func (v Verb) String() string { return names[v] }
 
-// leadsTo is the state that OK promises. Attached says that the disk is there: whether the
-// volume is mounted may still be from an earlier call.
+// leadsTo returns the state that OK promises. Attached only promises that the disk is there: the volume may still be mounted
+// from an earlier call.
 func (v Verb) leadsTo() sandbox.State {
 	return [...]sandbox.State{sandbox.Attached, sandbox.Mounted, sandbox.Attached, sandbox.Absent}[v]
 }
 
-// keeps reports whether OK leaves a state as it is.
+// keeps reports whether OK leaves the state unchanged.
 func (v Verb) keeps(state sandbox.State) bool {
 	return state == v.leadsTo() || v == Attach && state == sandbox.Mounted
 }
 
-// Ledger knows the promises. The zero value is ready, and every volume is absent.
+// Ledger records the promises. The zero value is ready to use, with every volume absent.
 type Ledger struct {
 	mu      sync.Mutex
 	volumes map[string]*entry
@@ -46,7 +45,7 @@ type Ledger struct {
 type entry struct {
 	state    sandbox.State
 	unsure   bool
-	begun    int // calls so far, and what took something back
+	begun    int // calls and TakeBacks so far
 	underWay int
 }
 
@@ -60,7 +59,7 @@ func (l *Ledger) entry(volume string) *entry {
 	return l.volumes[volume]
 }
 
-// Begin notes a call, and end its answer.
+// Begin records the begin of a call. The caller passes the call's answer to end.
 func (l *Ledger) Begin(verb Verb, volume string) (end func(error)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -69,7 +68,7 @@ func (l *Ledger) Begin(verb Verb, volume string) (end func(error)) {
 	e.underWay++
 	call, alone := e.begun, e.underWay == 1
 	if verb == Unmount && e.unsure {
-		alone = false // its OK does not say that the disk is there
+		alone = false // its OK does not promise that the disk is there
 	}
 	if e.unsure || !verb.keeps(e.state) {
 		e.unsure = true
@@ -85,31 +84,31 @@ func (l *Ledger) Begin(verb Verb, volume string) (end func(error)) {
 	}
 }
 
-// TakeBack forgets what was promised of a volume: something else took it away.
+// TakeBack forgets the promise for a volume, because something other than a call has changed the volume.
 func (l *Ledger) TakeBack(volume string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := l.entry(volume)
 	e.unsure = true
-	e.begun++ // what is under way promises nothing either
+	e.begun++ // calls in progress promise nothing either
 }
 
-// Promise is what is known of a volume at one moment. Two that are equal have no call, and
-// nothing that was taken back, between them.
+// Promise is what is known about a volume at one moment. If two Promises are equal, no call began and no TakeBack happened
+// between them.
 type Promise struct {
-	// State is what the volume must be in, where Made says that anything is promised.
+	// State is the state that the volume must have, if Made is true.
 	State sandbox.State
 	Made  bool
-	// Calm says that no call is under way.
+	// Calm is true if no call is in progress.
 	Calm bool
 
 	begun int
 }
 
-// IsNext reports whether one call began since before, and nothing else was.
+// IsNext reports whether exactly one call, and no TakeBack, happened since before.
 func (p Promise) IsNext(before Promise) bool { return p.begun == before.begun+1 }
 
-// Of returns what a volume's callers were promised last.
+// Of returns the last promise for a volume.
 func (l *Ledger) Of(volume string) Promise {
 	l.mu.Lock()
 	defer l.mu.Unlock()
