@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	// A call that is made again waits first, and twice as long each time.
+	// The pause before a repeated attempt starts at firstPause and doubles up to longestPause.
 	firstPause   = 10 * time.Millisecond
 	longestPause = 200 * time.Millisecond
-	// reasonLimit is how long the reason of a broken connection may take to be known after it.
+	// reasonLimit is how long to wait for the reason of a broken connection. The reason may become known only after the break.
 	reasonLimit = time.Second
 )
 
-// call makes a call, again and again where the connection breaks and that does no harm, until its deadline.
+// call makes a call. If the connection breaks, call repeats it until its deadline, unless a repetition could do harm.
 func call[R any, PR service.Message[R]](ctx context.Context, c *Client, m method, request proto.Message) (PR, error) {
 	ctx, cancel := c.limit(ctx)
 	defer cancel()
@@ -30,7 +30,7 @@ func call[R any, PR service.Message[R]](ctx context.Context, c *Client, m method
 			return response, nil
 		}
 		if before != nil && failed.kind == broken && !failed.sent && ctx.Err() != nil {
-			failed.err = before.err // what the last attempt met is only that time was up
+			failed.err = before.err // the last attempt's error only says that time is up
 		}
 		before = failed
 		if failed.kind != broken || failed.sent && !m.repeatable || !wait(ctx, pause) {
@@ -39,7 +39,7 @@ func call[R any, PR service.Message[R]](ctx context.Context, c *Client, m method
 	}
 }
 
-// failed is how an attempt ended that brought no good answer.
+// failed describes an attempt without a good answer.
 type failed struct {
 	kind kind
 	err  error // with a gRPC code
@@ -49,9 +49,9 @@ type failed struct {
 type kind uint8
 
 const (
-	broken   kind = iota // no answer: there was no connection, it ended, or time is up
-	answered             // by the agent, with an error
-	nonsense             // something came that is no answer
+	broken   kind = iota // no answer: there was no connection, the connection ended, or time is up
+	answered             // the agent answered with an error
+	nonsense             // the data received is not a valid answer
 )
 
 // attempt makes a call once.
@@ -84,7 +84,7 @@ func attempt[R any, PR service.Message[R]](ctx context.Context, c *Client, m met
 	return nil, f
 }
 
-// limit returns the context of one call: it has a deadline, and ends with the client.
+// limit returns the context of one call. The context has a deadline, and ends with the client.
 func (c *Client) limit(ctx context.Context) (context.Context, context.CancelFunc) {
 	var cancel context.CancelFunc
 	if _, ok := ctx.Deadline(); ok {
@@ -99,7 +99,7 @@ func (c *Client) limit(ctx context.Context) (context.Context, context.CancelFunc
 	}
 }
 
-// wait returns true after d, or false where ctx ends before.
+// wait waits for d and returns true, or returns false as soon as ctx ends.
 func wait(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -1,11 +1,12 @@
-// Package agentclient calls the agent in a guest, and believes nothing of what it answers: every call and every write has a limit, and an answer that
-// no honest agent gives, too long, no UTF-8, more available than there is, to a call that was not made, is an error. A text that comes back holds only
-// printable characters.
+// Package agentclient calls the agent in a guest and does not trust its answers. Every call and every write has a time limit.
+// An answer that no honest agent gives is an error: too long, not UTF-8, more available than the total, or to a call that
+// was not made. Texts in answers are returned with printable characters only.
 //
-// A connection that breaks is made again, and a call that was not answered is made again where that does no harm (methods.go has the table). Where it
-// may do harm the error is ErrOutcomeUnknown.
+// If a connection breaks, the client connects again. It repeats an unanswered call if that does no harm (methods.go lists the
+// calls); otherwise the error is ErrOutcomeUnknown.
 //
-// The protocol is ttrpc (github.com/containerd/ttrpc, PROTOCOL.md) with the services of protocols/agentpb and protocols/volumepb.
+// The protocol is ttrpc (github.com/containerd/ttrpc, PROTOCOL.md) with the services of protocols/agentpb and
+// protocols/volumepb.
 package agentclient
 
 import (
@@ -26,37 +27,38 @@ import (
 
 const defaultTimeout = 10 * time.Second
 
-// Vsock is the way to a guest, where it can end for good before the client does. host/qemu's VM is one.
+// Vsock is a guest's vsock connection, which may end for good before the client does. host/qemu's VM implements it.
 type Vsock interface {
 	// VsockDone returns a channel that is closed when the guest cannot be reached any more.
 	VsockDone() <-chan struct{}
-	// VsockErr returns why, once it is closed.
+	// VsockErr returns the reason after that channel is closed.
 	VsockErr() error
 }
 
-// Config is how a Client behaves. The zero value is ready to use.
+// Config configures a Client. The zero value is ready to use.
 type Config struct {
-	// Timeout is the limit of a call whose context has no deadline, and of each write to a guest that does not read. 10 s where it is 0.
+	// Timeout limits a call whose context has no deadline, and each write to a guest that does not read. 0 means 10 s.
 	Timeout time.Duration
-	// Vsock is what the address leads through. When it has ended, calls fail at once, with its reason in their errors. Nil is a way that does not end.
+	// Vsock is the vsock that the address uses. After it has ended, calls fail at once, with its reason in their errors. Nil
+	// means a connection that does not end for good.
 	Vsock Vsock
 }
 
-// Client calls one agent, over one connection at a time. It is safe for concurrent use. Its calls wait for an agent that cannot be reached until their
-// deadlines; after Close they fail with codes.Unavailable.
+// Client calls one agent, over one connection at a time. It is safe for concurrent use. While the agent cannot be reached,
+// calls wait until their deadlines. After Close they fail with codes.Unavailable.
 type Client struct {
 	address address.Address
 	timeout time.Duration
 	vsock   Vsock
 
-	life context.Context // ends with Close or with vsock: its cause is errClosed or errLost
+	life context.Context // ends at Close, or with vsock; its cause is errClosed or errLost
 	end  context.CancelCauseFunc
 
-	turn chan struct{} // full for as long as somebody looks at link or replaces it
-	link *link         // the last connection, nil before the first
+	turn chan struct{} // full while a goroutine reads or replaces link
+	link *link         // the last connection; nil before the first
 }
 
-// New returns a client of the agent at a, which is dialled when the first call is made. The Client is the caller's to close.
+// New returns a client for the agent at a. It dials at the first call. The caller must close the Client.
 func New(a address.Address, config Config) *Client {
 	c := &Client{address: a, timeout: config.Timeout, vsock: config.Vsock, turn: make(chan struct{}, 1)}
 	if c.timeout == 0 {
@@ -69,7 +71,7 @@ func New(a address.Address, config Config) *Client {
 	return c
 }
 
-// Dial is New, and dials once, so that an address where nobody is shows at once.
+// Dial is like New, but dials once before returning, so that an address where nothing listens is reported at once.
 func Dial(ctx context.Context, a address.Address, config Config) (*Client, error) {
 	c := New(a, config)
 	ctx, cancel := c.limit(ctx)
@@ -81,7 +83,7 @@ func Dial(ctx context.Context, a address.Address, config Config) (*Client, error
 	return c, nil
 }
 
-// watchVsock ends the client's life with its vsock's.
+// watchVsock ends the client's life when vsock ends.
 func (c *Client) watchVsock() {
 	select {
 	case <-c.vsock.VsockDone():
@@ -90,10 +92,10 @@ func (c *Client) watchVsock() {
 	}
 }
 
-// Close ends the connection, and the calls that are under way with codes.Unavailable. It returns nil.
+// Close ends the connection. Calls in progress fail with codes.Unavailable. Close returns nil.
 func (c *Client) Close() error {
 	c.end(errClosed)
-	c.turn <- struct{}{} // a dial under way ends with life
+	c.turn <- struct{}{} // a dial in progress ends with life
 	defer func() { <-c.turn }()
 	if c.link != nil {
 		c.link.close()
@@ -101,7 +103,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Check asks whether the agent is ready; an error says why not.
+// Check returns nil if the agent is ready, and otherwise the reason why not.
 func (c *Client) Check(ctx context.Context) error {
 	response, err := call[agentpb.HealthCheckResponse](ctx, c, check, &agentpb.CheckRequest{})
 	if err != nil {
@@ -123,7 +125,7 @@ func (c *Client) CreateSandbox(ctx context.Context, request *agentpb.CreateSandb
 	return c.do(ctx, createSandbox, request)
 }
 
-// DestroySandbox unmounts everything in the guest. An agent that is told to powers the guest off after its answer.
+// DestroySandbox unmounts everything in the guest. If the agent is so configured, it powers the guest off after its answer.
 func (c *Client) DestroySandbox(ctx context.Context) error {
 	return c.do(ctx, destroySandbox, &agentpb.DestroySandboxRequest{})
 }
@@ -133,7 +135,7 @@ func (c *Client) CreateContainer(ctx context.Context, request *agentpb.CreateCon
 	return c.do(ctx, createContainer, request)
 }
 
-// RemoveContainer ends a container and unmounts the storages that were its alone.
+// RemoveContainer ends a container and unmounts the storages that no other container uses.
 func (c *Client) RemoveContainer(ctx context.Context, containerID string) error {
 	return c.do(ctx, removeContainer, &agentpb.RemoveContainerRequest{ContainerId: containerID})
 }
@@ -143,8 +145,8 @@ func (c *Client) GetVolumeStats(ctx context.Context, guestPath string) (*agentpb
 	return checked(ctx, c, getVolumeStats, &agentpb.VolumeStatsRequest{VolumeGuestPath: guestPath}, checkStats)
 }
 
-// GetVolumeHealth returns what is wrong with the volume at a path in the guest: nothing of a healthy one. An agent without directvol's service answers
-// as CheckResizeVolume says.
+// GetVolumeHealth returns the abnormal conditions of the volume at a path in the guest; none if the volume is healthy. An
+// agent without directvol's service answers as described for CheckResizeVolume.
 func (c *Client) GetVolumeHealth(ctx context.Context, guestPath string) ([]*volumepb.Condition, error) {
 	health, err := checked(ctx, c, getVolumeHealth, &volumepb.GetVolumeHealthRequest{VolumeGuestPath: guestPath}, checkHealth)
 	if err != nil {
@@ -153,36 +155,40 @@ func (c *Client) GetVolumeHealth(ctx context.Context, guestPath string) ([]*volu
 	return health.Conditions, nil
 }
 
-// ResizeVolume grows the filesystem at a path in the guest to its disk's size in bytes, or to the device's end where size is 0.
+// ResizeVolume grows the filesystem at a path in the guest to size, its disk's size in bytes. If size is 0, it grows the
+// filesystem to the device's end.
 func (c *Client) ResizeVolume(ctx context.Context, guestPath string, size uint64) error {
 	return c.do(ctx, resizeVolume, &agentpb.ResizeVolumeRequest{VolumeGuestPath: guestPath, Size_: size})
 }
 
-// CheckResizeVolume asks whether ResizeVolume could grow the filesystem at a path in the guest to size, once its disk has that; 0 asks whether it can
-// grow at all. It changes nothing. An agent without directvol's service answers codes.Unimplemented, or, as Rust's ttrpc does, codes.InvalidArgument ("… service does not exist").
+// CheckResizeVolume checks whether ResizeVolume could grow the filesystem at a path in the guest to size, once its disk has
+// that size. If size is 0, it checks whether the filesystem can grow at all. It changes nothing. An agent without
+// directvol's service answers codes.Unimplemented; one built on Rust's ttrpc answers codes.InvalidArgument
+// ("… service does not exist").
 func (c *Client) CheckResizeVolume(ctx context.Context, guestPath string, size uint64) error {
 	return c.do(ctx, checkResizeVolume, &volumepb.CheckResizeVolumeRequest{VolumeGuestPath: guestPath, Size_: size})
 }
 
-// CheckReleased asks whether nothing in the guest uses the device of a Storage's driver and source any more, so that the disk can be pulled
-// (protocols/proto/volume.proto says what is promised). The answer comes when the calls of containerID that were sent before have ended, those that
-// were given up too; it may be empty. An agent without directvol's service answers as to CheckResizeVolume.
+// CheckReleased checks that nothing in the guest uses the device of a Storage's driver and source any more, so that the disk
+// can be removed (protocols/proto/volume.proto specifies the promise). The answer comes after all earlier calls for
+// containerID have ended, including abandoned ones. containerID may be empty. An agent without directvol's service answers
+// as described for CheckResizeVolume.
 func (c *Client) CheckReleased(ctx context.Context, driver, source, containerID string) error {
 	return c.do(ctx, checkReleased, &volumepb.CheckReleasedRequest{Driver: driver, Source: source, ContainerId: containerID})
 }
 
-// GetGuestDetails returns what guest and agent can do.
+// GetGuestDetails returns the capabilities of the guest and the agent.
 func (c *Client) GetGuestDetails(ctx context.Context) (*agentpb.GuestDetailsResponse, error) {
 	return checked(ctx, c, getGuestDetails, &agentpb.GuestDetailsRequest{MemBlockSize: true, MemHotplugProbe: true}, checkDetails)
 }
 
-// do makes a call that answers nothing.
+// do makes a call whose answer is empty.
 func (c *Client) do(ctx context.Context, m method, request proto.Message) error {
 	_, err := call[emptypb.Empty](ctx, c, m, request)
 	return err
 }
 
-// checked makes a call and refuses its answer where check does.
+// checked makes a call and refuses the answer if check fails.
 func checked[R any, PR service.Message[R]](ctx context.Context, c *Client, m method, request proto.Message, check func(PR) error) (PR, error) {
 	response, err := call[R, PR](ctx, c, m, request)
 	if err != nil {
@@ -194,7 +200,7 @@ func checked[R any, PR service.Message[R]](ctx context.Context, c *Client, m met
 	return response, nil
 }
 
-// refuse is the error of an answer that is of no use.
+// refuse returns the error for an unusable answer.
 func (c *Client) refuse(m method, code codes.Code, format string, args ...any) error {
 	return &callError{method: m, address: c.address, status: status.New(code, printable(fmt.Sprintf(format, args...)))}
 }

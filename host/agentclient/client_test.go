@@ -24,10 +24,10 @@ import (
 	"github.com/directvol/directvol/protocols/volumepb"
 )
 
-// agent answers each method with the message or the error that it has for it, and keeps the requests.
+// agent answers each method with a prepared message or error, and records the requests.
 type agent struct {
 	answers  map[string]any
-	before   func(method string) // each answer, where it is set
+	before   func(method string) // called before each answer, if set
 	requests chan proto.Message
 }
 
@@ -48,7 +48,7 @@ func (a *agent) method(desc func() proto.Message, name string) ttrpc.Method {
 	}
 }
 
-// connect serves a and returns a client of it.
+// connect serves a and returns a client for it.
 func connect(t *testing.T, a *agent) *Client {
 	t.Helper()
 	return dial(t, serve(t, a), Config{})
@@ -62,7 +62,7 @@ func serve(t *testing.T, a *agent) net.Listener {
 	return listener
 }
 
-// serveOn serves a until stop, or the test's end.
+// serveOn serves a until stop is called or the test ends.
 func serveOn(t *testing.T, a *agent, listener net.Listener) (stop func()) {
 	t.Helper()
 	a.requests = make(chan proto.Message, 64)
@@ -245,7 +245,7 @@ func TestErrorsKeepTheirCodeAndNameTheCall(t *testing.T) {
 	}
 }
 
-// hasten gives a client that is connected a Timeout that would not do for connecting on a busy machine.
+// hasten gives a connected client a Timeout that would be too short for connecting on a busy machine.
 func hasten(c *Client, timeout time.Duration) *Client {
 	c.timeout, c.link.conn.limit = timeout, timeout
 	return c
@@ -274,14 +274,14 @@ func TestGuestThatDoesNotReadHoldsNobodyUp(t *testing.T) {
 		"the write's limit": {context.Background(), 20 * time.Millisecond},
 		"the call's":        {soon, time.Hour},
 	} {
-		c := hasten(dial(t, listen(t), Config{Timeout: time.Hour}), call.limit) // Nobody accepts.
+		c := hasten(dial(t, listen(t), Config{Timeout: time.Hour}), call.limit) // Nothing accepts this connection.
 		if err := c.CreateSandbox(call.ctx, large); status.Code(err) != codes.DeadlineExceeded || errors.Is(err, ErrOutcomeUnknown) {
 			t.Errorf("%s\nwant %v, and no doubt about a request that was cut short\ngot  %v", name, codes.DeadlineExceeded, err)
 		}
 	}
 }
 
-// hostile answers whatever comes in with the same bytes, and returns what is dialled.
+// hostile answers every request with the same bytes. It returns the address to dial.
 func hostile(t *testing.T, answer string) net.Listener {
 	t.Helper()
 	listener := listen(t)

@@ -9,7 +9,7 @@ import (
 	"github.com/directvol/directvol/protocols/volumepb"
 )
 
-// Bounds of an answer, each far above what an honest one needs.
+// Bounds of an answer. Each is far above the needs of an honest answer.
 const (
 	maxText   = 4 << 10 // bytes
 	maxUsages = 16
@@ -42,7 +42,8 @@ func checkStats(stats *agentpb.VolumeStatsResponse) error {
 	return checkTexts(&stats.VolumeCondition.Message)
 }
 
-// checkHealth refuses a list that no honest agent sends, and a condition without its status or reason: neither can be acted on.
+// checkHealth refuses a list that is longer than an honest agent's, and a condition without a known status or without a
+// reason, because no caller could act on such a condition.
 func checkHealth(health *volumepb.GetVolumeHealthResponse) error {
 	if len(health.Conditions) > maxConditions {
 		return fmt.Errorf("%d conditions, at most %d make sense", len(health.Conditions), maxConditions)
@@ -75,7 +76,7 @@ func checkDetails(details *agentpb.GuestDetailsResponse) error {
 	return checkTexts(texts...)
 }
 
-// checkTexts refuses a text that is too long or no UTF-8, and makes the others printable.
+// checkTexts refuses a text that is too long or not UTF-8, and makes the other texts printable.
 func checkTexts(texts ...*string) error {
 	for _, text := range texts {
 		if len(*text) > maxText {

@@ -13,17 +13,17 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 )
 
-// ErrOutcomeUnknown is the failure of a call that was sent, got no answer and may do harm when it is made twice: whether the agent has carried it out
-// is not known.
+// ErrOutcomeUnknown is the failure of a call that was sent and got no answer, and that could do harm if repeated. It is not
+// known whether the agent has carried out the call.
 var ErrOutcomeUnknown = errors.New("it was sent and not answered, so nobody knows whether it was carried out: look before you make it again")
 
-// Why a client's life ended.
+// The causes of the end of a client's life.
 var (
 	errClosed = errors.New("the client was closed")
 	errLost   = errors.New("the agent cannot be reached any more")
 )
 
-// callError reads well and keeps its gRPC code for status.Code.
+// callError has a readable text and keeps its gRPC code for status.Code.
 type callError struct {
 	method  method
 	address address.Address
@@ -31,10 +31,10 @@ type callError struct {
 	causes  []error
 }
 
-// failure says how a call failed.
+// failure returns the error of a failed call.
 func (c *Client) failure(ctx context.Context, m method, f *failed) error {
 	if f.kind == broken && c.vsock != nil {
-		wait(ctx, reasonLimit) // the connection breaks first, and then it is known what has carried it
+		wait(ctx, reasonLimit) // the reason becomes known a moment after the connection breaks
 	}
 	st := status.Convert(f.err)
 	e := &callError{method: m, address: c.address}
@@ -63,13 +63,13 @@ func (e *callError) Error() string {
 	return fmt.Sprintf("%s at %s: %s (%s)", e.method.name, e.address, e.status.Message(), e.status.Code())
 }
 
-// GRPCStatus is what status.Code and status.Convert ask for.
+// GRPCStatus returns the status, for status.Code and status.Convert.
 func (e *callError) GRPCStatus() *status.Status { return e.status }
 
-// Unwrap returns ErrOutcomeUnknown, a context's end and VsockErr's reason, those of them that apply.
+// Unwrap returns those that apply: ErrOutcomeUnknown, a context's error and the reason from VsockErr.
 func (e *callError) Unwrap() []error { return e.causes }
 
-// printable makes a guest's text fit for a terminal and a log: bounded, one line, no control characters.
+// printable makes a guest's text safe for a terminal and a log: limited in length, on one line, without control characters.
 func printable(text string) string {
 	if len(text) > maxText {
 		text = text[:maxText]

@@ -14,13 +14,14 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 )
 
-// Grow a volume whose disk has grown already, and look at its health. It needs a guest whose agent answers at the address.
+// The example grows a volume whose disk has grown already, and reads its health. It needs a guest whose agent answers at the
+// address.
 func Example() {
 	to, err := address.Parse("hvsock:///run/vm/vsock.sock:1024")
 	if err != nil {
 		log.Fatal(err)
 	}
-	agent := agentclient.New(to, agentclient.Config{}) // dials with the first call, and again where the connection breaks
+	agent := agentclient.New(to, agentclient.Config{}) // dials at the first call, and again after the connection has broken
 	defer agent.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -46,7 +47,7 @@ func Example() {
 	}
 }
 
-// A call that may do harm when it is made twice is not made again where its answer was lost.
+// If the answer is lost, a call that could do harm when repeated is not repeated.
 func ExampleErrOutcomeUnknown() {
 	agent := agentclient.New(address.Address{Scheme: address.VSock, CID: 3, Port: 1024}, agentclient.Config{})
 	defer agent.Close()

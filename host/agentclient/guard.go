@@ -10,35 +10,37 @@ import (
 )
 
 const (
-	// maxAnswer bounds an answer's frame, in bytes, far above what an honest one needs: a few bytes of it can be many in memory.
+	// maxAnswer bounds an answer's frame in bytes, far above the needs of an honest answer. A bound is necessary because a few
+	// bytes of an answer can take up much memory when decoded.
 	maxAnswer = 256 << 10
-	// maxOwed bounds the calls that a guest has left unanswered on one connection.
+	// maxOwed bounds the number of unanswered calls on one connection.
 	maxOwed = 1 << 10
-	// lateWriteLimit is how long a write may still take when a call's time is up.
+	// lateWriteLimit is how long a write may continue after a call's time is up.
 	lateWriteLimit = 100 * time.Millisecond
 )
 
-// guardedConn carries ttrpc to a guest that may be hostile. A guest that does not read does not hold the writer up. A frame that answers no call of
-// ours, or is too long, ends the connection before ttrpc's client sees it: that client would read all of a long frame, and write a line to the host's
-// log for each frame that answers nothing. What remains is a line for an answer to a call that was given up, one at most for each.
+// guardedConn carries ttrpc to a guest that may be hostile. A guest that does not read cannot block the writer. A frame that
+// is too long, or that answers no call of this client, ends the connection before ttrpc's client sees the frame: that
+// client would read a long frame completely, and would log a line on the host for each frame without a call. ttrpc still
+// logs a line when an abandoned call is answered, at most one for each such call.
 type guardedConn struct {
 	net.Conn
-	limit   time.Duration // of a write
+	limit   time.Duration // of one write
 	out, in cursor        // there is one writer and one reader
 
 	mu      sync.Mutex
-	owed    map[uint32]struct{} // the streams that a guest may answer on
-	sent    uint64              // requests that went out to their last byte
+	owed    map[uint32]struct{} // the streams on which the guest may answer
+	sent    uint64              // requests that were sent completely
 	writing bool
-	overdue int   // calls under way whose time is up
-	refused error // what the guest did that it must not do
+	overdue int   // calls in progress whose time is up
+	refused error // the guest's violation of the protocol
 }
 
 func newGuardedConn(conn net.Conn, limit time.Duration) *guardedConn {
 	return &guardedConn{Conn: conn, limit: limit, owed: map[uint32]struct{}{}}
 }
 
-// Write writes all of p, or ends the connection: what was written by halves can be followed by nothing.
+// Write writes all of p or ends the connection, because nothing can follow a partly written frame.
 func (g *guardedConn) Write(p []byte) (int, error) {
 	whole, err := g.out.follow(p, g.owe)
 	if err == nil {
@@ -71,8 +73,8 @@ func (g *guardedConn) setWriting() error {
 	return g.SetWriteDeadline(time.Now().Add(limit))
 }
 
-// hurry is told of a call whose time is up: a write that does not end shall not hold it, whichever call's write it is. One that the guest reads is over
-// by then. The call's end is told by relax.
+// limitWrites is called when a call's time is up. It limits the current write, whichever call's it is, so that the write
+// does not delay the call's end. If the guest reads, the write is over within that limit. relax is called at the call's end.
 func (g *guardedConn) limitWrites() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -88,7 +90,7 @@ func (g *guardedConn) relax() {
 	g.overdue--
 }
 
-// Read reads what the guest sends, and fails where it breaks the rules.
+// Read reads the guest's bytes. It fails if the guest violates the protocol.
 func (g *guardedConn) Read(p []byte) (int, error) {
 	n, err := g.Conn.Read(p)
 	if _, refused := g.in.follow(p[:n], g.admit); refused != nil {
@@ -101,7 +103,7 @@ func (g *guardedConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// owe takes down that a request goes out. An answer to it is admitted from now on, once.
+// owe records that a request is being sent, so that one answer to it is admitted.
 func (g *guardedConn) owe(h ttrpcframe.Header) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -112,7 +114,7 @@ func (g *guardedConn) owe(h ttrpcframe.Header) error {
 	return nil
 }
 
-// admit says whether a frame of the guest's may come in.
+// admit returns an error for a frame that the guest must not send.
 func (g *guardedConn) admit(h ttrpcframe.Header) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -129,28 +131,29 @@ func (g *guardedConn) admit(h ttrpcframe.Header) error {
 	return nil
 }
 
-// requests is the number of requests that went out.
+// requests returns the number of requests that were sent completely.
 func (g *guardedConn) requests() uint64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.sent
 }
 
-// violation is what the guest did that it must not do, nil for most.
+// violation returns the guest's violation of the protocol, or nil.
 func (g *guardedConn) violation() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.refused
 }
 
-// cursor follows the frames in a stream of bytes that comes in pieces.
+// cursor tracks frames in a byte stream that arrives in pieces.
 type cursor struct {
 	header [ttrpcframe.HeaderBytes]byte
-	have   int    // bytes of header
-	left   uint32 // bytes of the frame behind its header
+	have   int    // bytes of the header
+	left   uint32 // bytes of the frame after its header
 }
 
-// follow goes on by p. It calls begin for each header that is complete then, and returns how many frames are. begin's error ends it.
+// follow advances by p. It calls begin for each completed header, and returns the number of completed frames. It stops at an
+// error from begin.
 func (c *cursor) follow(p []byte, begin func(ttrpcframe.Header) error) (whole int, err error) {
 	for len(p) > 0 {
 		if c.have < len(c.header) {

@@ -15,10 +15,10 @@ import (
 	"github.com/directvol/directvol/protocols/ttrpcframe"
 )
 
-// ttrpc's server tells the standard logger of every connection that a test breaks.
+// ttrpc's server logs to the standard logger for every connection that a test breaks.
 func init() { logrus.SetOutput(io.Discard) }
 
-// logged counts the lines that reach the standard logger, which is ttrpc's.
+// logged counts the lines that reach the standard logger, which ttrpc uses.
 type logged struct{ lines atomic.Int64 }
 
 func (l *logged) Levels() []logrus.Level   { return logrus.AllLevels }
@@ -43,14 +43,14 @@ func TestGuestCannotFloodTheHostsLog(t *testing.T) {
 	} {
 		c := dial(t, hostile(t, flood), Config{Timeout: time.Hour})
 		c.Check(t.Context())
-		c.link.client.UserOnCloseWait(t.Context()) // it has read all that it will
+		c.link.client.UserOnCloseWait(t.Context()) // the client has read all that it will read
 		if got := log.lines.Swap(0); got > 1 {
 			t.Errorf("%s\nwant at most a line for the call\ngot  %d", name, got)
 		}
 	}
 }
 
-// TestCallsLeftUnansweredAreBounded: what is kept of calls that were given up does not grow for ever.
+// TestCallsLeftUnansweredAreBounded: the state kept for abandoned calls must not grow without limit.
 func TestCallsLeftUnansweredAreBounded(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer theirs.Close()
@@ -69,7 +69,7 @@ func TestCallsLeftUnansweredAreBounded(t *testing.T) {
 	}
 }
 
-// recorded is a connection that takes everything, and remembers the limits of its writes.
+// recorded is a connection that accepts all data and records its write deadlines.
 type recorded struct {
 	net.Conn
 	limits []time.Duration
@@ -90,15 +90,15 @@ func TestWritesAreLimitedWhileACallIsOverdue(t *testing.T) {
 		}
 	}
 	request(1)
-	g.limitWrites() // between two writes: the next is limited
+	g.limitWrites() // between two writes: limits the next one
 	g.limitWrites()
 	request(3)
 	g.relax()
-	request(5) // one is still overdue
+	request(5) // one call is still overdue
 	g.relax()
 	request(7)
 	g.setWriting()
-	g.limitWrites() // in the midst of a write
+	g.limitWrites() // during a write
 	want := []bool{false, true, true, false, false, true}
 	var got []bool
 	for _, limit := range conn.limits {
@@ -109,7 +109,7 @@ func TestWritesAreLimitedWhileACallIsOverdue(t *testing.T) {
 	}
 }
 
-// FuzzGuard gives a reader what a guest may send, in pieces of any size, while answers are due on streams 1 and 3.
+// FuzzGuard passes arbitrary bytes from a guest, in pieces of any size, to a reader, while answers are due on streams 1 and 3.
 func FuzzGuard(f *testing.F) {
 	answer := func(stream uint32, length int) []byte {
 		return append(ttrpcframe.Header{Length: uint32(length), StreamID: stream, Type: ttrpcframe.TypeResponse}.Append(nil), make([]byte, length)...)
@@ -122,7 +122,7 @@ func FuzzGuard(f *testing.F) {
 	f.Add([]byte("\xff\xff\xff\xff\x00\x00\x00\x01\x02\x00"), uint8(4))
 	f.Fuzz(func(t *testing.T, sent []byte, piece uint8) {
 		if len(sent) > 4<<10 {
-			return // longer is slower, and says no more
+			return // longer inputs are slower and show nothing more
 		}
 		in := &scripted{Reader: bytes.NewReader(sent), piece: int(piece)}
 		g := newGuardedConn(in, 0)
@@ -141,7 +141,7 @@ func FuzzGuard(f *testing.F) {
 	})
 }
 
-// admissible says by itself whether a guest may send these bytes.
+// admissible decides independently whether a guest may send these bytes.
 func admissible(sent []byte) bool {
 	due := map[uint32]bool{1: true, 3: true}
 	for len(sent) >= ttrpcframe.HeaderBytes {
@@ -155,7 +155,7 @@ func admissible(sent []byte) bool {
 	return true
 }
 
-// scripted is a connection from which a few bytes can be read at a time.
+// scripted is a connection that returns a few bytes per read.
 type scripted struct {
 	net.Conn
 	io.Reader

@@ -8,7 +8,8 @@ import (
 	"github.com/containerd/ttrpc"
 )
 
-// dialLimit is for one attempt to connect: a guest that boots, or has lost the request, leaves it without an answer, and the next one may get one.
+// dialLimit limits one attempt to connect. A booting guest may lose the request and never answer it; a new attempt may then
+// succeed.
 const dialLimit = 5 * time.Second
 
 // link is one connection to the agent.
@@ -18,7 +19,7 @@ type link struct {
 	ended  atomic.Bool
 }
 
-// connected returns the connection, and dials once where there is none or it has ended.
+// connected returns the connection. If there is none, or it has ended, connected dials once.
 func (c *Client) connected(ctx context.Context) (*link, error) {
 	select {
 	case c.turn <- struct{}{}:
@@ -29,7 +30,7 @@ func (c *Client) connected(ctx context.Context) (*link, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if c.life.Err() != nil { // ctx follows it, a moment later
+	if c.life.Err() != nil { // ctx ends a moment after life
 		return nil, context.Cause(c.life)
 	}
 	if c.link != nil && !c.link.ended.Load() {
@@ -47,7 +48,7 @@ func (c *Client) connected(ctx context.Context) (*link, error) {
 	return l, nil
 }
 
-// close ends the connection, and the calls on it.
+// close ends the connection, and its calls.
 func (l *link) close() {
 	l.ended.Store(true)
 	l.client.Close()
@@ -55,12 +56,12 @@ func (l *link) close() {
 
 type noteKey struct{}
 
-// noting returns a context for a call that sets answered where the agent has answered, be it with an error.
+// noting returns a context for a call. It makes noteAnswer set answered when the agent has answered, even with an error.
 func noting(ctx context.Context, answered *bool) context.Context {
 	return context.WithValue(ctx, noteKey{}, answered)
 }
 
-// noteAnswer tells the agent's errors from those of the connection, whose codes are the same.
+// noteAnswer distinguishes the agent's errors from the connection's, because both have the same codes.
 func noteAnswer(ctx context.Context, request *ttrpc.Request, response *ttrpc.Response, _ *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
 	err := invoke(ctx, request, response)
 	if note, ok := ctx.Value(noteKey{}).(*bool); ok {

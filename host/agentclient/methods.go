@@ -5,17 +5,17 @@ import (
 	"github.com/directvol/directvol/protocols/volumepb"
 )
 
-// method is a call of the agent.
+// method is one of the agent's calls.
 type method struct {
 	service, name string
-	// repeatable says that the call may reach the agent twice.
+	// repeatable is true if the agent may receive the call twice.
 	repeatable bool
 }
 
-// The methods that a Client calls, and what it would do to make one again that was carried out and whose answer was lost. It is judged by what any
-// agent may do that speaks the protocol; directvol's own takes each of them again.
+// The methods that a Client calls. The comments say what happens if a call was carried out, its answer was lost, and the call
+// is repeated. They cover every agent that speaks the protocol; directvol's own agent accepts each repetition.
 var (
-	// These change nothing.
+	// These calls change nothing.
 	checkResizeVolume = method{volumepb.VolumeServiceName, "CheckResizeVolume", true}
 	checkReleased     = method{volumepb.VolumeServiceName, "CheckReleased", true}
 
@@ -24,13 +24,14 @@ var (
 	getVolumeHealth = method{volumepb.VolumeServiceName, "GetVolumeHealth", true}
 	getVolumeStats  = method{agentpb.AgentServiceName, "GetVolumeStats", true}
 	getGuestDetails = method{agentpb.AgentServiceName, "GetGuestDetails", true}
-	// It names the size to reach, and nothing shrinks: the second one finds the work done.
+	// ResizeVolume names the size to reach, and never shrinks: a second call finds the work done.
 	resizeVolume = method{agentpb.AgentServiceName, "ResizeVolume", true}
 
-	// Kata's agent counts the request's storages once more, and unmounts them one time too few later.
+	// Kata's agent counts the request's storages once more, and later unmounts them one time too few.
 	createSandbox   = method{agentpb.AgentServiceName, "CreateSandbox", false}
 	createContainer = method{agentpb.AgentServiceName, "CreateContainer", false}
-	// Kata's agent fails the second one ("Invalid container id", "failed to get sandbox sender channel"), which would hide that the first has worked.
+	// Kata's agent fails the second call ("Invalid container id", "failed to get sandbox sender channel"). That would hide that
+	// the first call succeeded.
 	removeContainer = method{agentpb.AgentServiceName, "RemoveContainer", false}
 	destroySandbox  = method{agentpb.AgentServiceName, "DestroySandbox", false}
 )

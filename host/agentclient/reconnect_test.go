@@ -21,7 +21,7 @@ import (
 	"github.com/directvol/directvol/protocols/volumepb"
 )
 
-// everyMethod answers all that a Client asks.
+// everyMethod returns an agent that answers all calls of a Client.
 func everyMethod() *agent {
 	empty := &emptypb.Empty{}
 	return &agent{answers: map[string]any{
@@ -32,7 +32,7 @@ func everyMethod() *agent {
 	}}
 }
 
-// calls makes each method's call; repeatable are those that are made again.
+// calls makes one call of each method. repeatable marks the calls that the client repeats.
 var calls = map[string]struct {
 	repeatable bool
 	make       func(*Client, context.Context) error
@@ -55,10 +55,10 @@ var calls = map[string]struct {
 	"RemoveContainer": {false, func(c *Client, ctx context.Context) error { return c.RemoveContainer(ctx, "c") }},
 }
 
-// cut is where a connection breaks, on which a client has sent one whole request.
+// cut describes where a connection breaks on which a client has sent one whole request.
 type cut struct {
-	request int // how many bytes of the request the agent gets; all, where it is -1
-	answer  int // how many bytes of the answer the client gets; all but the last, where it is -1
+	request int // bytes of the request that the agent gets; -1 for all
+	answer  int // bytes of the answer that the client gets; -1 for all but the last
 }
 
 var cuts = map[string]cut{
@@ -70,17 +70,17 @@ var cuts = map[string]cut{
 	"before the answer's end":   {request: -1, answer: -1},
 }
 
-// breaker passes connections on to an agent, and breaks the first of them.
+// breaker forwards connections to an agent, and breaks the first ones.
 type breaker struct {
 	t      *testing.T
 	agent  net.Listener
-	cuts   []cut // of the connections to come, in turn
+	cuts   []cut // of the coming connections, in order
 	mu     sync.Mutex
 	dialed int
 	open   []net.Conn
 }
 
-// between puts a breaker before an agent's listener, and returns the breaker's.
+// between puts a breaker in front of an agent's listener, and returns it with its own listener.
 func between(t *testing.T, agent net.Listener, cuts ...cut) (*breaker, net.Listener) {
 	t.Helper()
 	b, front := &breaker{t: t, agent: agent, cuts: cuts}, listen(t)
@@ -96,7 +96,7 @@ func between(t *testing.T, agent net.Listener, cuts ...cut) (*breaker, net.Liste
 	return b, front
 }
 
-// breakAll breaks what is connected now.
+// breakAll breaks all present connections.
 func (b *breaker) breakAll() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -132,7 +132,7 @@ func (b *breaker) pass(client net.Conn) {
 	b.passUpTo(b.cuts[turn], client, server)
 }
 
-// passUpTo passes one call on up to the cut, which comes when the agent is done with what it got.
+// passUpTo forwards one call up to the cut. The cut happens when the agent has handled what it received.
 func (b *breaker) passUpTo(c cut, client, server net.Conn) {
 	request := readFrame(client)
 	if c.request >= 0 {
@@ -149,7 +149,7 @@ func (b *breaker) passUpTo(c cut, client, server net.Conn) {
 	client.Write(answer[:c.answer])
 }
 
-// readFrame returns a whole frame, header and all, nil at the end of the connection.
+// readFrame returns a whole frame with its header; nil at the end of the connection.
 func readFrame(conn net.Conn) []byte {
 	b := make([]byte, ttrpcframe.HeaderBytes)
 	if _, err := io.ReadFull(conn, b); err != nil {
@@ -205,7 +205,7 @@ func TestCallsThatAreUnderWayWhenTheConnectionBreaksAllComeBack(t *testing.T) {
 		}()
 	}
 	for range cap(results) {
-		<-a.requests // all of them are in the agent
+		<-a.requests // the agent has received all of them
 	}
 	b.breakAll()
 	close(release)
@@ -250,7 +250,7 @@ func TestAgentThatRestartsBetweenCallsIsFoundAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		stop := serveOn(t, everyMethod(), listener)
-		// Nothing was sent to the one that is gone, so even this is no risk.
+		// Nothing was sent to the lost agent, so even this call can be repeated without risk.
 		if err := c.CreateSandbox(t.Context(), &agentpb.CreateSandboxRequest{}); err != nil {
 			t.Errorf("agent %d: %v", i, err)
 		}
@@ -264,7 +264,7 @@ func TestNobodyThereIsSaidAtTheDeadline(t *testing.T) {
 	defer c.Close()
 	for method, call := range calls {
 		var err error
-		for limit := 20 * time.Millisecond; limit < time.Minute; limit *= 2 { // one attempt has to fit in
+		for limit := 20 * time.Millisecond; limit < time.Minute; limit *= 2 { // grows until one attempt fits into the limit
 			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			err = call.make(c, ctx)
 			cancel()
@@ -325,7 +325,7 @@ func TestCloseEndsCallsThatWait(t *testing.T) {
 		c.Close()
 		c.Close()
 		if c == there {
-			c.link.client.UserOnCloseWait(t.Context()) // the connection has ended with it
+			c.link.client.UserOnCloseWait(t.Context()) // the connection has ended too
 		}
 		for _, err := range []error{<-result, c.Check(context.Background())} {
 			if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "closed") {
@@ -353,7 +353,7 @@ func TestClosedClientConnectsNoMore(t *testing.T) {
 	}
 }
 
-// fakeVsock is a VM whose vsock ends when the test says so.
+// fakeVsock is a vsock that ends when the test closes done.
 type fakeVsock struct{ done chan struct{} }
 
 var errBackendDied = errors.New("the backend has ended: signal: killed")
@@ -392,7 +392,7 @@ func TestLostVsockIsSaidByEveryCall(t *testing.T) {
 					case <-time.After(2 * firstPause):
 					}
 				}
-				close(vsock.done) // known a moment after the connection broke
+				close(vsock.done) // the reason is known a moment after the connection broke
 				if state == "afterwards" {
 					<-c.life.Done()
 					result <- call.make(c, context.Background())

@@ -10,7 +10,7 @@ import (
 	"github.com/directvol/directvol/protocols/program"
 )
 
-// result is what a run of the command line left.
+// result is the outcome of running a command line.
 type result struct {
 	exit        int
 	out, errors string

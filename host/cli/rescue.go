@@ -95,7 +95,7 @@ func oneDisk(_ *cobra.Command, args []string) error {
 
 // runRescue prints the steps to standard error and the outcome to standard output.
 func runRescue(cmd *cobra.Command, cfg rescue.Config, asJSON bool) error {
-	logrus.SetLevel(logrus.FatalLevel) // ttrpc logs each call that was given up: the steps say enough
+	logrus.SetLevel(logrus.FatalLevel) // ttrpc logs each abandoned call; the steps are enough
 	cfg.Progress = showSteps(output.NewProgress(cmd.ErrOrStderr()))
 	report, err := rescue.NewReport(cfg.Disk), error(nil)
 	if cfg.Directvol, err = os.Executable(); err == nil {
@@ -113,7 +113,7 @@ func runRescue(cmd *cobra.Command, cfg rescue.Config, asJSON bool) error {
 	return errors.Join(err, output.Answer(cmd.OutOrStdout(), asJSON, report, text))
 }
 
-// showSteps shows a rescue's steps, which come one after the other.
+// showSteps returns a function that shows a rescue's steps, which come one after the other.
 func showSteps(progress *output.Progress) func(rescue.Step) {
 	var running *output.Step
 	return func(s rescue.Step) {
@@ -132,7 +132,7 @@ func showSteps(progress *output.Progress) func(rescue.Step) {
 	}
 }
 
-// outcome describes a rescue that succeeded, on one line.
+// outcome describes a successful rescue on one line.
 func outcome(r rescue.Report) string {
 	mounts := map[string]string{
 		rescue.RecoveredYes: "its log was recovered, nothing was thrown away, and it mounts again",
@@ -150,8 +150,7 @@ func outcome(r rescue.Report) string {
 	return fmt.Sprintf("%s (%s): %s (Linux %s); %s finds nothing to mend", r.Disk, r.FSType, mounts, r.Kernel, r.Fsck.Command)
 }
 
-// findRescueFiles fills in the files that were not named: they lie beside the
-// program, or where a package puts them.
+// findRescueFiles sets the files that no flag names. They lie beside the program, or in the directory that a package uses.
 func findRescueFiles(cfg *rescue.Config) error {
 	binary, err := filepath.EvalSymlinks(cfg.Directvol)
 	if err != nil {

@@ -78,7 +78,7 @@ func TestOutcomeSaysThatE2fsckHasReplayedTheJournal(t *testing.T) {
 	}
 }
 
-// With --json there is one object, also where it failed, and the error besides.
+// With --json the output is one object, also after a failure, and the error comes in addition.
 func TestFailedRescueIsOneJSONObject(t *testing.T) {
 	disk := filepath.Join(t.TempDir(), "disk.img")
 	write(t, disk)

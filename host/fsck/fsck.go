@@ -1,10 +1,8 @@
-// Package fsck has the programs of e2fsprogs and xfsprogs look at a filesystem
-// that nobody has mounted, and knows what of their answers means that there is
-// nothing to mend: e2fsck(8), xfs_repair(8). That nobody has the disk is for the
-// caller to see to, and so is a limit: on a damaged filesystem they may go on for ever.
+// Package fsck checks an unmounted filesystem with the programs of e2fsprogs and xfsprogs, and decides by their output
+// whether anything needs repair: e2fsck(8), xfs_repair(8). The caller must make sure that nothing else uses the disk, and
+// must set a time limit, because on a damaged filesystem these programs may run forever.
 //
-// The programs live no longer than this process, and a Ctrl-C on the terminal does
-// not reach them: it is the context that ends them.
+// The programs end no later than this process. A Ctrl-C on the terminal does not reach them; the context ends them.
 package fsck
 
 import (
@@ -24,24 +22,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Run is one run of a program on a disk.
+// Run is one run of a program on a disk, with its result.
 type Run struct {
 	Command string `json:"command"`
 	Exit    int    `json:"exit"`
-	// Output is what the program said on both its outputs, fit for a terminal.
+	// Output is the program's standard output and error, safe for a terminal.
 	Output string `json:"output"`
 }
 
-// checker is a program that looks without touching. An exit status of 0 is not
-// enough: e2fsck -fn answers its own questions with no and may still exit 0, on
-// wrong counts of free blocks for one. So its output must not hold some words, but
-// in the line that ends it: there e2fsck has the filesystem's label, or the disk's
-// name, which may be any words. xfs_repair shows neither where there is nothing to mend.
+// checker is a program that checks a filesystem without changing it. An exit status of 0 is not enough: e2fsck -fn answers
+// its own questions with no and may still exit 0, for example with wrong counts of free blocks. So certain words in the
+// output count as an error too. They are ignored in the last line, where e2fsck shows the filesystem's label or the disk's
+// name, which may be any words. xfs_repair shows neither if nothing needs repair.
 type checker struct {
 	argv  []string
 	wrong []string
-	ends  *regexp.Regexp // nil where no line has a label
-	deb   string         // the package of Debian that has it
+	ends  *regexp.Regexp // matches the last line; nil if the program shows no label
+	deb   string         // the Debian package that contains the program
 }
 
 var checkers = map[string]checker{
@@ -57,8 +54,7 @@ func checkerOf(fstype string) (checker, error) {
 	return c, nil
 }
 
-// Available is nil where the check of a filesystem can run on this host. The
-// error names the package that has its program.
+// Available returns nil if the check of a filesystem can run on this host. Otherwise the error names the package to install.
 func Available(fstype string) error {
 	c, err := checkerOf(fstype)
 	if err != nil {
@@ -70,7 +66,7 @@ func Available(fstype string) error {
 	return nil
 }
 
-// find looks in PATH, and where PATH of an ordinary user does not lead.
+// find looks for a program in PATH, and in the sbin directories that are not in an ordinary user's PATH.
 func find(program string) (string, error) {
 	path, err := exec.LookPath(program)
 	for _, dir := range []string{"/usr/sbin", "/sbin"} {
@@ -84,8 +80,8 @@ func find(program string) (string, error) {
 	return path, err
 }
 
-// Check runs the check of a filesystem on an image or a device. Err tells what it
-// found; the error here is that of a check that could not run.
+// Check runs the check of a filesystem on an image or a device. Run.Err reports the findings; the error returned here means
+// that the check could not run.
 func Check(ctx context.Context, fstype, disk string) (Run, error) {
 	c, err := checkerOf(fstype)
 	if err != nil {
@@ -94,8 +90,8 @@ func Check(ctx context.Context, fstype, disk string) (Run, error) {
 	return start(ctx, c.argv, disk, nil)
 }
 
-// CheckFile is Check on a disk that is open, whatever its name leads to by now.
-// The Run has that name all the same, so that it can be repeated.
+// CheckFile is Check on an open disk, even if its name now leads elsewhere. The Run contains the name, so that the command
+// can be repeated.
 func CheckFile(ctx context.Context, fstype, name string, disk *os.File) (Run, error) {
 	c, err := checkerOf(fstype)
 	if err != nil {
@@ -104,11 +100,11 @@ func CheckFile(ctx context.Context, fstype, name string, disk *os.File) (Run, er
 	return start(ctx, c.argv, name, disk)
 }
 
-// Repair has e2fsck mend an ext4 image without asking. It exits 1 where it has
-// mended something, which is no failure.
+// Repair runs e2fsck to repair an ext4 image without questions. Exit status 1 means that e2fsck has repaired something,
+// which is not a failure.
 func Repair(ctx context.Context, disk string) (Run, error) { return repair(ctx, disk, nil) }
 
-// RepairFile is Repair on a disk that is open, as CheckFile is Check.
+// RepairFile is Repair on an open disk, as CheckFile is to Check.
 func RepairFile(ctx context.Context, name string, disk *os.File) (Run, error) {
 	return repair(ctx, name, disk)
 }
@@ -121,13 +117,13 @@ func repair(ctx context.Context, name string, disk *os.File) (Run, error) {
 	return run, err
 }
 
-// endLimit is how long a program may take from SIGTERM to its end.
+// endLimit is how long a program may take to end after SIGTERM.
 const endLimit = 10 * time.Second
 
-// inherited is the name that a program has for the first file it inherits.
+// inherited is the path under which a program finds the first file that it inherits.
 const inherited = "/proc/self/fd/3"
 
-// start runs a program on the disk of that name, or on one that is open.
+// start runs a program on the disk with the given name, or on open if that is not nil.
 func start(ctx context.Context, argv []string, name string, open *os.File) (Run, error) {
 	run := Run{Command: strings.Join(append(argv[:len(argv):len(argv)], name), " ")}
 	program, err := find(argv[0])
@@ -140,10 +136,10 @@ func start(ctx context.Context, argv []string, name string, open *os.File) (Run,
 	}
 	var out output
 	cmd := exec.CommandContext(ctx, program, append(argv[1:len(argv):len(argv)], target)...)
-	cmd.Env = append(os.Environ(), "LC_ALL=C") // its words are looked for
+	cmd.Env = append(os.Environ(), "LC_ALL=C") // Err looks for English words
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
-	// e2fsck ends at a safe place then, and is killed only where it does not.
+	// On SIGTERM e2fsck stops at a safe place. It is killed only if it does not stop.
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	cmd.WaitDelay = endLimit
 	if open != nil {
@@ -167,8 +163,8 @@ func start(ctx context.Context, argv []string, name string, open *os.File) (Run,
 	return run, nil
 }
 
-// runOnThread runs a command from a thread that stays until it has ended: the kernel
-// sends Pdeathsig when the thread that forked ends.
+// runOnThread runs a command from a thread that stays until the command has ended, because the kernel sends Pdeathsig when
+// the forking thread ends.
 func runOnThread(cmd *exec.Cmd) error {
 	ended := make(chan error)
 	go func() {
@@ -179,7 +175,7 @@ func runOnThread(cmd *exec.Cmd) error {
 	return <-ended
 }
 
-// Err is nil where the check found nothing to mend. It shows the output's beginning.
+// Err returns nil if the check found nothing to repair. The error includes the beginning of the output.
 func (r Run) Err(fstype string) error {
 	if r.Exit != 0 {
 		return fmt.Errorf("%s exits %d:\n%s", r.Command, r.Exit, beginning(r.Output))
@@ -199,7 +195,7 @@ func (r Run) Err(fstype string) error {
 	return nil
 }
 
-// shownLines and shownBytes bound what an error shows of an output: the Run has all of it.
+// shownLines and shownBytes limit the output in an error. The Run has the output that was kept.
 const (
 	shownLines = 20
 	shownBytes = 4 << 10
@@ -220,8 +216,8 @@ func beginning(text string) string {
 	return short
 }
 
-// printable makes a program's lines fit for a terminal and for JSON: they show names
-// and labels of the filesystem, which are a stranger's bytes.
+// printable makes a program's output safe for a terminal and for JSON. The output contains names and labels from the
+// filesystem, which are untrusted bytes.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) || r == '\n' {
@@ -231,14 +227,14 @@ func printable(text string) string {
 	}, strings.ToValidUTF8(text, "?"))
 }
 
-// maxOutput is what is kept of a program's output. A check that finds nothing
-// says little; one of a ruined filesystem may say something of each block.
+// maxOutput limits the kept output in bytes. A check without findings prints little; a check of a ruined filesystem may
+// print something for each block.
 const maxOutput = 256 << 10
 
-// cut is the last line of an output that was longer.
+// cut is the last line of an output that was longer than maxOutput.
 const cut = "(the rest of the output was dropped)"
 
-// output keeps the beginning of what is written to it.
+// output keeps the beginning of the data written to it.
 type output struct {
 	text strings.Builder
 	over bool
@@ -251,7 +247,7 @@ func (o *output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String returns what was kept, and says so where that is not all.
+// String returns the kept output, with a note at its end if some was dropped.
 func (o *output) String() string {
 	if o.over {
 		return o.text.String() + "\n" + cut + "\n"

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkVariable has this test's program run a check instead of its tests.
+// checkVariable makes this test binary run a check instead of its tests.
 const checkVariable = "DIRECTVOL_TEST_CHECK"
 
 func TestMain(m *testing.M) {
@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// standIn puts a script in e2fsck's place.
+// standIn replaces e2fsck by a script.
 func standIn(t *testing.T, script string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -38,8 +38,7 @@ func standIn(t *testing.T, script string) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// endless makes a FIFO and a stand-in for e2fsck, which writes to the FIFO, holds it
-// open and does not end.
+// endless makes a FIFO and a stand-in for e2fsck that opens the FIFO, writes to it, and does not end.
 func endless(t *testing.T) (fifo string) {
 	t.Helper()
 	fifo = filepath.Join(t.TempDir(), "fifo")
@@ -58,7 +57,7 @@ func TestProgramEndsWithItsParentAndIsInAGroupOfItsOwn(t *testing.T) {
 	if err := parent.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer parent.Wait() // with the status of who was killed
+	defer parent.Wait() // returns the status of a killed process
 	defer parent.Process.Kill()
 	said, err := os.Open(fifo)
 	if err != nil {
@@ -76,7 +75,7 @@ func TestProgramEndsWithItsParentAndIsInAGroupOfItsOwn(t *testing.T) {
 		t.Errorf("\nwant a group of its own, and its words in English\ngot  %q, error %v", line, err)
 	}
 	parent.Process.Kill()
-	if rest, err := io.ReadAll(lines); err != nil || len(rest) != 0 { // which ends when nobody has the FIFO any more
+	if rest, err := io.ReadAll(lines); err != nil || len(rest) != 0 { // reads until no process has the FIFO open
 		t.Errorf("after its parent's end\nwant nothing\ngot  %q, error %v", rest, err)
 	}
 }
@@ -114,7 +113,7 @@ func TestErrorsShowAStrangersBytesPrintableBoundedAndOnce(t *testing.T) {
 	}
 }
 
-// e2fsck shows the label, or the disk's name, where it says that all is well.
+// When all is well, e2fsck shows the label or the disk's name.
 func TestLabelDoesNotDecide(t *testing.T) {
 	for _, label := range []string{"WARNING", "sure ? no", "would "} {
 		for fstype := range checkers {
@@ -139,7 +138,7 @@ func TestLabelDoesNotDecide(t *testing.T) {
 	}
 }
 
-// image makes a small ext4, or a small xfs of the least size that mkfs.xfs takes.
+// image makes a small ext4, or an xfs of the least size that mkfs.xfs accepts.
 func image(t *testing.T, fstype string, options ...string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "disk.img")
