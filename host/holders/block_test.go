@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loopDevice gives a file a loop device for as long as the test runs.
+// loopDevice makes a loop device over a file until the test ends.
 func loopDevice(t *testing.T, path string) string {
 	t.Helper()
 	out, err := exec.Command("losetup", "--find", "--show", path).CombinedOutput()
@@ -42,7 +42,7 @@ func TestFileBelowALoopDeviceIsRefused(t *testing.T) {
 	inUse(t, find(t, opened(t, link)), device+" is a loop device on it")
 }
 
-// sh opens the device by a node of its own: the number counts, not the name.
+// sh opens the device by a node of its own: the device number identifies the disk, not the name.
 func TestBlockDeviceIsKnownByItsNumber(t *testing.T) {
 	path := image(t)
 	device := loopDevice(t, path)
@@ -89,7 +89,7 @@ func TestReaderThatStaysIsAHolder(t *testing.T) {
 	inUse(t, find(t, opened(t, device)), "sh (pid ")
 }
 
-// A mount in another mount namespace shows in no list of ours.
+// A mount in another mount namespace appears in no list of this process.
 func TestDeviceThatIsTakenUnseenIsRefused(t *testing.T) {
 	device := loopDevice(t, image(t))
 	d := opened(t, device)
@@ -114,7 +114,7 @@ func TestClaimedDeviceCannotBeMounted(t *testing.T) {
 	must(t, find(t, d))
 }
 
-// e2fsck(8) opens a device exclusively, and is refused where somebody else has.
+// e2fsck(8) opens a device exclusively, and fails if another process has done so.
 func TestYieldedDeviceCanBeTakenByAnotherAndStaysLocked(t *testing.T) {
 	device := loopDevice(t, image(t))
 	d := opened(t, device)
@@ -167,7 +167,7 @@ func TestSwapIsRefused(t *testing.T) {
 	inUse(t, d.Claim(), "swap")
 }
 
-// A store below more loop devices than are looked through is refused: its file would be another one's too.
+// A disk on more loop devices than are followed is refused, because the file below them could belong to another disk too.
 func TestDiskOnTooManyLayersIsRefused(t *testing.T) {
 	top := filepath.Join(t.TempDir(), "disk.img")
 	if err := os.WriteFile(top, make([]byte, 1<<20), 0o600); err != nil {

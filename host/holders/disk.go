@@ -1,18 +1,14 @@
-// Package holders finds out who on this host has a disk, and keeps others from
-// it: before a disk is written to outside of its sandbox, nobody may have it. A
-// disk is an image file or a block device. It is opened once, and known by its
-// device number or inode from then on: what its name leads to later is of no
-// concern.
+// Package holders finds the users of a disk on this host, and keeps others from the disk. Before a disk is written outside of
+// its sandbox, nothing else may use it. A disk is an image file or a block device. It is opened once, and from then on it is
+// identified by its device number or inode: a later change of its name has no effect.
 //
-// The package asks for the open files of every process (proc(5)), the locks on the file
-// (F_OFD_GETLK of fcntl(2), among them those of QEMU's block/file-posix.c), mounts,
-// swap, loop devices, and what the kernel keeps below a block device
-// (/sys/dev/block, O_EXCL of open(2)).
+// The package examines the open files of every process (proc(5)), the locks on the file (F_OFD_GETLK of fcntl(2), including
+// those of QEMU's block/file-posix.c), mounts, swap, loop devices, and the kernel's data about a block device (/sys/dev/block,
+// O_EXCL of open(2)).
 //
-// It does not see a process in another PID namespace than this /proc shows, one
-// that only maps the file or has passed it to io_uring or to a socket's queue, the
-// kernel's own file servers (LIO, nfsd), and other hosts that use a shared disk. It
-// does not stop a program that opens the disk and asks for no lock.
+// It does not see: a process in a PID namespace that this /proc does not show; a process that only maps the file, or that has
+// passed it to io_uring or into a socket's queue; the kernel's own file servers (LIO, nfsd); other hosts that use a shared
+// disk. It does not stop a program that opens the disk without asking for a lock.
 package holders
 
 import (
@@ -24,11 +20,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// identity is what a disk is, by whatever name: an inode of a filesystem, or a
-// block device (whose inode is 0).
+// identity identifies a disk regardless of its names: an inode of a filesystem, or a block device (with inode 0).
 type identity struct{ device, inode uint64 }
 
-// identityOf returns what a status is of, false where that is no disk.
+// identityOf returns the identity for a file's status, and false if the file is not a disk.
 func identityOf(st *unix.Statx_t) (identity, bool) {
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
@@ -40,27 +35,27 @@ func identityOf(st *unix.Statx_t) (identity, bool) {
 	}
 }
 
-// statx asks nobody but this host's kernel, where a network file system may hang,
-// and mounts nothing.
+// statx reads a file's status from this host's kernel only, because the server of a network file system may hang. It mounts
+// nothing.
 func statx(dir int, path string, flags int) (*unix.Statx_t, error) {
 	st := new(unix.Statx_t)
 	err := unix.Statx(dir, path, flags|unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE|unix.STATX_INO, st)
 	return st, err
 }
 
-// Disk is a disk that is open. It is not safe for concurrent use.
+// Disk is an open disk. It is not safe for concurrent use.
 type Disk struct {
 	name  string
-	file  *os.File // for reading, after Claim for writing too
-	taken *os.File // of a block device that is taken exclusively
+	file  *os.File // for reading; after Claim also for writing
+	taken *os.File // an exclusively opened block device
 	block bool
 	id    identity
 }
 
-// Open opens a disk for reading, through symbolic links. It changes nothing, and
-// says of anything but a file or a block device what it is.
+// Open opens a disk for reading and follows symbolic links. It changes nothing. If name is neither a file nor a block device,
+// the error says what it is.
 func Open(name string) (*Disk, error) {
-	// A descriptor that only names it: opening a FIFO waits, opening a tape winds.
+	// O_PATH only refers to the file: opening a FIFO would block, and opening a tape would wind it.
 	fd, err := unix.Open(name, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: name, Err: err}
@@ -96,7 +91,7 @@ func kindOf(mode uint16) string {
 	}
 }
 
-// wayIn is what can be done about a disk that does not open.
+// wayIn returns advice for a disk that cannot be opened.
 func wayIn(err error) string {
 	switch {
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
@@ -108,7 +103,7 @@ func wayIn(err error) string {
 	}
 }
 
-// reopen opens what a descriptor stands for, and not what its name leads to now.
+// reopen opens the file to which a descriptor refers, even if its name now leads elsewhere.
 func (d *Disk) reopen(fd int, flags int) (*os.File, error) {
 	again, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), flags|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -117,35 +112,36 @@ func (d *Disk) reopen(fd int, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(again), d.name), nil
 }
 
-// Name is what the disk was opened by.
+// Name returns the name under which the disk was opened.
 func (d *Disk) Name() string { return d.name }
 
-// File is the open disk, which stays the Disk's. It is another one after Claim.
+// File returns the open disk. The Disk owns the file, and Claim replaces it.
 func (d *Disk) File() *os.File { return d.file }
 
-// Path leads other processes of the same user to this very disk, until it is closed.
+// Path returns a path by which other processes of this user can open this very disk, until it is closed.
 func (d *Disk) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), d.file.Fd()) }
 
-// has reports whether a descriptor of this process is the Disk's.
+// has reports whether a descriptor of this process belongs to the Disk.
 func (d *Disk) has(fd string) bool {
 	return fd == strconv.Itoa(int(d.file.Fd())) || d.taken != nil && fd == strconv.Itoa(int(d.taken.Fd()))
 }
 
-// Close lets go of the disk.
+// Close closes the disk and releases its locks.
 func (d *Disk) Close() error {
 	d.Yield()
-	// A process that another goroutine begins has a copy of the descriptor for a moment, and with it the locks.
+	// A process that another goroutine is starting briefly has a copy of the descriptor, and the locks with it. So Close unlocks
+	// explicitly.
 	return errors.Join(d.Unlock(), d.file.Close())
 }
 
-// InUseError is the refusal of a disk that others have.
+// InUseError is the refusal of a disk that is in use.
 type InUseError struct {
-	// Disk is its name, and Holders are one or more.
+	// Disk is the disk's name. Holders lists at least one holder.
 	Disk    string
 	Holders []Holder
 }
 
-// Error names all who have it.
+// Error names all holders.
 func (e *InUseError) Error() string {
 	text := "disk " + e.Disk + " is in use"
 	for i, h := range e.Holders {
@@ -154,11 +150,9 @@ func (e *InUseError) Error() string {
 	return text
 }
 
-// Claim opens the disk for writing and keeps others from it: a block device is
-// opened exclusively, so that it cannot be mounted, nor taken by device-mapper, md,
-// swap or another exclusive opener; and all of QEMU's lock bytes are locked, which
-// refuses every QEMU that locks, and another Claim. One that others have is an
-// *InUseError.
+// Claim opens the disk for writing and keeps others from it. It opens a block device exclusively, so that the device cannot be
+// mounted or taken by device-mapper, md, swap or another exclusive opener. It locks all of QEMU's lock bytes, so that every
+// QEMU that uses locks is refused, and every other Claim. If the disk is in use, the error is an *InUseError.
 func (d *Disk) Claim() error {
 	if err := d.Take(); err != nil {
 		return err
@@ -175,8 +169,8 @@ func (d *Disk) Claim() error {
 	return d.Lock()
 }
 
-// writable refuses a block device that is set read-only: root may open it for
-// writing all the same, and learns of it by the first write.
+// writable refuses a block device that is set read-only. Otherwise root could open it for writing, and only the first write
+// would fail.
 func (d *Disk) writable() error {
 	if !d.block {
 		return nil
@@ -191,8 +185,7 @@ func (d *Disk) writable() error {
 	return nil
 }
 
-// Named is nil where the disk's name still leads to it. Otherwise the error says
-// what has become of the disk.
+// Named returns nil if the disk's name still leads to the disk. Otherwise the error says what has become of the disk.
 func (d *Disk) Named() error {
 	if st, err := statx(unix.AT_FDCWD, d.name, 0); err == nil {
 		if id, ok := identityOf(st); ok && id == d.id {
@@ -215,8 +208,7 @@ func (d *Disk) Named() error {
 	return fmt.Errorf("%s leads to something else by now: the disk that was opened is %s", d.name, Printable(now))
 }
 
-// Take opens a block device exclusively, where it is not so already. Claim does it
-// too: Take is for after a Yield.
+// Take opens a block device exclusively, unless it is already. Claim calls Take; call it only after a Yield.
 func (d *Disk) Take() error {
 	if !d.block || d.taken != nil {
 		return nil
@@ -232,18 +224,17 @@ func (d *Disk) Take() error {
 	return nil
 }
 
-// Yield gives up the exclusive opening of a block device, for a program that opens
-// it exclusively itself, as e2fsck does. The locks on QEMU's bytes stay. Until that
-// program has opened it, and after it has closed it, another may come first: a mount
-// or device-mapper. Then the program is refused, or Take is.
+// Yield ends the exclusive opening of a block device, for a program that opens the device exclusively itself, as e2fsck does.
+// The locks on QEMU's bytes stay. Before that program has opened the device, and after it has closed it, another user may take
+// it first: a mount or device-mapper. Then the program fails, or Take does.
 func (d *Disk) Yield() {
 	if d.taken != nil {
-		d.taken.Close() // nothing was written by it
+		d.taken.Close() // nothing was written through this descriptor
 		d.taken = nil
 	}
 }
 
-// Lock locks QEMU's bytes of a disk that was claimed, again.
+// Lock locks QEMU's bytes of a claimed disk again after an Unlock.
 func (d *Disk) Lock() error {
 	if holder, err := d.locked(); err != nil || holder != nil {
 		if err == nil {
@@ -251,7 +242,7 @@ func (d *Disk) Lock() error {
 		}
 		return err
 	}
-	// Exclusive, and so in one step: of two who come at once, one is refused.
+	// An exclusive lock on all bytes is taken in one step, so that one of two concurrent callers is refused.
 	err := unix.FcntlFlock(d.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: firstLock, Len: afterLocks - firstLock})
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
 		return d.inUse(Holder{How: "somebody has locked it this moment"})
@@ -262,9 +253,8 @@ func (d *Disk) Lock() error {
 	return nil
 }
 
-// Unlock lets a QEMU in that is to have the disk. It takes locks of its own when a
-// device uses the disk: between the two another QEMU may come first, and then ours
-// is refused.
+// Unlock releases the locks for a QEMU that is about to use the disk. That QEMU takes its own locks when a device uses the
+// disk. In between, another QEMU may lock the disk first, and the intended one is then refused.
 func (d *Disk) Unlock() error {
 	err := unix.FcntlFlock(d.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK, Start: firstLock, Len: afterLocks - firstLock})
 	if err != nil {
@@ -275,12 +265,12 @@ func (d *Disk) Unlock() error {
 
 func (d *Disk) inUse(holders ...Holder) error { return &InUseError{d.name, holders} }
 
-// The bytes that QEMU locks (block/file-posix.c): 100 and up say what a process
-// does with the image, 200 and up what it does not share, a bit of BLK_PERM_* each.
+// The bytes that QEMU locks (block/file-posix.c), one bit of BLK_PERM_* each: bytes from 100 on stand for what a process does
+// with the image, bytes from 200 on for what it does not share.
 const (
 	firstLock  = 100
 	afterLocks = 264
 )
 
-// locked returns who has a lock on the disk, nil where nobody has.
+// locked returns the holder of a lock on the disk, or nil.
 func (d *Disk) locked() (*Holder, error) { return Locked(d.file) }

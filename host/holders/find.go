@@ -16,15 +16,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Holder is one who has a disk.
+// Holder is a user of a disk on this host.
 type Holder struct {
-	PID     int    `json:"pid,omitempty"`     // 0 where it is no process, or not known which
-	Program string `json:"program,omitempty"` // as the process calls itself
+	PID     int    `json:"pid,omitempty"`     // 0 if the holder is not a process, or an unknown one
+	Program string `json:"program,omitempty"` // the process's own name for itself
 	How     string `json:"how"`
-	reads   bool   // a process that has it open, and not for writing
+	reads   bool   // a process that has the disk open, but not for writing
 }
 
-// String is the holder as a clause.
+// String describes the holder as a clause.
 func (h Holder) String() string {
 	switch {
 	case h.PID != 0 && h.Program != "":
@@ -36,23 +36,21 @@ func (h Holder) String() string {
 	}
 }
 
-// Found is what a look around has found.
+// Found is the result of a search for holders.
 type Found struct {
 	Holders []Holder
-	// Unseen is how many processes could not be looked into: other users', where
-	// this one is not root.
+	// Unseen is the number of processes that could not be examined: other users' processes, if this process is not root's.
 	Unseen int
 }
 
-// Find looks for everyone who has the disk, a partition of it, the disk that it is
-// a partition of, or the file that it is a loop device of. The processes for which
-// except is true are left out, this Disk's own descriptor too.
+// Find searches for all holders of the disk, of a partition of it, of the disk of which it is a partition, and of the file
+// below it if it is a loop device. It ignores the processes for which except returns true, and this Disk's own descriptor.
 func (d *Disk) Find(except func(pid int) bool) (Found, error) {
 	s := &search{disk: d, wanted: d.relatives(), except: except}
 	if err := s.processes(); err != nil {
 		return Found{}, fmt.Errorf("who has disk %s: %w", d.name, err)
 	}
-	// A process that was found holds the locks, in all likelihood.
+	// If a process was found, the lock is probably that process's.
 	if holder, err := d.locked(); err != nil {
 		return Found{}, err
 	} else if holder != nil && len(s.found.Holders) == 0 && except == nil {
@@ -66,7 +64,7 @@ func (d *Disk) Find(except func(pid int) bool) (Found, error) {
 	return s.found, nil
 }
 
-// Err is nil where nobody was found, and an *InUseError otherwise.
+// Err returns nil if no holder was found, and otherwise an *InUseError.
 func (f Found) Err(disk string) error {
 	if len(f.Holders) == 0 {
 		return nil
@@ -75,16 +73,14 @@ func (f Found) Err(disk string) error {
 }
 
 const (
-	// settleLimit is how long a process that only reads a block device is given to
-	// end, and lookAgain the pause before the next look: the kernel has no event for
-	// a file that is closed.
+	// settleLimit is how long to wait for processes that only read a block device. lookAgain is the pause between searches: the
+	// kernel has no event for the closing of a file.
 	settleLimit = 5 * time.Second
 	lookAgain   = 100 * time.Millisecond
 )
 
-// Settled is Find on a disk that may have passing readers: udev looks at each block
-// device that was closed after writing, for a moment. They are waited for, and are
-// holders where they stay.
+// Settled is Find for a disk that may have transient readers: udev briefly reads each block device that was closed after
+// writing. Settled waits for such readers, and returns them as holders only if they stay.
 func (d *Disk) Settled(ctx context.Context, except func(pid int) bool) (Found, error) {
 	ctx, cancel := context.WithTimeout(ctx, settleLimit)
 	defer cancel()
@@ -103,7 +99,7 @@ func (d *Disk) Settled(ctx context.Context, except func(pid int) bool) (Found, e
 	}
 }
 
-// passing reports whether there is nobody among the holders but readers.
+// passing reports whether there are holders and all of them are readers.
 func (f Found) passing() bool {
 	for _, h := range f.Holders {
 		if !h.reads {
@@ -113,29 +109,29 @@ func (f Found) passing() bool {
 	return len(f.Holders) > 0
 }
 
-// search is one look around.
+// search is one search for holders.
 type search struct {
 	disk   *Disk
-	wanted map[identity]string // the disk and its relatives, and what they are
+	wanted map[identity]string // the disk and its relatives, with descriptions
 	except func(pid int) bool
 	found  Found
 }
 
 func (s *search) add(h Holder) { s.found.Holders = append(s.found.Holders, h) }
 
-// itself is what a disk is to itself.
+// itself is the description of the disk itself.
 const itself = "it"
 
-// relatives returns what is, in part or as a whole, the same bytes as the disk.
+// relatives returns the disk and all objects that share bytes with it.
 func (d *Disk) relatives() map[identity]string {
 	all := map[identity]string{d.id: itself}
 	if !d.block {
 		return all
 	}
 	dir := resolved(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(d.id.device), unix.Minor(d.id.device)))
-	relatives, _ := filepath.Glob(dir + "/*/partition") // the pattern is well formed
+	relatives, _ := filepath.Glob(dir + "/*/partition") // no error: the pattern is well formed
 	if _, err := os.Stat(dir + "/partition"); err == nil {
-		relatives = append(relatives, dir) // of whose parent it is a part
+		relatives = append(relatives, dir) // dir is a part of its parent
 	}
 	for _, path := range relatives {
 		sibling := filepath.Dir(path)
@@ -156,7 +152,7 @@ func resolved(path string) string {
 	return path
 }
 
-// deviceIn reads a block device's number from its folder in sysfs.
+// deviceIn reads a block device's number from its directory in sysfs.
 func deviceIn(dir string) (identity, error) {
 	text, err := os.ReadFile(filepath.Join(dir, "dev"))
 	if err != nil {
@@ -169,7 +165,7 @@ func deviceIn(dir string) (identity, error) {
 	return identity{unix.Mkdev(major, minor), 0}, nil
 }
 
-// is says what a path leads to, if that is the disk or a relative.
+// is reports whether a path leads to the disk or a relative, and returns the description of that.
 func (s *search) is(path string) (what string, ok bool) {
 	st, err := statx(unix.AT_FDCWD, path, 0)
 	if err != nil {
@@ -195,14 +191,14 @@ func (s *search) processes() error {
 		}
 		if err := s.process(pid); errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
 			s.found.Unseen++
-		} else if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ESRCH) { // those have ended
+		} else if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ESRCH) { // ENOENT and ESRCH: the process has ended
 			return err
 		}
 	}
 	return nil
 }
 
-// process looks through the open files of one process, and adds it once.
+// process examines the open files of one process, and adds the process at most once.
 func (s *search) process(pid int) error {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	names, err := os.ReadDir(dir)
@@ -215,7 +211,7 @@ func (s *search) process(pid int) error {
 			continue
 		}
 		path := filepath.Join(dir, name.Name())
-		// Most are sockets and pipes, whose links are no paths.
+		// Most descriptors are sockets and pipes, whose links are not paths.
 		if link, err := os.Readlink(path); err != nil || !strings.HasPrefix(link, "/") {
 			continue
 		}
@@ -234,7 +230,7 @@ func (s *search) process(pid int) error {
 
 const forWriting = " for writing"
 
-// purpose says what a process has opened a file for, where that is known.
+// purpose returns a suffix if a process has opened a file for writing.
 func purpose(pid int, fd string) string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, fd))
 	if err != nil {
@@ -251,8 +247,7 @@ func purpose(pid int, fd string) string {
 	return ""
 }
 
-// programOf returns what a process calls itself, fit for a terminal: a process may
-// call itself anything.
+// programOf returns a process's name for itself, made printable because a process may choose any name.
 func programOf(pid int) string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	if err != nil {
@@ -261,7 +256,7 @@ func programOf(pid int) string {
 	return Printable(strings.TrimSpace(string(text)))
 }
 
-// Printable makes a name that others have chosen fit for a terminal.
+// Printable makes an untrusted name safe for a terminal.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -291,11 +286,11 @@ func (s *search) mounts() error {
 	return nil
 }
 
-// swaps reads proc(5)'s list of them: a path, and more.
+// swaps reads the list of swap spaces (proc(5)). A line starts with a path.
 func (s *search) swaps() error {
 	f, err := os.Open("/proc/swaps")
 	if errors.Is(err, unix.ENOENT) {
-		return nil // a kernel without swap
+		return nil // the kernel has no swap
 	}
 	if err != nil {
 		return err
@@ -311,12 +306,12 @@ func (s *search) swaps() error {
 	return nil
 }
 
-// unescaped undoes the octal escapes of space, tab, newline and backslash.
+// unescaped decodes the octal escapes of space, tab, newline and backslash.
 func unescaped(path string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(path)
 }
 
-// loops looks at the loop devices but the disk itself.
+// loops examines all loop devices except the disk itself.
 func (s *search) loops() error {
 	paths, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
@@ -329,7 +324,7 @@ func (s *search) loops() error {
 		}
 		id, _, err := loopStore(filepath.Base(dir))
 		if err != nil {
-			continue // it was taken away
+			continue // the loop device was removed meanwhile
 		}
 		if what, ok := s.wanted[id]; ok {
 			s.add(Holder{How: fmt.Sprintf("/dev/%s is a loop device on %s", filepath.Base(dir), what)})
@@ -338,9 +333,8 @@ func (s *search) loops() error {
 	return nil
 }
 
-// loopStore returns what a loop device's bytes are in. The kernel is asked; where
-// it does not answer this user, the path is followed that sysfs has, which may lead
-// elsewhere by now.
+// loopStore returns the object below a loop device. It asks the kernel. If the kernel does not answer this user, loopStore
+// follows the path in sysfs, which may lead elsewhere by now.
 func loopStore(loop string) (identity, string, error) {
 	text, err := os.ReadFile(filepath.Join("/sys/block", loop, "loop/backing_file"))
 	if err != nil {
@@ -358,7 +352,7 @@ func loopStore(loop string) (identity, string, error) {
 	return id, Printable(path), nil
 }
 
-// askLoop asks a loop device (loop(4), LOOP_GET_STATUS64).
+// askLoop reads the store of a loop device from the kernel (loop(4), LOOP_GET_STATUS64).
 func askLoop(path string) (identity, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -375,8 +369,7 @@ func askLoop(path string) (identity, error) {
 	return identity{info.Device, info.Inode}, nil
 }
 
-// stacked looks at what the kernel has built on a block device and its partitions:
-// device-mapper, md.
+// stacked looks for devices that the kernel has built on a block device or its partitions: device-mapper, md.
 func (s *search) stacked() error {
 	for id, what := range s.wanted {
 		if id.inode != 0 {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// image makes a file of 16 MiB that nobody has.
+// image makes a file of 16 MiB that nothing uses.
 func image(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "disk.img")
@@ -37,7 +37,7 @@ func opened(t *testing.T, path string) *Disk {
 	return d
 }
 
-// inUse fails unless err says that the disk is in use, and each of the words.
+// inUse fails the test unless err says that the disk is in use and contains each of the words.
 func inUse(t *testing.T, err error, says ...string) {
 	t.Helper()
 	if _, ok := errors.AsType[*InUseError](err); !ok {
@@ -63,15 +63,14 @@ func TestDiskThatNobodyHasIsClaimedOnce(t *testing.T) {
 	d := opened(t, path)
 	must(t, find(t, d))
 	must(t, d.Claim())
-	must(t, find(t, d)) // our own claim is none of another's
+	must(t, find(t, d)) // the disk's own claim does not count as another's
 	other := opened(t, path)
 	inUse(t, other.Claim(), "image lock")
 	must(t, d.Unlock())
 	must(t, other.Claim())
 }
 
-// holdOpen has another process open a file until the test ends, by a shell that
-// says when it has done so.
+// holdOpen makes another process open a file until the test ends. The process is a shell that reports when the file is open.
 func holdOpen(t *testing.T, redirection, path string) int {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", "exec "+redirection+` "$1" && echo open && read end`, "sh", path)
@@ -82,7 +81,7 @@ func holdOpen(t *testing.T, redirection, path string) int {
 	must(t, cmd.Start())
 	t.Cleanup(func() {
 		in.Close()
-		cmd.Wait() // with the status of a read that met the end
+		cmd.Wait() // returns the status of a read that met the end of its input
 	})
 	if said, err := bufio.NewReader(out).ReadString('\n'); said != "open\n" {
 		t.Fatalf("sh %s %s: said %q, %v", redirection, path, said, err)
@@ -107,13 +106,13 @@ func TestProcessThatHasTheDiskOpenIsNamed(t *testing.T) {
 			}
 			found, err := d.Find(func(except int) bool { return except == pid })
 			must(t, err)
-			must(t, found.Err(link)) // whoever is left out is not found
+			must(t, found.Err(link)) // an excluded process is not found
 		})
 	}
 	must(t, find(t, opened(t, link)))
 }
 
-// The disk that was opened is the one that is looked for, whatever its name leads to by now.
+// The search is for the disk that was opened, even if its name now leads elsewhere.
 func TestDiskIsKnownByItsInode(t *testing.T) {
 	path := image(t)
 	d := opened(t, path)
@@ -149,8 +148,8 @@ func TestDiskThatItsNameDoesNotLeadToIsSaidToBeWhere(t *testing.T) {
 	}
 }
 
-// lockAs locks a file as QEMU does for a disk that a guest writes to: what it does
-// with it, and what it does not share (raw_apply_lock_bytes in block/file-posix.c).
+// lockAs locks a file as QEMU does for a disk that a guest writes: bytes for what QEMU does with the image, and bytes for what
+// it does not share (raw_apply_lock_bytes in block/file-posix.c).
 func lockAs(t *testing.T, path string, bytes ...int64) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -192,7 +191,7 @@ func TestClaimKeepsQEMUsLocksOutUntilUnlock(t *testing.T) {
 	inUse(t, d.Lock(), "byte 101")
 }
 
-// Between fork and exec a process that another goroutine begins has a copy of each descriptor.
+// Between fork and exec, a process started by another goroutine has a copy of each descriptor.
 func TestDiskThatIsClosedIsLockedByNoCopyOfItsDescriptor(t *testing.T) {
 	path := image(t)
 	d := opened(t, path)

@@ -8,19 +8,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Layer is something that holds a disk's bytes: the disk itself, the disk that it is a partition of, the file or device that it
-// is a loop device over, and so on downwards.
+// Layer is an object that contains a disk's bytes: the disk itself, the disk of which it is a partition, the file or device
+// below a loop device, and so on downwards.
 type Layer struct {
-	// Key names it on this host, by device number or inode, and never by a path. It is fit for a file's name.
+	// Key identifies the object on this host by device number or inode, never by a path. It is valid as a file name.
 	Key string
-	// Part is set where the disk may be only some of its bytes.
+	// Part is true if the disk may be only a part of this object.
 	Part bool
 }
 
-// maxLayers ends a search for what loop devices lie on, which is refused then: the kernel allows no ring of them.
+// maxLayers limits how many layers below a disk are followed. A disk on more layers is refused. The kernel allows no cycle of
+// loop devices.
 const maxLayers = 16
 
-// Layers returns what holds an open disk's bytes, the disk itself first, and whether it is a block device.
+// Layers returns the layers of an open disk, the disk itself first, and whether the disk is a block device.
 func Layers(file *os.File) (layers []Layer, block bool, err error) {
 	st, err := statx(int(file.Fd()), "", unix.AT_EMPTY_PATH)
 	if err != nil {
@@ -52,7 +53,7 @@ func (id identity) key() string {
 	return fmt.Sprintf("file-%d:%d-%d", major, minor, id.inode)
 }
 
-// below returns what a block device's bytes are in, where that is a partition's disk or a loop device's store.
+// below returns the object that contains a block device's bytes: a partition's disk or a loop device's store.
 func (id identity) below() (below identity, part, ok bool) {
 	if id.inode != 0 {
 		return identity{}, false, false
@@ -66,9 +67,10 @@ func (id identity) below() (below identity, part, ok bool) {
 	return below, false, err == nil
 }
 
-// Locked returns who has a lock of any process on an open disk, nil where nobody has: QEMU locks bytes of each image that it uses.
+// Locked returns the holder of a lock on an open disk, or nil if no process has locked it. QEMU locks bytes of each image that
+// it uses.
 func Locked(file *os.File) (*Holder, error) {
-	lock := unix.Flock_t{Type: unix.F_WRLCK} // of the whole file: this is not QEMU's alone
+	lock := unix.Flock_t{Type: unix.F_WRLCK} // of the whole file, because other programs lock other bytes than QEMU
 	if err := unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
 		return nil, fmt.Errorf("look for locks on disk %s: %w", file.Name(), err)
 	}

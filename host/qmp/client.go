@@ -1,19 +1,19 @@
-// Package qmp is a client of QEMU's machine protocol: JSON lines over a unix socket, as docs/interop/qmp-spec in QEMU's
-// sources has it. Commands carry an id and several may be in flight; every one has a deadline. Events go to subscribers.
+// Package qmp is a client of QEMU's machine protocol: JSON lines over a unix socket, specified by docs/interop/qmp-spec in
+// QEMU's sources. Commands carry an id, and several may be in flight. Every command has a deadline. Subscribers receive events.
 //
-// A Client outlives its connections. One that is cut is dialled again, and before a command may use the new one its Settle asks
-// what is true now. A call that is given up, comes late or is cut off:
+// A Client outlives its connections. When a connection is lost, the Client dials again, and calls Settle on the new connection
+// before any command may use it. A command whose connection is lost, or whose caller gives up, ends as follows:
 //
-//	before its first byte was sent   ErrNotSent; the connection stays
-//	when a part of it was sent       the connection ends; sent again by itself on the next one while its deadline allows
-//	when it was sent, and then cut   ErrOutcomeUnknown; what only asks ("query-…", "qom-list", "qom-get") is asked again by itself
-//	when it was sent, and given up   ErrOutcomeUnknown; its late answer belongs to nobody, as no id is given twice
-//	while there is no connection     waits for the next one, until its deadline (ErrNotSent)
-//	after QEMU's end, or Close       fails with why
+//	before its first byte was sent    ErrNotSent; the connection stays
+//	when a part of it was sent        the connection ends; the Client sends it again on the next one, until its deadline
+//	when sent, then connection lost   ErrOutcomeUnknown; the Client repeats queries ("query-…", "qom-list", "qom-get")
+//	when sent, then given up          ErrOutcomeUnknown; a late answer is ignored, because no id is used twice
+//	while there is no connection      waits for the next connection, until its deadline (ErrNotSent)
+//	after QEMU's end, or Close        fails with the reason
 //
-// What the protocol does not do: a QMP socket serves one client, and one that comes second is neither served nor refused; it
-// just gets no greeting (ErrNoGreeting). QEMU carries out the commands of a connection one after the other, and those of the next
-// connection after them, so what is asked there is true of all that was sent before.
+// Limits of the protocol: a QMP socket serves one client. It neither serves nor refuses a second client; that client just gets
+// no greeting (ErrNoGreeting). QEMU carries out the commands of a connection in order, and the commands of the next connection
+// after them. So a query's answer reflects all commands sent before it.
 package qmp
 
 import (
@@ -32,33 +32,34 @@ import (
 // DefaultTimeout limits a command or a Dial whose context has no deadline, and a Settle.
 const DefaultTimeout = 10 * time.Second
 
-// The pauses between two connections that end early: none before the first, then from firstPause twice as long each time.
+// Limits of the pause before a new connection. There is no pause before the first attempt; then the pause starts at firstPause
+// and doubles each time.
 const (
 	firstPause = 10 * time.Millisecond
 	lastPause  = time.Second
 )
 
 var (
-	// ErrNoGreeting is the failure of a Dial whose peer accepts and says nothing.
+	// ErrNoGreeting is the failure of a Dial whose peer accepts the connection and sends nothing.
 	ErrNoGreeting = errors.New("no greeting: another client holds the QMP socket, which serves one at a time (or QEMU hangs)")
-	// ErrClosed is the end of a Client by Close.
+	// ErrClosed is the reason of a Client that ended by Close.
 	ErrClosed = errors.New("connection closed by this side")
-	// ErrNotSent is the failure of a command that QEMU has not carried out, and never will: it was not sent, or not whole.
+	// ErrNotSent is the failure of a command that was not sent, or not completely. QEMU has not carried it out and never will.
 	ErrNotSent = errors.New("the command was not sent")
-	// ErrOutcomeUnknown is the failure of a command that was sent and whose answer did not come: QEMU may have carried it out, or
-	// may still do so. What is asked afterwards is true of it, as QEMU carries out one command after the other.
+	// ErrOutcomeUnknown is the failure of a command that was sent and got no answer. QEMU may have carried it out, or may still do
+	// so. A later query shows the truth, because QEMU carries out commands in order.
 	ErrOutcomeUnknown = errors.New("outcome unknown")
 
-	// errUnaddressed is the answer to what QEMU could not even read.
+	// errUnaddressed is QEMU's answer to a line that QEMU could not parse.
 	errUnaddressed = errors.New("an answer without an id")
 )
 
-// Ask runs one command on a connection that nobody else uses yet, as Client.Execute does.
+// Ask runs one command on a connection that nothing else uses yet, like Client.Execute.
 type Ask func(ctx context.Context, command string, arguments, result any) error
 
-// Settle asks what is true on a new connection, before any other command may use it, and returns the events that were missed
-// since the last one was lost. Subscribers get what the new connection says from its first byte on, so an event may come twice:
-// once by itself, once from Settle. Where Settle fails, the connection is dialled again.
+// Settle runs queries on a new connection, before any other command may use it, and returns the events missed since the last
+// connection was lost. Subscribers receive the new connection's events from the beginning, so an event may arrive twice: once
+// from QEMU, once from Settle. If Settle fails, the Client dials again.
 type Settle func(ctx context.Context, ask Ask) (missed []Event, err error)
 
 // Client is a QMP client that dials again when its connection is lost. It is safe for concurrent use.
@@ -72,16 +73,16 @@ type Client struct {
 	finish  context.CancelFunc
 
 	mu            sync.Mutex
-	conn          *connection   // nil while there is none that is settled
-	number        uint64        // of connections that were settled
-	changed       chan struct{} // closed, and made anew, when conn or err changes
+	conn          *connection   // nil while there is no settled connection
+	number        uint64        // number of settled connections so far
+	changed       chan struct{} // closed and replaced when conn or err changes
 	lost          error         // why the last connection ended
 	err           error         // why the Client ended
 	subscriptions map[*Subscription]struct{}
 }
 
-// Dial connects to the QMP socket at path, reads the greeting and leaves capabilities negotiation. The context limits the Dial,
-// not the Client. Settle may be nil; it is for the connections after the first.
+// Dial connects to the QMP socket at path, reads the greeting and leaves capabilities negotiation. The context limits Dial
+// alone, not the Client. settle is called for every connection after the first; it may be nil.
 func Dial(ctx context.Context, path string, settle Settle) (*Client, error) {
 	ctx, cancel := withDeadline(ctx)
 	defer cancel()
@@ -99,7 +100,7 @@ func Dial(ctx context.Context, path string, settle Settle) (*Client, error) {
 	return c, nil
 }
 
-// withDeadline gives a context that has no deadline the default one.
+// withDeadline adds the default deadline to a context that has none.
 func withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return context.WithCancel(ctx)
@@ -107,7 +108,7 @@ func withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, DefaultTimeout)
 }
 
-// keep dials again whenever a connection ends, until the Client is closed or nobody listens any more.
+// keep dials again whenever a connection ends, until the Client is closed or nothing listens any more.
 func (c *Client) keep(conn *connection) {
 	pause := time.Duration(0)
 	for {
@@ -128,7 +129,8 @@ func (c *Client) keep(conn *connection) {
 	}
 }
 
-// redial connects until it succeeds. It fails where nobody listens any more, which means that QEMU has ended, and after Close.
+// redial connects, repeatedly if necessary. It fails after Close, and if nothing listens any more, which means that QEMU has
+// ended.
 func (c *Client) redial(pause *time.Duration) (*connection, error) {
 	for {
 		select {
@@ -150,8 +152,8 @@ func (c *Client) redial(pause *time.Duration) (*connection, error) {
 	}
 }
 
-// connect makes the next connection and settles it. The greeting has no limit: QEMU serves us when it has seen the old
-// connection's end, and a QEMU that ends refuses.
+// connect makes the next connection and settles it. It waits for the greeting without a limit: QEMU sends the greeting when it
+// has seen the end of the old connection, and a QEMU that ends refuses the connection.
 func (c *Client) connect() (*connection, error) {
 	conn, err := connect(c.life, c.path, &c.lastID, c.publish)
 	if err != nil {
@@ -173,7 +175,7 @@ func (c *Client) connect() (*connection, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.err != nil { // closed meanwhile
+	if c.err != nil { // the Client was closed meanwhile
 		conn.end(c.err)
 		return nil, c.err
 	}
@@ -183,13 +185,13 @@ func (c *Client) connect() (*connection, error) {
 	return conn, nil
 }
 
-// change wakes who waits for a connection. The lock is held.
+// change wakes all callers that wait for a connection. The caller must hold the lock.
 func (c *Client) change() {
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
 
-// current waits for a connection.
+// current returns the present connection, or waits for the next one.
 func (c *Client) current(ctx context.Context) (*connection, error) {
 	for {
 		c.mu.Lock()
@@ -211,16 +213,16 @@ func (c *Client) current(ctx context.Context) (*connection, error) {
 	}
 }
 
-// Execute runs a command and waits for its answer. Arguments may be nil, else it is what encoding/json makes an object of; the
-// answer is decoded into result unless that is nil. A failure that QEMU answers is an *Error, for errors.As. When the context
-// ends first (after DefaultTimeout where it has no deadline), the error says whether QEMU may carry out the command all the same
+// Execute runs a command and waits for its answer. arguments is nil or encodes to a JSON object; the answer is decoded into
+// result unless result is nil. If QEMU answers with an error, the error is an *Error, for errors.As. If the context ends first
+// (after DefaultTimeout if it has no deadline), the error says whether QEMU may still carry out the command
 // (ErrOutcomeUnknown) or will not (ErrNotSent).
 func (c *Client) Execute(ctx context.Context, command string, arguments, result any) error {
 	return c.ExecuteWithFile(ctx, command, arguments, result, nil)
 }
 
-// ExecuteWithFile is Execute of a command that takes a file: add-fd or getfd. The file stays the caller's, who may close it
-// afterwards; QEMU has a descriptor of its own for the same open file.
+// ExecuteWithFile is Execute for a command that takes a file: add-fd or getfd. The caller keeps the file and may close it
+// afterwards; QEMU gets its own descriptor of the same open file.
 func (c *Client) ExecuteWithFile(ctx context.Context, command string, arguments, result any, file *os.File) error {
 	ctx, cancel := withDeadline(ctx)
 	defer cancel()
@@ -237,12 +239,12 @@ func (c *Client) ExecuteWithFile(ctx context.Context, command string, arguments,
 	}
 }
 
-// onlyAsks reports whether a command changes nothing, so that it may be sent twice.
+// onlyAsks reports whether a command changes nothing and so may be sent twice.
 func onlyAsks(command string) bool {
 	return strings.HasPrefix(command, "query-") || command == "qom-list" || command == "qom-get"
 }
 
-// named says of which command an error is.
+// named adds the command's name to an error.
 func named(command string, err error) error {
 	if err == nil {
 		return nil
@@ -253,19 +255,19 @@ func named(command string, err error) error {
 // Version returns QEMU's version, from its greeting.
 func (c *Client) Version() Version { return c.version }
 
-// Connection returns the number of the present connection, or of the last one: it changes with each that is lost and replaced,
-// so that a caller of several commands knows whether something came between them.
+// Connection returns the number of the present connection, or of the last one if there is none. Each new connection has a new
+// number, so a caller of several commands can detect whether the connection was replaced between them.
 func (c *Client) Connection() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.number
 }
 
-// Done returns a channel that is closed when the Client has ended: by Close, or because nobody listens on the socket any more.
+// Done returns a channel that is closed when the Client has ended: by Close, or because nothing listens on the socket any more.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// Err returns why the Client ended, nil while it has not. It wraps io.EOF where QEMU closed the last connection, as it does when
-// it exits, and ErrClosed after Close.
+// Err returns why the Client ended, or nil if it has not. The error wraps io.EOF if QEMU closed the last connection, as it does
+// on exit, and ErrClosed after Close.
 func (c *Client) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -278,7 +280,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// end ends the Client; the first reason stays.
+// end ends the Client. If it has ended before, the first reason stays.
 func (c *Client) end(reason error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// longEnough limits what must happen; nothing waits for it to pass.
+// longEnough limits steps that must succeed; no test waits for it to pass.
 const longEnough = time.Minute
 
 // peer is the QEMU end of one connection, played by the test.
@@ -27,14 +27,14 @@ type peer struct {
 	lines *bufio.Scanner
 }
 
-// command is one that the client sent.
+// command is a command that the client sent.
 type command struct {
 	Execute   string
 	Arguments json.RawMessage
 	ID        uint64
 }
 
-// next returns the client's next command; the zero one when the client has gone.
+// next returns the client's next command, or the zero command if the client has disconnected.
 func (p *peer) next() command {
 	var cmd command
 	if p.lines.Scan() {
@@ -49,8 +49,8 @@ func (p *peer) say(format string, args ...any) { fmt.Fprintf(p.conn, format+"\r\
 
 func (p *peer) answer(cmd command, result string) { p.say(`{"return": %s, "id": %d}`, result, cmd.ID) }
 
-// listen plays QEMU for one connection after the other and returns its socket. When the last one has come nobody listens any
-// more, as after QEMU's end.
+// listen plays QEMU for one connection after the other and returns its socket. After the last one has arrived, nothing listens
+// any more, as after QEMU's end.
 func listen(t *testing.T, plays ...func(*peer)) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "qmp.sock")
@@ -79,7 +79,7 @@ func listen(t *testing.T, plays ...func(*peer)) string {
 	return path
 }
 
-// negotiated plays what comes after the negotiation.
+// negotiated plays QEMU after the negotiation.
 func negotiated(play func(*peer)) func(*peer) {
 	return func(p *peer) {
 		p.say("%s", greetingLine)
@@ -92,7 +92,7 @@ func negotiated(play func(*peer)) func(*peer) {
 	}
 }
 
-// converse dials peers that are through with the negotiation when they play, one connection each.
+// converse dials peers that have finished the negotiation when their play starts, one connection each.
 func converse(t *testing.T, settle Settle, plays ...func(*peer)) *Client {
 	t.Helper()
 	for i, play := range plays {
@@ -106,7 +106,7 @@ func converse(t *testing.T, settle Settle, plays ...func(*peer)) *Client {
 	return c
 }
 
-// dial is that with one connection, after whose end there is no other.
+// dial is converse with a single connection.
 func dial(t *testing.T, play func(*peer)) *Client { return converse(t, nil, play) }
 
 func limited(t *testing.T) context.Context {
@@ -123,7 +123,7 @@ func TestDialReadsVersion(t *testing.T) {
 }
 
 func TestDialSaysThatSocketIsTaken(t *testing.T) {
-	path := listen(t, func(p *peer) { p.next() }) // accepts, and greets nobody
+	path := listen(t, func(p *peer) { p.next() }) // accepts the connection, but sends no greeting
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	_, err := Dial(ctx, path, nil)
@@ -206,7 +206,7 @@ func TestPeerThatDoesNotReadEndsTheConnection(t *testing.T) {
 	over := make(chan struct{})
 	c := dial(t, func(*peer) { <-over })
 	defer close(over)
-	// On a slow machine a first limit may pass before anything is written.
+	// On a slow machine the first limits may pass before anything is written.
 	for limit := 50 * time.Millisecond; c.Err() == nil && limit < longEnough; limit *= 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
 		if err := c.Execute(ctx, "big", strings.Repeat("x", 1<<20), nil); !errors.Is(err, ErrNotSent) {
@@ -247,7 +247,7 @@ func TestGarbageEndsTheConnectionWithReason(t *testing.T) {
 }
 
 func TestAnswerJustBeforeTheEndCounts(t *testing.T) {
-	c := dial(t, func(p *peer) { p.answer(p.next(), "{}") }) // and hangs up, as QEMU does after quit
+	c := dial(t, func(p *peer) { p.answer(p.next(), "{}") }) // and closes the connection, as QEMU does after quit
 	if err := c.Execute(limited(t), "quit", nil, nil); err != nil {
 		t.Error(err)
 	}
@@ -301,7 +301,7 @@ func TestSubscriberThatDoesNotReadHoldsUpNothing(t *testing.T) {
 	}
 }
 
-// The host's clock may be set: QEMU's timestamps follow it, and -1 is one that QEMU could not read.
+// The host's clock may be changed, and QEMU's timestamps follow it. The timestamp -1 means that QEMU could not read its clock.
 func TestEventHasTheTimeAtWhichItWasRead(t *testing.T) {
 	c := dial(t, func(p *peer) {
 		cmd := p.next()

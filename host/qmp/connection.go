@@ -17,19 +17,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// connection is one QMP connection, from its greeting to its end. It is never used again: a Client dials another.
+// connection is one QMP connection, from its greeting to its end. It is not reused: the Client dials a new one.
 type connection struct {
 	conn    *net.UnixConn
 	lines   *bufio.Scanner
 	version Version
 	since   time.Time
-	lastID  *atomic.Uint64 // the Client's, so that no two of its connections give one id twice
+	lastID  *atomic.Uint64 // shared by the Client's connections, so that no id is used twice
 	publish func(Event)
 	writing chan struct{} // holds a token while a command is written
 	done    chan struct{} // closed when the connection has ended
 
 	mu      sync.Mutex
-	err     error // why it ended
+	err     error // why the connection ended
 	pending map[uint64]chan message
 }
 
@@ -43,10 +43,10 @@ func newConnection(conn *net.UnixConn, lastID *atomic.Uint64, publish func(Event
 	return c
 }
 
-// connect opens a connection, reads the greeting and leaves capabilities negotiation. The context limits that alone.
+// connect opens a connection, reads the greeting and leaves capabilities negotiation. The context limits only that.
 func connect(ctx context.Context, path string, lastID *atomic.Uint64, publish func(Event)) (*connection, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
-	if errors.Is(err, unix.EAGAIN) { // the listener's backlog is full of those who wait already
+	if errors.Is(err, unix.EAGAIN) { // the listener's backlog is full of waiting clients
 		err = fmt.Errorf("%w: %w", ErrNoGreeting, err)
 	}
 	if err != nil {
@@ -65,7 +65,7 @@ func connect(ctx context.Context, path string, lastID *atomic.Uint64, publish fu
 	return c, nil
 }
 
-// greet reads the greeting, until the context ends.
+// greet reads the greeting, until ctx ends.
 func (c *connection) greet(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { c.conn.SetReadDeadline(time.Unix(1, 0)) })
 	line, err := c.nextLine()
@@ -105,7 +105,7 @@ func (c *connection) nextLine() ([]byte, error) {
 	}
 }
 
-// read distributes what comes in until the connection ends.
+// read dispatches incoming lines until the connection ends.
 func (c *connection) read() {
 	for {
 		line, err := c.nextLine()
@@ -125,7 +125,7 @@ func (c *connection) read() {
 	}
 }
 
-// dispatch gives a message to who waits for it.
+// dispatch delivers a message to the command or the subscribers that wait for it.
 func (c *connection) dispatch(m *message) error {
 	switch {
 	case m.Greeting != nil:
@@ -143,7 +143,7 @@ func (c *connection) dispatch(m *message) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// A command that is no longer there is one whose caller gave up.
+	// If the command is not pending any more, its caller has given up.
 	if answer, ok := c.pending[*m.ID]; ok {
 		delete(c.pending, *m.ID)
 		answer <- *m
@@ -151,14 +151,14 @@ func (c *connection) dispatch(m *message) error {
 	return nil
 }
 
-// request is a command with its arguments, and a file that goes with it.
+// request is a command with its arguments, and the file to pass with it, if any.
 type request struct {
 	command   string
 	arguments any
 	file      *os.File
 }
 
-// execute sends a request, waits for its answer and decodes it into result, unless that is nil.
+// execute sends a request, waits for its answer and decodes the answer into result, unless result is nil.
 func (c *connection) execute(ctx context.Context, r request, result any) error {
 	id, answer, err := c.register()
 	if err != nil {
@@ -192,7 +192,7 @@ func (c *connection) execute(ctx context.Context, r request, result any) error {
 	return nil
 }
 
-// register makes an id, and the channel on which its answer will come.
+// register allocates an id, and the channel on which its answer will arrive.
 func (c *connection) register() (uint64, <-chan message, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -204,16 +204,16 @@ func (c *connection) register() (uint64, <-chan message, error) {
 	return id, answer, nil
 }
 
-// forget drops a command: its answer, if one still comes, is ignored.
+// forget removes a command. If its answer still arrives, it is ignored.
 func (c *connection) forget(id uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.pending, id)
 }
 
-// write sends one line, and a file with it. A line of which only a part was sent ends the connection: QEMU would take the next
-// line for the rest of it. QEMU begins a command at its closing brace, one byte before the newline, and drops half a command when
-// its connection ends (monitor_qmp_event in monitor/qmp.c).
+// write sends one line, with a file if that is not nil. If only a part of the line was sent, write ends the connection,
+// because QEMU would take the next line for the rest of this one. QEMU carries a command out at its closing brace, one byte
+// before the newline, and drops an incomplete command when its connection ends (monitor_qmp_event in monitor/qmp.c).
 func (c *connection) write(ctx context.Context, line []byte, file *os.File) error {
 	select {
 	case c.writing <- struct{}{}:
@@ -236,7 +236,7 @@ func (c *connection) write(ctx context.Context, line []byte, file *os.File) erro
 		return fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
 	late := errors.Is(err, os.ErrDeadlineExceeded)
-	if late { // the context's, which may be noticed later
+	if late { // the deadline is the context's, which may not have noticed it yet
 		err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
 	}
 	if late && sent == 0 {
@@ -252,10 +252,10 @@ func (c *connection) write(ctx context.Context, line []byte, file *os.File) erro
 	return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 }
 
-// errFile is of a file that is closed, or being closed: its number may be another file's by now.
+// errFile is the failure to pass a file that is closed or being closed: its number may be another file's by now.
 var errFile = errors.New("the file that goes with it")
 
-// send writes a line, with a file's descriptor beside its first byte (SCM_RIGHTS of unix(7)).
+// send writes a line, with a file's descriptor attached to its first byte (SCM_RIGHTS of unix(7)).
 func (c *connection) send(line []byte, file *os.File) (sent int, err error) {
 	if file != nil {
 		var raw syscall.RawConn
@@ -283,7 +283,7 @@ func (c *connection) await(ctx context.Context, answer <-chan message) (message,
 		return message{}, fmt.Errorf("no answer: %w", ctx.Err())
 	case <-c.done:
 	}
-	select { // the answer may have come just before the end
+	select { // the answer may have arrived just before the end
 	case m := <-answer:
 		return m, nil
 	default:
@@ -291,7 +291,7 @@ func (c *connection) await(ctx context.Context, answer <-chan message) (message,
 	}
 }
 
-// reason returns why the connection ended, nil while it has not.
+// reason returns why the connection ended, or nil if it has not.
 func (c *connection) reason() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -301,7 +301,7 @@ func (c *connection) reason() error {
 // ended reports whether the connection has ended.
 func (c *connection) ended() bool { return c.reason() != nil }
 
-// end ends the connection; the first reason stays.
+// end ends the connection. If it has ended before, the first reason stays.
 func (c *connection) end(reason error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -5,22 +5,22 @@ import (
 	"time"
 )
 
-// eventBuffer is how many events wait for a subscriber before further ones are dropped.
+// eventBuffer is how many events are buffered for a subscriber before further events are dropped.
 const eventBuffer = 64
 
-// Event is something that QEMU tells on its own.
+// Event is a message that QEMU sends on its own initiative.
 type Event struct {
 	// Name is the event's name in QEMU's QAPI schema, like DEVICE_DELETED.
 	Name string
-	// Data is the event's members as JSON, nil where it has none.
+	// Data contains the event's members as JSON; nil if it has none.
 	Data json.RawMessage
-	// Time is when it was read. Events and answers of a connection are read in the order in which QEMU has sent them, and this
-	// time does not follow the host's clock when that is set, as QEMU's own timestamps do.
+	// Time is when the client read the event. Events and answers of a connection are read in the order in which QEMU has sent
+	// them. Unlike QEMU's own timestamps, Time is not affected when the host's clock is set.
 	Time time.Time
 }
 
-// Subscription receives the events of some names. It belongs to its subscriber, who closes it. A subscriber that does not
-// read holds up nothing: what finds its buffer full is dropped and counted.
+// Subscription receives the events with certain names. The subscriber owns it and must close it. A subscriber that does not
+// read blocks nothing: if its buffer is full, events are dropped and counted.
 type Subscription struct {
 	client  *Client
 	names   map[string]bool
@@ -28,9 +28,9 @@ type Subscription struct {
 	dropped uint64 // guarded by client.mu
 }
 
-// Subscribe returns a subscription to the events of these names, from now on. To miss nothing, subscribe before the command
-// that causes the event. The subscription outlives a connection that is lost and dialled again; what happened in between comes
-// where the Client's Settle derives it.
+// Subscribe returns a subscription to future events with these names. To miss no event, subscribe before the command that
+// causes it. The subscription continues when a lost connection is replaced. Events from the time in between arrive only if
+// the Client's Settle derives them.
 func (c *Client) Subscribe(names ...string) *Subscription {
 	s := &Subscription{client: c, names: make(map[string]bool), events: make(chan Event, eventBuffer)}
 	for _, name := range names {
@@ -46,10 +46,10 @@ func (c *Client) Subscribe(names ...string) *Subscription {
 	return s
 }
 
-// Events returns the channel of events, in their order. It is closed when the subscription or the Client ends.
+// Events returns the channel of events, in order. It is closed when the subscription or the Client ends.
 func (s *Subscription) Events() <-chan Event { return s.events }
 
-// Dropped returns how many events were lost because nobody read.
+// Dropped returns how many events were lost because the buffer was full.
 func (s *Subscription) Dropped() uint64 {
 	s.client.mu.Lock()
 	defer s.client.mu.Unlock()
@@ -66,7 +66,7 @@ func (s *Subscription) Close() {
 	}
 }
 
-// publish gives an event to its subscribers and never blocks.
+// publish sends an event to its subscribers. It never blocks.
 func (c *Client) publish(e Event) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -7,14 +7,14 @@ import (
 	"io"
 )
 
-// MaxLine is the longest line accepted from the wire, in bytes. QEMU's longest answers (every block node of a VM with some
+// MaxLine is the greatest length of a received line, in bytes. QEMU's longest answers (all block nodes of a VM with some
 // hundred disks) stay well under 1 MiB.
 const MaxLine = 4 << 20
 
-// Version is QEMU's version, as the greeting and query-version tell it.
+// Version is QEMU's version, as in the greeting and in query-version.
 type Version struct {
 	Major, Minor, Micro int
-	// Package is the distributor's name for the build, with its parentheses; often empty.
+	// Package is the distributor's name for the build, including parentheses; often empty.
 	Package string
 }
 
@@ -27,11 +27,11 @@ func (v Version) String() string {
 	return s
 }
 
-// Error is the answer of QEMU to a command that failed.
+// Error is QEMU's answer to a command that failed.
 type Error struct {
 	// Class is one of QapiErrorClass: GenericError, CommandNotFound, DeviceNotActive, DeviceNotFound, KVMMissingCap.
 	Class string `json:"class"`
-	// Desc is for people: QEMU promises nothing about its wording.
+	// Desc is for people: QEMU does not promise a stable text.
 	Desc string `json:"desc"`
 }
 
@@ -53,7 +53,7 @@ type greeting struct {
 	} `json:"version"`
 }
 
-// message is one line of the wire: exactly one of Greeting, Return, Error and Event is set.
+// message is one received line. Exactly one of Greeting, Return, Error and Event is set.
 type message struct {
 	Greeting *greeting       `json:"QMP"`
 	Return   json.RawMessage `json:"return"`
@@ -63,7 +63,7 @@ type message struct {
 	Data     json.RawMessage `json:"data"`
 }
 
-// parseLine reads one line of the wire.
+// parseLine parses one received line.
 func parseLine(line []byte) (message, error) {
 	var m message
 	if err := json.Unmarshal(line, &m); err != nil {
@@ -90,12 +90,12 @@ func excerpt(line []byte) string {
 	return fmt.Sprintf("%q", line)
 }
 
-// errTruncated says that a connection ended in the middle of a line.
+// errTruncated means that a connection ended in the middle of a line.
 var errTruncated = fmt.Errorf("line cut short: %w", io.ErrUnexpectedEOF)
 
-// splitLines is a bufio.SplitFunc for lines that end in a newline. Unlike bufio.ScanLines it passes over empty lines and takes
-// no half line at the end. Empty lines go with the line behind them: after a call without one bufio.Scanner reads on, which would
-// hold a line back that has come already.
+// splitLines is a bufio.SplitFunc for lines that end in a newline. Unlike bufio.ScanLines it skips empty lines and does not
+// return an incomplete line at the end. It returns empty lines together with the line after them: if a call returned no token,
+// bufio.Scanner would read on, and would delay a line that has already arrived.
 func splitLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	for {
 		end := bytes.IndexByte(data[advance:], '\n')

@@ -13,10 +13,10 @@ import (
 	"time"
 )
 
-// hangUp plays a QEMU that ends the connection.
+// hangUp plays a QEMU that closes the connection.
 func hangUp(*peer) {}
 
-// serve answers each command with its own name, until the client has gone.
+// serve answers each command with the command's name, until the client has disconnected.
 func serve(p *peer) {
 	for cmd := p.next(); cmd.Execute != ""; cmd = p.next() {
 		p.answer(cmd, `"`+cmd.Execute+`"`)
@@ -49,7 +49,7 @@ func TestDeadlineBeforeTheFirstByteEndsNoConnection(t *testing.T) {
 	}
 }
 
-// The deadline of the socket itself, which passes between the look at the context and the write.
+// The socket's own deadline passes between the check of the context and the write.
 func TestSocketDeadlineBeforeTheFirstByteEndsNoConnection(t *testing.T) {
 	c := dial(t, serve)
 	past := deadlined{t.Context(), time.Unix(1, 0)}
@@ -62,7 +62,7 @@ func TestSocketDeadlineBeforeTheFirstByteEndsNoConnection(t *testing.T) {
 	}
 }
 
-// deadlined is a context whose deadline is not noticed yet.
+// deadlined is a context whose deadline has passed but is not yet noticed.
 type deadlined struct {
 	context.Context
 	at time.Time
@@ -78,7 +78,7 @@ func TestCommandBehindAnotherIsNotSentAfterItsDeadline(t *testing.T) {
 	})
 	big := make(chan error, 1)
 	go func() { big <- c.Execute(limited(t), "big", strings.Repeat("x", 4<<20), nil) }()
-	for len(c.conn.writing) == 0 { // until the big one is being written
+	for len(c.conn.writing) == 0 { // until the large command is being written
 		runtime.Gosched()
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
@@ -96,7 +96,7 @@ func TestCommandBehindAnotherIsNotSentAfterItsDeadline(t *testing.T) {
 func TestPartialWriteIsDialledAgain(t *testing.T) {
 	over := make(chan struct{})
 	c := converse(t, nil, func(*peer) { <-over }, serve)
-	for limit := 50 * time.Millisecond; ; limit *= 2 { // on a busy machine it may pass before the first byte
+	for limit := 50 * time.Millisecond; ; limit *= 2 { // on a busy machine the limit may pass before the first byte
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
 		err := c.Execute(ctx, "big", strings.Repeat("x", 1<<20), nil)
 		cancel()
@@ -159,7 +159,7 @@ func TestAnswerToALostConnectionReachesNobody(t *testing.T) {
 	}
 }
 
-// A new connection says something of its own, is settled, and only then takes commands.
+// A new connection first sends an event of its own, is then settled, and takes commands only after that.
 func TestNewConnectionIsSettledBeforeItIsUsed(t *testing.T) {
 	cut := make(chan struct{})
 	settle := func(ctx context.Context, ask Ask) ([]Event, error) {
@@ -212,7 +212,7 @@ func TestConnectionThatCannotBeSettledIsDialledAgain(t *testing.T) {
 	}
 }
 
-// A greeting that is cut off, or does not come, is one more try.
+// If the greeting is cut off or does not arrive, the Client tries once more.
 func TestNegotiationThatIsCutIsTriedAgain(t *testing.T) {
 	path := listen(t, negotiated(hangUp), func(p *peer) { p.conn.Write([]byte(greetingLine[:20])) }, hangUp,
 		func(p *peer) { p.say("%s", greetingLine); p.next() }, negotiated(serve))
@@ -221,7 +221,7 @@ func TestNegotiationThatIsCutIsTriedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	for err = ErrOutcomeUnknown; errors.Is(err, ErrOutcomeUnknown); { // the first may be cut off in flight
+	for err = ErrOutcomeUnknown; errors.Is(err, ErrOutcomeUnknown); { // the first connection may be cut while the command is in flight
 		err = c.Execute(limited(t), "echo", nil, nil)
 	}
 	if err != nil {

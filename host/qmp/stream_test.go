@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// FuzzStream cuts bytes into lines as they come from a socket, in pieces of any
-// length: each line comes once, in order and whole, and half a line never does.
+// FuzzStream splits bytes from a socket into lines; they arrive in pieces of any length. Each complete line must come out once
+// and in order, and an incomplete line never.
 func FuzzStream(f *testing.F) {
 	for i, line := range wireLines {
 		f.Add([]byte(line+"\r\n"+line+"\n"), uint8(i*9))
@@ -20,7 +20,7 @@ func FuzzStream(f *testing.F) {
 	f.Add(bytes.Repeat([]byte("\n"), 300), uint8(255))
 	f.Fuzz(func(t *testing.T, stream []byte, piece uint8) {
 		if len(stream) > 4<<10 {
-			return // longer is slower, and says no more
+			return // longer inputs are slower and show nothing more
 		}
 		var want [][]byte
 		lines := bytes.Split(stream, []byte{'\n'})
@@ -45,7 +45,7 @@ func FuzzStream(f *testing.F) {
 	})
 }
 
-// pieces is a connection from which a few bytes can be read at a time.
+// pieces is a connection that returns a few bytes per read.
 type pieces struct {
 	io.Reader
 	most int

@@ -14,7 +14,7 @@ import (
 	"github.com/directvol/directvol/host/holders"
 )
 
-// Bytes of a lock file; the package comment has the table.
+// Bytes of a lock file; see the table in the package comment.
 const (
 	readsAll = iota
 	writesAll
@@ -23,7 +23,7 @@ const (
 	uses
 )
 
-// excludes returns the bytes of the uses that cannot be beside a use.
+// excludes returns the bytes of those uses that exclude a use.
 func excludes(use int) []int {
 	switch use {
 	case readsAll:
@@ -37,10 +37,10 @@ func excludes(use int) []int {
 	}
 }
 
-// Lock is a store's lock files, held.
+// Lock holds the lock files of a store.
 type Lock struct{ files []*os.File }
 
-// Lock holds the lock files of a disk that is open already, for those who write it without a sandbox. It fails as Claim does.
+// Lock locks the lock files of an open disk, for a program that writes the disk without a sandbox. It fails as Claim does.
 func (s *Stores) Lock(disk *os.File, owner string) (*Lock, error) {
 	layers, _, err := holders.Layers(disk)
 	if err != nil {
@@ -81,8 +81,8 @@ func (s *Stores) lock(path string, layers []holders.Layer, owner string, readOnl
 	return l, nil
 }
 
-// makeDir makes the directory, or refuses one that is not this user's alone, or that another can replace: a lock file that another
-// removes locks nothing.
+// makeDir makes the directory. It refuses an existing one that other users may enter or could replace, because a lock file that
+// another user can remove locks nothing.
 func (s *Stores) makeDir() error {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return fmt.Errorf("directory of the stores' locks: %w", err)
@@ -98,9 +98,9 @@ func (s *Stores) makeDir() error {
 	return checkAbove(s.dir)
 }
 
-// checkAbove refuses a directory that somebody but this user and root can move away, which takes the right to write a directory
-// above it: of those that many may write, sticky ones keep a name for its owner. Below a directory that nobody else may enter all
-// is this user's.
+// checkAbove refuses a directory that users other than this user and root could move away. That requires the right to write a
+// directory above it; a sticky directory that many may write still protects each owner's names. The check ends at a directory
+// of this user that nobody else may enter: everything below it is this user's.
 func checkAbove(dir string) error {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
@@ -137,13 +137,13 @@ func ancestors(path string) iter.Seq[string] {
 	}
 }
 
-// errHeld is the failure to take a lock that somebody excludes.
+// errHeld means that a lock is excluded by another lock.
 var errHeld = errors.New("held by another")
 
-// take opens a lock file and locks the byte of a use. With errHeld the file is returned too, for what it says.
+// take opens a lock file and locks the byte for a use. If the error is errHeld, take also returns the file, for its record.
 func take(path string, use int) (*os.File, error) {
 	for {
-		// A sticky file is left alone by what cleans /tmp of old files (tmpfiles.d(5)).
+		// Programs that remove old files from /tmp spare sticky files (tmpfiles.d(5)).
 		file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600|os.ModeSticky)
 		if err != nil {
 			return nil, fmt.Errorf("lock of a store: %w", err)
@@ -151,7 +151,7 @@ func take(path string, use int) (*os.File, error) {
 		if err := lockByte(file, use); err != nil {
 			return file, err
 		}
-		// Whoever releases a lock removes its file: then this one locks nothing.
+		// The previous holder removes the file on release. If the file was removed, the lock is void and take tries again.
 		if there, err := hasName(file); there || err != nil {
 			return file, err
 		}
@@ -159,14 +159,15 @@ func take(path string, use int) (*os.File, error) {
 	}
 }
 
-// hasName reports whether a lock file was not removed.
+// hasName reports whether a lock file still has a name, so was not removed.
 func hasName(file *os.File) (bool, error) {
 	var st unix.Stat_t
 	err := unix.Fstat(int(file.Fd()), &st)
 	return st.Nlink > 0, err
 }
 
-// lockByte locks first and looks then, so that of two who come at once one at least is refused.
+// lockByte locks the byte of a use and then checks for uses that exclude it. Because of this order, at least one of two
+// concurrent callers is refused.
 func lockByte(file *os.File, use int) error {
 	kind := int16(unix.F_RDLCK)
 	if use == writesAll {
@@ -191,23 +192,24 @@ func lockByte(file *os.File, use int) error {
 	return nil
 }
 
-// Release gives the locks up. A lock file that nobody else has is removed. One that was removed before, by who had it then, may have
-// a successor of its name that another has by now.
+// Release releases the locks, and removes each lock file that no other process uses. A file that was removed before by its
+// other holder is left alone: another file, with another holder, may have its name by now.
 func (l *Lock) Release() {
 	for _, file := range l.files {
 		if unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Len: uses}) == nil {
-			if there, err := hasName(file); there && err == nil { // and nobody else removes it now
+			if there, err := hasName(file); there && err == nil { // nobody else can remove the file now
 				os.Remove(file.Name())
 			}
 		}
-		// Closing alone would leave the lock to a process that another goroutine begins: it has a copy of the descriptor for a moment.
+		// Closing is not enough: a process that another goroutine is starting briefly has a copy of the descriptor, and would keep the
+		// lock.
 		_ = unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK})
 		file.Close()
 	}
 	l.files = nil
 }
 
-// record is what a lock file says of who has taken it last.
+// record is the content of a lock file: its last holder.
 type record struct {
 	PID      int    `json:"pid"`
 	Owner    string `json:"owner"`
@@ -215,7 +217,7 @@ type record struct {
 	ReadOnly bool   `json:"read_only"`
 }
 
-// maxRecord is more than any record has: a path has 4096 bytes at most (PATH_MAX), and six for each in JSON.
+// maxRecord exceeds the length of any record: a path has at most 4096 bytes (PATH_MAX), and each takes at most six in JSON.
 const maxRecord = 32 << 10
 
 func (r record) write(file *os.File) error {
@@ -232,10 +234,10 @@ func (r record) write(file *os.File) error {
 	return nil
 }
 
-// holderIn reads who has a lock. Where the file says nothing yet, its owner is only just taking it.
+// holderIn reads the holder from a lock file. If the file has no record yet, its owner is just taking the lock.
 func holderIn(file *os.File) holders.Holder {
 	text := make([]byte, maxRecord)
-	n, _ := file.ReadAt(text, 0) // it is shorter
+	n, _ := file.ReadAt(text, 0) // EOF is expected: the record is shorter
 	return parse(text[:n]).holder()
 }
 

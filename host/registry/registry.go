@@ -1,27 +1,28 @@
-// Package registry knows who owns which store on this host, so that no two sandboxes write one, by whatever names. A store is an
-// image file or a block device. It is opened once, and known by its device and inode from then on.
+// Package registry records which store belongs to which owner on this host, so that no two sandboxes write the same store under
+// any names. A store is an image file or a block device. It is opened once, and from then on identified by its device and inode.
 //
-// The rule is kept by three means, as none of them covers everything:
+// Three means enforce this rule, because none covers every case:
 //
-//	a lock file for the store, and one for each thing that holds its bytes:   two sandboxes of this user, through
-//	the disk of a partition, the file below a loop device                     any path, link, bind mount or loop device
-//	O_EXCL (open(2)) of a block device that is written                        mounts, device-mapper, md, swap, other
-//	                                                                          users, a partition beside its disk
-//	QEMU's own locks on the bytes of an image (block/file-posix.c)            a QEMU that is not ours, other users
+//	a lock file for the store, and one for each object that contains its    two sandboxes of this user, through
+//	bytes: a partition's disk, the file below a loop device                 any path, link, bind mount or loop device
+//	O_EXCL (open(2)) for a block device that is written                     mounts, device-mapper, md, swap, other
+//	                                                                        users, a partition beside its disk
+//	QEMU's own locks on the bytes of an image (block/file-posix.c)          another QEMU, other users
 //
-// The lock files lie in a directory of mode 0700: /run/directvol/stores for root, /tmp/directvol-UID/stores for others, whatever the
-// environment says, so that a login and a unit of one user have the same. Nobody else may be able to replace it, from the root down.
-// Two users who may both write a file have a directory each, and only the last two means between them. A lock file holds a byte for
-// each use (OFD locks of fcntl(2)), which two may share where all only read:
+// The lock files are in a directory of mode 0700: /run/directvol/stores for root, /tmp/directvol-UID/stores for others. The
+// environment does not change this path, so that all sessions and units of a user share it. Other users must not be able to
+// replace the directory or one above it. Two users who may both write a file have separate directories, so only the last two
+// means work between them. A lock file has a byte for each use (OFD locks of fcntl(2)); several readers may share a byte:
 //
 //	byte 0  the store is read      byte 2  a part of it is read
 //	byte 1  it is written          byte 3  a part of it is written
 //
-// The locks end with the process, O_EXCL and QEMU's when QEMU has ended too, as it has the same open file.
+// The lock files' locks end with this process. O_EXCL and QEMU's locks end when QEMU has ended too, because QEMU has the same
+// open file.
 //
-// A process that is killed ends when its open files are closed, which waits for the server of a file (FUSE, NFS): it stays, in state D,
-// for as long as that hangs, and so does QEMU. Nothing in the process can shorten this. The store stays its own until then, and
-// should: its QEMU may still write.
+// A killed process ends only when its open files are closed, and closing waits for a file's server (FUSE, NFS). While the
+// server hangs, the process stays in state D, and so does QEMU. The process cannot shorten this. The store stays locked until
+// then, which is correct: its QEMU may still write.
 package registry
 
 import (
@@ -38,10 +39,10 @@ import (
 	"github.com/directvol/directvol/host/holders"
 )
 
-// Stores is the lock files of one user.
+// Stores holds the lock files of one user.
 type Stores struct{ dir string }
 
-// Default returns this user's.
+// Default returns the Stores of this user.
 func Default() *Stores {
 	return In(defaultDir(os.Geteuid()))
 }
@@ -53,28 +54,28 @@ func defaultDir(user int) string {
 	return "/tmp/directvol-" + strconv.Itoa(user) + "/stores"
 }
 
-// In returns those below a directory, which is made where it is not there.
+// In returns Stores whose lock files are in dir. A missing dir is made.
 func In(dir string) *Stores { return &Stores{dir} }
 
-// Store is a store that is found, and after Claim open and owned. It is not safe for concurrent use.
+// Store is a store that Find has found; after Claim it is open and owned. It is not safe for concurrent use.
 type Store struct {
 	stores *Stores
 	path   string
 	handle string
 	layers []holders.Layer
 	block  bool
-	found  *os.File // names it (O_PATH), and reads nothing
+	found  *os.File // refers to the store without opening it (O_PATH)
 	file   *os.File // nil before Claim
 	lock   *Lock
 }
 
-// Find finds out what a path leads to, and opens nothing yet. The caller closes the Store.
+// Find resolves a path to a store, without opening the store. The caller must close the Store.
 func (s *Stores) Find(path string) (*Store, error) {
 	absolute, err := filepath.Abs(path)
 	if err != nil {
 		return nil, err
 	}
-	// Opening a FIFO waits, opening a tape winds: a descriptor that only names it does neither.
+	// O_PATH only refers to the file: opening a FIFO would block, and opening a tape would wind it.
 	fd, err := unix.Open(absolute, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: absolute, Err: err}
@@ -89,21 +90,21 @@ func (s *Stores) Find(path string) (*Store, error) {
 	return &Store{stores: s, path: absolute, handle: handle, layers: layers, block: block, found: found}, nil
 }
 
-// Path returns the path by which the store was found, absolute. It may lead elsewhere by now.
+// Path returns the absolute path by which the store was found. The path may lead elsewhere by now.
 func (s *Store) Path() string { return s.path }
 
-// Handle returns a path that leads to the store itself, whatever its own path leads to by now, for every process of this user until
-// Close (proc_pid_fd(5)).
+// Handle returns a path that always leads to the store itself, even if Path leads elsewhere. It works for every process of this
+// user until Close (proc_pid_fd(5)).
 func (s *Store) Handle() string { return s.handle }
 
-// Block reports whether the store is a block device, else it is a file.
+// Block reports whether the store is a block device and not a file.
 func (s *Store) Block() bool { return s.block }
 
-// Same reports whether two are one store, by whatever paths.
+// Same reports whether s and other are the same store, even if found by different paths.
 func (s *Store) Same(other *Store) bool { return s.layers[0].Key == other.layers[0].Key }
 
-// Claim opens the store and makes it the owner's until Close. One that others have is a *holders.InUseError, which names them
-// where they can be found. Read-only claims share a store with one another.
+// Claim opens the store and gives it to the owner until Close. If it is in use, the error is a *holders.InUseError, which names
+// the users if they can be found. Several read-only claims may share a store.
 func (s *Store) Claim(owner string, readOnly bool) (err error) {
 	defer func() {
 		if err != nil {
@@ -120,7 +121,7 @@ func (s *Store) Claim(owner string, readOnly bool) (err error) {
 			flags |= unix.O_EXCL
 		}
 	}
-	// By its descriptor: the path may lead elsewhere by now.
+	// The store is opened by its descriptor, because the path may lead elsewhere by now.
 	fd, err := unix.Open("/proc/self/fd/"+strconv.Itoa(int(s.found.Fd())), flags|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if errors.Is(err, unix.EBUSY) {
 		return s.inUse("something of this host has it for itself: a mount, device-mapper, md, swap, a QEMU, or a partition of it")
@@ -137,7 +138,7 @@ func (s *Store) Claim(owner string, readOnly bool) (err error) {
 		return err
 	}
 	if readOnly {
-		return nil // QEMU sees to it that nobody writes what it reads
+		return nil // QEMU itself refuses an image that another process writes
 	}
 	holder, err := holders.Locked(s.file)
 	if err == nil && holder != nil {
@@ -146,8 +147,8 @@ func (s *Store) Claim(owner string, readOnly bool) (err error) {
 	return err
 }
 
-// unchanged makes sure that what is open is what was locked: a loop device may have been put over another file before it was
-// opened, and keeps its file while it is open.
+// unchanged checks that the opened store has the layers that were locked. A loop device could have been attached to another
+// file before it was opened; while open, it keeps its file.
 func (s *Store) unchanged() error {
 	layers, _, err := holders.Layers(s.file)
 	if err == nil && !slices.Equal(layers, s.layers) {
@@ -156,7 +157,7 @@ func (s *Store) unchanged() error {
 	return err
 }
 
-// inUse is the refusal of a store that others have, by their names where a look around finds any.
+// inUse returns the refusal of a store in use. It names the users if a search finds any.
 func (s *Store) inUse(how string) error {
 	in := &holders.InUseError{Disk: s.path, Holders: []holders.Holder{{How: how}}}
 	disk, err := holders.Open("/proc/self/fd/" + strconv.Itoa(int(s.found.Fd())))
@@ -164,29 +165,30 @@ func (s *Store) inUse(how string) error {
 		return in
 	}
 	defer disk.Close()
-	except := func(pid int) bool { return pid == os.Getpid() && s.file != nil } // its own descriptor
+	except := func(pid int) bool { return pid == os.Getpid() && s.file != nil } // this process has the store open itself
 	if found, err := disk.Find(except); err == nil && len(found.Holders) > 0 {
 		in.Holders = found.Holders
 	}
 	return in
 }
 
-// File returns the open store, which stays the Store's; nil before Claim. It may be called beside Close, and is closed then. QEMU gets a descriptor of the same open file.
+// File returns the open store; nil before Claim. The Store owns the file. File may be called concurrently with Close; the file
+// is then closed. QEMU gets a descriptor of the same open file.
 func (s *Store) File() *os.File { return s.file }
 
-// Bytes returns the size of the open store as its descriptor says it.
+// Bytes returns the size of the open store, read by its descriptor.
 func (s *Store) Bytes() (uint64, error) {
-	end, err := s.file.Seek(0, io.SeekEnd) // of a block device fstat knows none
+	end, err := s.file.Seek(0, io.SeekEnd) // fstat returns no size for a block device
 	if err != nil {
 		return 0, fmt.Errorf("size of store %s: %w", s.path, err)
 	}
 	return uint64(end), nil
 }
 
-// release gives up what Claim has taken.
+// release closes the store and releases its locks.
 func (s *Store) release() {
 	if s.file != nil {
-		s.file.Close() // what is written is written by QEMU
+		s.file.Close() // this process writes nothing; QEMU does
 	}
 	if s.lock != nil {
 		s.lock.Release()
@@ -194,7 +196,7 @@ func (s *Store) release() {
 	}
 }
 
-// Close lets go of the store. It may be called more than once.
+// Close releases the store. It may be called more than once.
 func (s *Store) Close() {
 	s.release()
 	s.found.Close()

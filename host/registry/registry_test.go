@@ -30,7 +30,7 @@ func image(t *testing.T) string {
 	return path
 }
 
-// claim claims a store for as long as the test runs.
+// claim claims a store until the test ends.
 func claim(t *testing.T, s *Stores, path, owner string, readOnly bool) (*Store, error) {
 	t.Helper()
 	store, err := s.Find(path)
@@ -39,7 +39,7 @@ func claim(t *testing.T, s *Stores, path, owner string, readOnly bool) (*Store, 
 	return store, store.Claim(owner, readOnly)
 }
 
-// refused checks that a store is in use, and by whom.
+// refused checks that a store is in use by the named owner.
 func refused(t *testing.T, s *Stores, path string, readOnly bool, by string) {
 	t.Helper()
 	store, err := claim(t, s, path, "the second", readOnly)
@@ -134,7 +134,7 @@ func partitioned(t *testing.T) string {
 		if _, err := os.Stat(device + part); err == nil {
 			continue
 		}
-		// Nobody makes the device's file here.
+		// No udev makes the partition's device node here.
 		name := filepath.Base(device)
 		text, err := os.ReadFile("/sys/block/" + name + "/" + name + part + "/dev")
 		must(t, err)
@@ -150,7 +150,7 @@ func TestPartitionExcludesItsDiskAndNoOtherPartition(t *testing.T) {
 	s := In(filepath.Join(t.TempDir(), "stores"))
 	for _, pair := range []struct {
 		first, second  string
-		reads, refused bool // the first only reads
+		reads, refused bool // reads: the first claim is read-only
 	}{
 		{device + "p1", device, false, true}, {device, device + "p1", false, true}, {device + "p1", device + "p2", false, false},
 		{device + "p1", device, true, true}, {device, device + "p1", true, true}, {device + "p1", device + "p2", true, false},
@@ -166,7 +166,7 @@ func TestPartitionExcludesItsDiskAndNoOtherPartition(t *testing.T) {
 		}
 		store.Close()
 	}
-	// Without lock files, as another user has, the kernel still keeps a disk's writer from a partition's.
+	// Without lock files, as for another user, the kernel still excludes the writers of a disk and of its partition.
 	_, err := claim(t, s, device+"p1", "sandbox one", false)
 	must(t, err)
 	refused(t, In(filepath.Join(t.TempDir(), "others")), device, false, "in use")
@@ -192,7 +192,7 @@ func TestMountedDeviceIsRefusedWithWhere(t *testing.T) {
 	}
 }
 
-// QEMU locks bytes of its images: a QEMU of another user has no lock file here.
+// QEMU locks bytes of its images. Another user's QEMU has no lock file here.
 func TestImageThatAnotherQEMUHasIsRefused(t *testing.T) {
 	path := image(t)
 	f, err := os.Open(path)
@@ -230,12 +230,12 @@ func TestWhatIsNoStoreIsRefused(t *testing.T) {
 	}
 }
 
-// Between fork and exec a process that another goroutine begins has a copy of each descriptor.
+// Between fork and exec, a process started by another goroutine has a copy of each descriptor.
 func TestStoreThatIsClosedIsLockedByNoCopyOfItsDescriptors(t *testing.T) {
 	stores, path := In(filepath.Join(t.TempDir(), "stores")), image(t)
 	reader, err := claim(t, stores, path, "a reader", true)
 	must(t, err)
-	other, err := claim(t, stores, path, "another reader", true) // so that the lock file stays
+	other, err := claim(t, stores, path, "another reader", true) // keeps the lock file from being removed
 	must(t, err)
 	for _, file := range reader.lock.files {
 		copied, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
@@ -270,7 +270,7 @@ func TestSizeIsTheDescriptors(t *testing.T) {
 	}
 }
 
-// Locks come and go while others try: never have two the store, and no lock file is left.
+// While locks are taken and released concurrently, two callers must never have the store, and no lock file may be left.
 func TestLocksThatComeAndGoKeepTheirRule(t *testing.T) {
 	s, path := In(filepath.Join(t.TempDir(), "stores")), image(t)
 	var owners, had atomic.Int32
@@ -310,7 +310,8 @@ func TestLocksThatComeAndGoKeepTheirRule(t *testing.T) {
 	}
 }
 
-// Who was refused has the lock file open that the first owner removes, and another one has that name when he lets go of it.
+// A refused caller has the lock file open that the first owner removes. When the caller releases it, another lock file has its
+// name.
 func TestWhoWasRefusedRemovesNoLockOfTheNext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	first, err := take(path, writesAll)
@@ -375,7 +376,7 @@ func TestDirectoryBelowAnothersIsRefused(t *testing.T) {
 	}
 }
 
-// open returns a directory that all may enter, below none that is private.
+// open returns a directory that everyone may enter, with no private directory above it.
 func open(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "stores")
@@ -385,7 +386,7 @@ func open(t *testing.T) string {
 	return dir
 }
 
-// A login has an XDG_RUNTIME_DIR, and a unit or cron has none.
+// A login session has an XDG_RUNTIME_DIR, while a unit or cron job has none.
 func TestLocksOfAUserLieInOnePlace(t *testing.T) {
 	for user, want := range map[int]string{0: "/run/directvol/stores", 1000: "/tmp/directvol-1000/stores"} {
 		for _, environment := range []string{"", t.TempDir()} {
@@ -407,7 +408,7 @@ func TestLoopDeviceThatGetsAnotherFileIsRefused(t *testing.T) {
 	store, err := s.Find(device)
 	must(t, err)
 	defer store.Close()
-	// The device is never free in between: another process might take it.
+	// The device is never free in between, because another process might take it.
 	loop, err := os.Open(device)
 	must(t, err)
 	defer loop.Close()
@@ -423,7 +424,7 @@ func TestLoopDeviceThatGetsAnotherFileIsRefused(t *testing.T) {
 	must(t, err)
 }
 
-// Of one lock file, each use by two owners: some of the bytes of a disk are another partition's.
+// The test tries each pair of uses by two owners on one lock file. Bytes of a disk may also belong to a partition.
 func TestUsesThatExcludeEachOther(t *testing.T) {
 	names := [uses]string{readsAll: "reads", writesAll: "writes", readsPart: "reads a part", writesPart: "writes a part"}
 	beside := map[[2]int]bool{
