@@ -8,14 +8,13 @@ import (
 )
 
 const (
-	// maxLine and maxLines bound what is kept of a guest's console.
+	// maxLine and maxLines limit what is kept of a guest's console.
 	maxLine  = 400
 	maxLines = 40
 )
 
-// console keeps what a guest's kernel says of filesystems on its console, and
-// drops the rest. The disk is a stranger's and may make the kernel say much: the
-// last lines are kept.
+// console keeps the guest kernel's messages about filesystems and drops the rest. An untrusted disk may cause many messages, so
+// console keeps only the last lines.
 type console struct {
 	mu    sync.Mutex
 	line  []byte
@@ -36,7 +35,7 @@ func (c *console) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// subsystems are how the kernel's log begins a line about a filesystem or its disk.
+// subsystems are the beginnings of kernel messages about a filesystem or its disk.
 var subsystems = []string{"XFS (vd", "EXT4-fs", "JBD2:", "I/O error, dev vd", "Buffer I/O error on dev"}
 
 func (c *console) take() {
@@ -51,7 +50,7 @@ func (c *console) take() {
 	}
 }
 
-// said returns those lines. All of them are there once the VM has ended.
+// said returns the kept lines. They are complete once the VM has ended.
 func (c *console) said() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -14,26 +14,22 @@ import (
 	"github.com/directvol/directvol/host/fsck"
 )
 
-// Correction is a size that was written into the primary superblock of an xfs.
+// Correction describes a new size that was written into the primary superblock of an xfs.
 type Correction struct {
-	// FromBytes is the filesystem's size before, and ToBytes is the size that is
-	// proven to be in its log.
+	// FromBytes is the filesystem's size before. ToBytes is the size that is proven to be in its log.
 	FromBytes uint64 `json:"from_bytes"`
 	ToBytes   uint64 `json:"to_bytes"`
-	// WroteBytes is the size that was written last, for recovery to begin with: one
-	// in between, or ToBytes.
+	// WroteBytes is the size that was written last for recovery to begin with: an intermediate size, or ToBytes.
 	WroteBytes uint64 `json:"wrote_bytes"`
 	// Group is the allocation group whose superblock proves ToBytes.
 	Group uint64 `json:"group"`
-	// PutBack is set where the mount has not succeeded all the same, and the superblock
-	// is again what it was.
+	// PutBack is true if the mount failed nevertheless and the old superblock was restored.
 	PutBack bool `json:"put_back"`
-	// LeftAs says why the superblock was not put back after a mount that has not
-	// succeeded, "" where it was.
+	// LeftAs says why the superblock was not restored after a failed mount; "" if it was restored or the mount succeeded.
 	LeftAs string `json:"left_as,omitempty"`
 }
 
-// String says of a correction what the disk has now.
+// String describes the present content of the superblock.
 func (c Correction) String() string {
 	text := fmt.Sprintf("its superblock was changed from %d to %d bytes", c.FromBytes, c.WroteBytes)
 	switch {
@@ -46,8 +42,7 @@ func (c Correction) String() string {
 	}
 }
 
-// mount has the disk mounted and unmounted by VMs, each a new one that knows nothing
-// of what the one before it has read.
+// mount makes VMs mount and unmount the disk. Each attempt is a new VM, without anything cached by the one before.
 func (r *rescue) mount(ctx context.Context) error {
 	err := r.tries(ctx)
 	switch {
@@ -59,8 +54,7 @@ func (r *rescue) mount(ctx context.Context) error {
 	return r.corrected(r.wayOut(err))
 }
 
-// corrected adds to an error what was written into the superblock, if anything was:
-// who reads the error has to know of it.
+// corrected adds to an error what was written into the superblock, if anything was, because the reader must know it.
 func (r *rescue) corrected(err error) error {
 	if err == nil || r.report.Superblock == nil {
 		return err
@@ -68,11 +62,10 @@ func (r *rescue) corrected(err error) error {
 	return fmt.Errorf("%w\n%v", err, r.report.Superblock)
 }
 
-// mountReplayed is the last that is tried with an ext4 whose mount is refused, and
-// whose journal is still to be replayed. The kernel checks the group descriptors
-// before it replays (ext4_check_descriptors, fs/ext4/super.c): where a cut has left
-// the superblock with a growth, and the descriptors that go with it in the journal
-// alone, it refuses for ever. e2fsck replays first, and loses nothing.
+// mountReplayed is the last attempt for an ext4 whose mount is refused and whose journal must still be replayed. The kernel
+// checks the group descriptors before it replays the journal (ext4_check_descriptors, fs/ext4/super.c). If a power cut left a
+// growth in the superblock, and its group descriptors only in the journal, the kernel refuses every mount. e2fsck replays the
+// journal first, and loses nothing.
 func (r *rescue) mountReplayed(ctx context.Context, refused error) error {
 	err := r.step(ctx, "have e2fsck -p replay its journal", func() (string, error) { return r.replay(ctx) })
 	if err != nil {
@@ -81,13 +74,11 @@ func (r *rescue) mountReplayed(ctx context.Context, refused error) error {
 	return r.tries(ctx)
 }
 
-// replay runs e2fsck -p, which opens a block device exclusively and so wants nobody
-// else to have it so. Between our claim and e2fsck's there are two moments, before it
-// opens the device and after it closes it, and perhaps one in between: it opens the
-// device again after the replay. A mount that comes in one of them is seen by e2fsck,
-// which gives up, or by us when we take the device back. A program that opens it
-// without a lock and not exclusively may come at any time, as ever. QEMU is kept out
-// throughout: e2fsck inherits our locks.
+// replay runs e2fsck -p. e2fsck opens a block device exclusively, so replay must give up its own exclusive opening meanwhile.
+// That leaves two gaps, before e2fsck opens the device and after it closes it, and perhaps a third, because e2fsck reopens the
+// device after the replay. If something mounts the device in a gap, e2fsck notices and gives up, or taking the device back
+// fails. As always, a program that opens the device without a lock and not exclusively is not stopped. QEMU is excluded all
+// the time, because e2fsck inherits the locks.
 func (r *rescue) replay(ctx context.Context) (_ string, err error) {
 	if err := r.reclaim(ctx); err != nil {
 		return "", err
@@ -115,16 +106,16 @@ func (r *rescue) replay(ctx context.Context) (_ string, err error) {
 	return fmt.Sprintf("it exits %d", run.Exit), err
 }
 
-// tries has a VM mount the disk. What is refused is tried once more where the
-// attempt itself has brought the superblock on: recovery writes what it has recovered
-// also where it fails later on, and the next one begins with the new size.
+// tries makes a VM mount the disk. If the mount is refused, but the attempt has increased the size in the superblock, tries
+// makes one more attempt: recovery writes what it has recovered even if it fails later, and the next mount begins with the new
+// size.
 func (r *rescue) tries(ctx context.Context) error {
 	if r.found.fstype != "xfs" {
 		return r.attempt(ctx)
 	}
 	before, err := readPrimary(r.disk.File())
 	if err != nil {
-		return r.attempt(ctx) // it is for the kernel to judge
+		return r.attempt(ctx) // the kernel decides whether the superblock is valid
 	}
 	refused := r.attempt(ctx)
 	if !isRefusal(refused) {
@@ -154,7 +145,7 @@ func (r *rescue) tries(ctx context.Context) error {
 	return r.attempt(ctx)
 }
 
-// andThen is a refusal after which something else went wrong.
+// andThen returns the error for a refused mount after which something else failed.
 func (r *rescue) andThen(ctx context.Context, refused, err error) error {
 	if ctx.Err() != nil {
 		return err
@@ -162,7 +153,7 @@ func (r *rescue) andThen(ctx context.Context, refused, err error) error {
 	return fmt.Errorf("%w; and then: %w", refused, err)
 }
 
-// reclaim takes the disk back from a VM that has ended.
+// reclaim takes the disk back from a VM that has ended, and checks that nothing else uses it.
 func (r *rescue) reclaim(ctx context.Context) error {
 	r.phase = betweenVMs
 	if err := r.takeBack(); err != nil {
@@ -172,22 +163,18 @@ func (r *rescue) reclaim(ctx context.Context) error {
 	return err
 }
 
-// mountGrown is the last that is tried with an xfs whose mount is refused: if it is
-// proven that it has grown, its primary superblock is given the size with which the
-// recovery of its log can begin.
+// mountGrown is the last attempt for an xfs whose mount is refused. If a growth is proven, mountGrown writes into the primary
+// superblock a size with which the recovery of the log can begin, and mounts again.
 //
-// One sector is written, which a disk writes whole, and in it the size alone: the old
-// one, or one from which recovery comes to the size in the log. It is on the disk
-// before a VM is started that might read it, and is put back after that VM has ended,
-// unless the mount has succeeded: so no log is recovered with one size and cut off
-// with another. The log itself stays as it was until a recovery has succeeded. The old
-// sector is put back only over what was written here, for what the recovery has
-// written is newer.
+// It writes one sector, which a disk writes atomically, and changes only the size in it, to one from which recovery reaches
+// the size in the log. The sector is on the disk before a VM starts that might read it. Unless the mount succeeds, the old
+// sector is restored after that VM has ended. So no log is recovered with one size and interrupted with another. The log
+// itself stays unchanged until a recovery has succeeded. The old sector is restored only over a sector that mountGrown has
+// written, because a sector that recovery has written is newer.
 //
-// A Ctrl-C puts it back too. SIGKILL and a power failure of this host do not: then the
-// larger size is there, and another rescue begins with that. Most logs are recovered
-// from it; one that has an older superblock, with fewer groups, may be refused
-// ("Shrinking AG count in log recovery not supported").
+// Ctrl-C also restores the old sector. SIGKILL and a power failure of this host do not: the larger size then stays, and another
+// rescue begins with it. Most logs can be recovered from that size. A log that contains an older superblock, with fewer groups,
+// may be refused ("Shrinking AG count in log recovery not supported").
 func (r *rescue) mountGrown(ctx context.Context, refused error) error {
 	g, why := r.prove(ctx)
 	if why != nil {
@@ -220,13 +207,13 @@ func (r *rescue) mountGrown(ctx context.Context, refused error) error {
 	return err
 }
 
-// prove finds out what size an xfs has grown to.
+// prove determines the size to which an xfs has grown.
 func (r *rescue) prove(ctx context.Context) (g growth, err error) {
 	err = r.step(ctx, "look for what it has grown to", func() (string, error) {
 		if !mayLeadBeyond(r.said) {
 			return "", errors.New("the kernel does not say that its log leads beyond the size in it, nor that it finds metadata wrong, which is how a growth that was cut off shows")
 		}
-		size, err := r.disk.File().Seek(0, io.SeekEnd) // of a block device too
+		size, err := r.disk.File().Seek(0, io.SeekEnd) // also works for a block device
 		if err != nil {
 			return "", err
 		}
@@ -238,26 +225,24 @@ func (r *rescue) prove(ctx context.Context) (g growth, err error) {
 	return g, err
 }
 
-// mayLeadBeyond reports whether a kernel has said what it says of an xfs whose log, or
-// what was written out already, leads beyond the size in its superblock. Of other
-// damage it says the same.
+// mayLeadBeyond reports whether the kernel log has a message that appears when an xfs's log, or a block written out already,
+// refers to space beyond the size in the superblock. The same messages appear for other damage.
 func mayLeadBeyond(log []string) bool {
 	return slices.ContainsFunc(log, func(line string) bool {
 		return slices.ContainsFunc(beyond, func(words string) bool { return strings.Contains(line, words) })
 	})
 }
 
-// beyond are those words: of a change to a block in the new space (xfs_buf_map_verify,
-// fs/xfs/xfs_buf.c), and of a block in the old one that names an inode or a block in the
-// new, most often a directory's (xfs_dir_ino_validate in __xfs_dir3_data_check,
-// fs/xfs/libxfs).
+// beyond lists these messages: for a change to a block in the new space (xfs_buf_map_verify, fs/xfs/xfs_buf.c), and for a block
+// in the old space that refers to an inode or a block in the new space, most often a directory's (xfs_dir_ino_validate in
+// __xfs_dir3_data_check, fs/xfs/libxfs).
 var beyond = []string{"out of range, EOFS", "Metadata corruption detected"}
 
-// correct writes the primary superblock with a size to begin with.
+// correct writes the primary superblock with the size start.
 func (r *rescue) correct(ctx context.Context, g growth, start extent, old, sector []byte) error {
 	c := &Correction{FromBytes: g.primary.bytes(), ToBytes: g.proven.bytes(), WroteBytes: start.blocks * g.primary.blockBytes, Group: g.group}
 	return r.step(ctx, "let recovery begin with a larger size", func() (string, error) {
-		// Once more: here the host itself writes.
+		// The disk is claimed again, because here this host itself writes.
 		if err := r.reclaim(ctx); err != nil {
 			return "", err
 		}
@@ -273,25 +258,25 @@ func (r *rescue) correct(ctx context.Context, g growth, start extent, old, secto
 	})
 }
 
-// holds reports whether a disk begins with a sector.
+// holds reports whether the disk begins with a sector.
 func (r *rescue) holds(sector []byte) bool {
 	now := make([]byte, len(sector))
 	_, err := r.disk.File().ReadAt(now, 0)
 	return err == nil && bytes.Equal(now, sector)
 }
 
-// putBackLimit is for putBack, which a Ctrl-C does not keep from its work.
+// putBackLimit limits putBack, which continues after a Ctrl-C.
 const putBackLimit = 20 * time.Second
 
-// putBack undoes correct after a mount that has not succeeded, where nobody has
-// written the superblock since. The report says what has become of it.
+// putBack undoes correct after a failed mount, unless something else has written the superblock since. The report records the
+// outcome.
 func (r *rescue) putBack(ctx context.Context, g growth, written [][]byte) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), putBackLimit)
 	defer cancel()
 	c := r.report.Superblock
 	err := r.step(ctx, "put its superblock back", func() (string, error) {
 		phase := r.phase
-		defer func() { r.phase = phase }() // of what was interrupted
+		defer func() { r.phase = phase }() // keeps the phase that was interrupted
 		if err := r.reclaim(ctx); err != nil {
 			return "", err
 		}
@@ -304,7 +289,7 @@ func (r *rescue) putBack(ctx context.Context, g growth, written [][]byte) {
 			c.LeftAs = "the recovery has written it since"
 			return "left as it is: " + c.LeftAs, nil
 		}
-		// Also where it is read as it was: what is cached may not be on the disk.
+		// The old sector is written even if the read returned it, because cached data may not be on the disk.
 		if err := writeSector(r.disk.File(), g.primary.sector); err != nil {
 			return "", err
 		}
@@ -316,7 +301,7 @@ func (r *rescue) putBack(ctx context.Context, g growth, written [][]byte) {
 	}
 }
 
-// reached makes sure of what provenGrowth says recovery ends with.
+// reached checks the size that recovery must end with according to provenGrowth.
 func (r *rescue) reached(g growth) error {
 	now, err := readPrimary(r.disk.File())
 	if err == nil && now.blocks < g.proven.blocks {
@@ -328,7 +313,7 @@ func (r *rescue) reached(g growth) error {
 	return nil
 }
 
-// writeSector writes a disk's first sector, and has it on the disk when it returns.
+// writeSector writes a disk's first sector and flushes it to the disk.
 func writeSector(disk *os.File, sector []byte) error {
 	if _, err := disk.WriteAt(sector, 0); err != nil {
 		return fmt.Errorf("write its superblock: %w", err)

@@ -29,8 +29,8 @@ func TestAttemptThatHasMovedTheSuperblockOnIsRepeated(t *testing.T) {
 	}
 }
 
-// Each group that was the last one for a while is a size to begin with, the smallest
-// first: which the log begins with is not known.
+// Each group that was once the last one yields a size with which recovery may begin. They are tried from the smallest,
+// because the size at which the log begins is unknown.
 func TestSizesInBetweenAreTriedInOrder(t *testing.T) {
 	path := grownImage(t)
 	shorten(t, path, 3)
@@ -80,8 +80,7 @@ func TestWhatTheRecoveryHasWrittenIsNotPutBack(t *testing.T) {
 	}
 }
 
-// Ctrl-C while the VM begins with the new size, or between any two steps: another
-// rescue goes on from there.
+// Ctrl-C arrives while the VM begins with the new size, or between two steps. Another rescue must be able to continue.
 func TestInterruptedCorrectionCanBeRescuedAgain(t *testing.T) {
 	for _, at := range []string{"see what became", "look for", "let recovery begin", "the second attempt", "put its"} {
 		path := grownImage(t)
@@ -120,7 +119,7 @@ func TestInterruptedCorrectionCanBeRescuedAgain(t *testing.T) {
 	}
 }
 
-// The disk is as it was after any failure of the second mount.
+// After any failure of the second mount, the disk must be as it was.
 func TestSuperblockIsPutBackAfterAnyFailure(t *testing.T) {
 	for _, failure := range []error{errors.New("QEMU does not start"), qemu.ErrEnded, agentclient.ErrOutcomeUnknown, mountError{unix.EINVAL, false}, errRefused} {
 		path := grownImage(t)

@@ -10,24 +10,23 @@ import (
 )
 
 const (
-	// maxAsked is how many groups are looked at. Secondary superblocks are written
-	// from group 1 on: who has many groups has the size in the first of them too.
+	// maxAsked is how many groups' superblocks are read. A growth writes the secondary superblocks from group 1 on, so the first
+	// groups have the new size even if there are many.
 	maxAsked = 4096
-	// maxStarts is how many sizes recovery is begun with, each by a VM of its own.
+	// maxStarts is how many sizes are tried for recovery to begin with, each in a VM of its own.
 	maxStarts = 8
 )
 
-// growth is one that the log of an xfs holds and its primary superblock lacks.
+// growth is a growth that is in the log of an xfs but not in its primary superblock.
 type growth struct {
 	primary superblock // as it is on the disk
-	proven  superblock // with the size that is proven
-	group   uint64     // whose superblock that is
-	// starts are the sizes to begin recovery with, larger ones later, the proven
-	// one last.
+	proven  superblock // has the proven size
+	group   uint64     // the group of that superblock
+	// starts are the sizes with which recovery may begin, in increasing order. The last one is the proven size.
 	starts []extent
 }
 
-// extent is the size of an xfs: its groups, and the blocks in all of them.
+// extent is the size of an xfs: its number of groups, and the number of blocks in all of them.
 type extent struct{ groups, blocks uint64 }
 
 // sector returns the primary superblock with another size.
@@ -39,26 +38,20 @@ func (g growth) sector(size extent) []byte {
 	return sector
 }
 
-// provenGrowth returns what the primary superblock of an xfs lacks, or why there is
-// no proof of anything.
+// provenGrowth returns the growth that the primary superblock of an xfs lacks, or an error if nothing proves a growth.
 //
-// The proof is the superblock of an old group, one of 1 to sb_agcount-1 as the
-// primary one counts. xfs_growfs_data_private (fs/xfs/xfs_fsops.c) writes the headers
-// of the new groups first, with the new size in their superblocks. Then it commits
-// the growth to the log, synchronously, and the log's flush makes those headers
-// durable before the commit. Only after that does xfs_growfs_data write the new size
-// into all secondary superblocks (xfs_update_secondary_sbs, fs/xfs/libxfs/xfs_sb.c).
-// So an old group with a larger size says that the growth is in the log, and that
-// what it added is formatted. Recovery ends with this size, or a later growth's, once
-// it gets through to the superblock in the log, whatever size up to there it begins
-// with. A new group's superblock says that a growth had begun, and proves nothing.
+// The proof is the superblock of an old group, one of the groups 1 to sb_agcount-1 according to the primary superblock.
+// xfs_growfs_data_private (fs/xfs/xfs_fsops.c) first writes the headers of the new groups, with the new size in their
+// superblocks. Then it commits the growth to the log, synchronously; the log's flush makes those headers durable before the
+// commit. Only after that does xfs_growfs_data write the new size into all secondary superblocks (xfs_update_secondary_sbs,
+// fs/xfs/libxfs/xfs_sb.c). So if an old group has a larger size, the growth is in the log, and the new space is formatted.
+// Recovery may begin with any size up to this one: once it reaches the superblock in the log, it ends with this size or a
+// later growth's. A new group's superblock only shows that a growth had begun, and proves nothing.
 //
-// A kernel can also shrink an xfs, by less than a group, and then the old groups have
-// the larger size for a moment. No harm comes of it: as long as the log has the
-// smaller size recovery ends with that, whatever it begins with. When it no longer
-// does, nothing of it leads beyond the smaller size either. Where the kernel's
-// words may still mean that (mayLeadBeyond), it has found some other damage, which a
-// larger size does not cure: the mount fails once more, and the superblock is put back.
+// A kernel can also shrink an xfs, by less than a group; the old groups then briefly have the larger size. That does no harm.
+// As long as the log contains the smaller size, recovery ends with that size, whatever size it begins with. After that, nothing
+// in the log refers to space beyond the smaller size. If the kernel's messages still suggest that (mayLeadBeyond), the kernel
+// has found other damage, which a larger size does not repair: the mount fails again, and the superblock is restored.
 func provenGrowth(ctx context.Context, disk io.ReaderAt, diskBytes uint64) (growth, error) {
 	primary, err := readPrimary(disk)
 	if err != nil {
@@ -82,8 +75,8 @@ func provenGrowth(ctx context.Context, disk io.ReaderAt, diskBytes uint64) (grow
 	return g, err
 }
 
-// largest returns the old group whose superblock has the largest size, larger than
-// the primary one's: the last growth's, where one came after another.
+// largest returns the old group whose superblock has the largest size, and that superblock. The size must exceed the primary
+// superblock's. After several growths it is the last one's.
 func (s superblock) largest(ctx context.Context, disk io.ReaderAt) (group uint64, largest superblock, err error) {
 	if s.groups == 1 {
 		return 0, superblock{}, errors.New("it has one group, and so no other superblock that could prove a growth")
@@ -112,16 +105,14 @@ func (s superblock) largest(ctx context.Context, disk io.ReaderAt) (group uint64
 	}
 }
 
-// startsBelow returns the sizes to begin recovery with, up to the proven one.
+// startsBelow returns the sizes with which recovery may begin, up to the proven one.
 //
-// That one itself would do for Linux 6.1. Since "xfs: AGF length has never been bounds
-// checked" (2023) a kernel lets no group but the last be short, and a group that was
-// the last between two growths is short in the log until it comes to the second one.
-// The log begins between some two: the size there is the right one to begin with, and
-// from there the kernel follows the log. It is not written anywhere, but the groups
-// that were the last have left their mark, as growfs has written them short. Each is
-// taken whole, for it may have been grown by more than one growth. A wrong one among
-// them costs an attempt: recovery leads beyond it, and the next is tried.
+// For Linux 6.1 the proven size would be enough. Since "xfs: AGF length has never been bounds checked" (2023), a kernel accepts
+// only the last group as short. A group that was the last one between two growths is short in the log up to the second growth.
+// The log begins between two of the growths. The size at that point is the right one to begin with; from there the kernel follows
+// the log. That size is recorded nowhere, but each group that was once the last one is recognizable, because growfs wrote it
+// short. startsBelow counts each such group as whole, because more than one growth may have enlarged it. A wrong size costs an
+// attempt: recovery leads beyond it, and the next size is tried.
 func (s superblock) startsBelow(ctx context.Context, disk io.ReaderAt, proven superblock) (starts []extent, err error) {
 	whole := s.groupBytes / s.blockBytes
 	for g := s.groups - 1; g < min(proven.groups-1, s.groups+maxAsked) && len(starts) < maxStarts-1; g++ {
@@ -145,7 +136,7 @@ const (
 	agfCRC    = 216
 )
 
-// isShort reports whether a group has fewer blocks than its place.
+// isShort reports whether a group has fewer blocks than the group size.
 func (s superblock) isShort(disk io.ReaderAt, group uint64) (bool, error) {
 	sector := make([]byte, len(s.sector))
 	if _, err := disk.ReadAt(sector, int64(group*s.groupBytes)+int64(len(sector))); err != nil {

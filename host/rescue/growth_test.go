@@ -17,19 +17,19 @@ import (
 
 const (
 	mib        = 1 << 20
-	groupMiB   = 76 // of four in made's 304
+	groupMiB   = 76 // of each of the four groups in made's 304 MiB
 	testBlock  = 4096
 	wholeGroup = groupMiB * mib / testBlock
-	// grownMiB is what grownImage was grown to: six groups and a piece.
+	// grownMiB is the size of grownImage after the growth: six whole groups and a part of another.
 	grownMiB    = 500
 	grownBlocks = grownMiB * mib / testBlock
 	grownGroups = 7
 )
 
-// eofs is how a kernel says that a log leads beyond the end.
+// eofs is a kernel's message about a log that leads beyond the filesystem's end.
 const eofs = "XFS (vda): xfs_buf_map_verify: daddr 0x98001 out of range, EOFS 0x98000"
 
-// edit changes bytes of an image's sector and gives it the right checksum again.
+// edit changes bytes of a sector of an image and updates the sector's checksum.
 func edit(t *testing.T, path string, at int64, crc int, change func(sector []byte)) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -44,7 +44,7 @@ func edit(t *testing.T, path string, at int64, crc int, change func(sector []byt
 	must(t, err)
 }
 
-// editGroup does it to the superblock of a group.
+// editGroup edits the superblock of a group.
 func editGroup(t *testing.T, path string, group int, change func(sector []byte)) {
 	t.Helper()
 	edit(t, path, int64(group)*groupMiB*mib, xfsCRC, change)
@@ -57,8 +57,8 @@ func resized(blocks uint64, groups uint32) func([]byte) {
 	}
 }
 
-// grownImage is an xfs that has grown as far as its superblocks: those of the new
-// groups and of the old ones have the new size, and the primary one has not.
+// grownImage makes an xfs whose growth has reached all superblocks but the primary one: those of the new groups and of the
+// other old groups have the new size.
 func grownImage(t *testing.T) string {
 	t.Helper()
 	path := made(t, "mkfs.xfs", "-q", "-b", "size=4096", "-d", "agcount=4", "-s", "size=512")
@@ -78,7 +78,7 @@ func grownImage(t *testing.T) string {
 	return path
 }
 
-// shorten writes the header of a group that is the last one, and not whole.
+// shorten writes the header of a group so that the group is the last one and not whole.
 func shorten(t *testing.T, path string, group int) {
 	t.Helper()
 	edit(t, path, int64(group)*groupMiB*mib+512, agfCRC, func(sector []byte) {
@@ -88,8 +88,8 @@ func shorten(t *testing.T, path string, group int) {
 	})
 }
 
-// hash is that of every block of an image that has a byte other than zero. The data that
-// SEEK_DATA finds may have blocks of zeros around it that come and go with the writeback.
+// hash returns the hash of every block of an image that has a byte other than zero. It ignores blocks of zeros, because
+// writeback adds them to and removes them from the data that SEEK_DATA finds.
 func hash(t *testing.T, path string) (sum [sha256.Size]byte) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -118,7 +118,7 @@ func hash(t *testing.T, path string) (sum [sha256.Size]byte) {
 	}
 }
 
-// primaryBytes is the size that a mount would begin with.
+// primaryBytes returns the filesystem size in the primary superblock, with which a mount would begin.
 func primaryBytes(t *testing.T, path string) uint64 {
 	t.Helper()
 	f, err := os.Open(path)
@@ -129,11 +129,10 @@ func primaryBytes(t *testing.T, path string) uint64 {
 	return s.bytes()
 }
 
-// errRefused is a VM's kernel that refuses to mount.
+// errRefused is the error of a VM whose kernel refuses to mount.
 var errRefused = mountError{errors.New("structure needs cleaning"), true}
 
-// asked is a rescue without a VM: attempt stands for it, and begins tells with which
-// size each began.
+// asked runs a rescue in which attempt replaces the VM. begins receives the size with which each attempt began.
 func asked(t *testing.T, path string, attempt func(number int) error) (r *rescue, begins *[]uint64) {
 	t.Helper()
 	r, begins = afterVM(t, "xfs", path), new([]uint64)
@@ -146,7 +145,7 @@ func asked(t *testing.T, path string, attempt func(number int) error) (r *rescue
 }
 
 func TestNothingIsWrittenWithoutProofOfAGrowth(t *testing.T) {
-	old := func(change func([]byte)) func(*testing.T, string) { // in all old groups
+	old := func(change func([]byte)) func(*testing.T, string) { // changes the superblocks of all old groups
 		return func(t *testing.T, path string) {
 			for g := 1; g < 4; g++ {
 				editGroup(t, path, g, change)
@@ -154,9 +153,9 @@ func TestNothingIsWrittenWithoutProofOfAGrowth(t *testing.T) {
 		}
 	}
 	set := func(at int, bytes ...byte) func([]byte) { return func(s []byte) { copy(s[at:], bytes) } }
-	another := func(s []byte) { s[32] ^= 1 } // than the UUID that mkfs has drawn
+	another := func(s []byte) { s[32] ^= 1 } // a UUID other than the one mkfs has drawn
 	for want, change := range map[string]func(t *testing.T, path string){
-		"no superblock of its 4 groups has more":  old(resized(304*mib/testBlock, 4)), // and the new ones have
+		"no superblock of its 4 groups has more":  old(resized(304*mib/testBlock, 4)), // but those of the new groups have
 		"has another UUID":                        old(another),
 		"has another block size":                  old(func(s []byte) { set(xfsBlockSize, 0, 0, 8, 0)(s); resized(2*grownBlocks, 2*grownGroups)(s) }),
 		"has another group size":                  old(func(s []byte) { set(xfsGroupBlocks, 0, 0, 0x4b)(s); resized(6*0x4b00, 6)(s) }),
@@ -198,7 +197,7 @@ func TestNothingIsWrittenWithoutProofOfAGrowth(t *testing.T) {
 	}
 }
 
-// flip changes a byte and leaves the checksum as it was.
+// flip changes a byte without updating the checksum.
 func flip(t *testing.T, path string, at int64) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -282,7 +281,7 @@ func TestOneOldGroupIsProofEnough(t *testing.T) {
 	}
 }
 
-// The attribute bit and the quota bit come with use: a log holds them as it holds the growth.
+// Use of the filesystem sets the attribute bit and the quota bit; like the growth, they may be only in the log yet.
 func TestBitsThatComeWithUseAreNoOtherFilesystem(t *testing.T) {
 	path := grownImage(t)
 	editGroup(t, path, 1, func(s []byte) { s[xfsVersion+1] |= xfsVersionMoving })
@@ -346,7 +345,7 @@ func FuzzProvenGrowth(f *testing.F) {
 	})
 }
 
-// fuzzed is a disk that has the same superblock and the same header in each group but the first.
+// fuzzed is a disk that has the same superblock and the same header in every group except the first.
 type fuzzed struct{ primary, second, agf []byte }
 
 func (d fuzzed) ReadAt(p []byte, at int64) (int, error) {

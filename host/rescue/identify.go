@@ -8,44 +8,42 @@ import (
 	"io"
 )
 
-// found is what a disk holds, as far as its first bytes say.
+// found is the filesystem on a disk, as identified by the disk's first bytes.
 type found struct {
 	fstype string // ext4 or xfs
-	// replays is set where the disk itself says that its journal has to be
-	// replayed. Only ext4's does.
+	// replays is true if the superblock says that the journal must be replayed. Only ext4's superblock does.
 	replays bool
-	// erred is set where the filesystem remembers an error. Only ext4 does.
+	// erred is true if the superblock records an error. Only ext4's superblock does.
 	erred bool
 }
 
-// headBytes is what is looked at: no signature below lies farther in.
+// headBytes is how much of a disk identify reads. All signatures below lie within it.
 const headBytes = 68 << 10
 
-// Superblocks: the first fields of struct xfs_dsb in the kernel's
-// fs/xfs/libxfs/xfs_format.h, big endian, and of struct ext4_super_block in its
-// fs/ext4/ext4.h, little endian.
+// Superblocks: the first fields of struct xfs_dsb in the kernel's fs/xfs/libxfs/xfs_format.h, big endian, and of struct
+// ext4_super_block in its fs/ext4/ext4.h, little endian.
 const (
 	xfsMagic       = "XFSB"
 	xfsRealtime    = 16 // sb_rblocks
-	xfsLogStart    = 48 // sb_logstart, 0 where the log is on another device
+	xfsLogStart    = 48 // sb_logstart; 0 if the log is on another device
 	xfsFieldsEnd   = 56
 	ext4Start      = 1024
 	ext4State      = 58
 	ext4Magic      = 56
 	ext4Compat     = 92
 	ext4Incompat   = 96
-	ext4Journal    = 224 // s_journal_inum, 0 where the journal is on another device
+	ext4Journal    = 224 // s_journal_inum; 0 if the journal is on another device
 	ext4FieldsEnd  = 228
 	ext4MagicValue = 0xef53
-	// s_state, s_feature_compat and s_feature_incompat.
+	// Bits of s_state, s_feature_compat and s_feature_incompat.
 	ext4HasErrors  = 0x2
 	ext4HasJournal = 0x4
 	ext4Recover    = 0x4
 	ext4JournalDev = 0x8
 )
 
-// identify reads what a disk holds, and refuses all that is not one filesystem
-// that a sandbox can have as its volume. It says what it found instead.
+// identify identifies the filesystem on a disk. It refuses a disk that is not exactly one filesystem usable as a sandbox's
+// volume; the error says what was found instead.
 func identify(disk io.ReaderAt) (found, error) {
 	head := make([]byte, headBytes)
 	n, err := disk.ReadAt(head, 0)
@@ -78,8 +76,7 @@ func identify(disk io.ReaderAt) (found, error) {
 	}
 }
 
-// unclear refuses a filesystem that is a leftover, perhaps: to mount it would be to
-// write into what is there now.
+// unclear refuses a filesystem that may be a leftover, because mounting it would overwrite the present content.
 func unclear(foreign, fstype string) error {
 	return fmt.Errorf("it holds %s, and what looks like %s besides: one of them is left over; nothing is done to a disk of which it is not clear what it holds (wipefs DISK lists both)", foreign, fstype)
 }
@@ -109,8 +106,7 @@ func identifyExt4(sb []byte) (found, error) {
 	}, nil
 }
 
-// foreignTo says what else a disk holds that is known by a word at a place, ""
-// where it is nothing known.
+// foreignTo returns the name of another known format on the disk, recognized by a signature; "" if there is none.
 func foreignTo(head []byte) string {
 	for _, s := range []struct {
 		at         int
@@ -141,12 +137,11 @@ func foreignTo(head []byte) string {
 	return ""
 }
 
-// refuseMember refuses a member of an md array whose superblock lies at its end, as
-// versions 0.90 and 1.0 have it (the kernel's include/uapi/linux/raid/md_p.h): its
-// filesystem begins where the member does, and to write to one member alone would
-// make it another than the rest.
+// refuseMember refuses a member of an md array with the superblock at the end, as in versions 0.90 and 1.0 (the kernel's
+// include/uapi/linux/raid/md_p.h). The filesystem begins at the member's beginning, and a write to one member would make it
+// differ from the others.
 func refuseMember(disk io.ReadSeeker) error {
-	size, err := disk.Seek(0, io.SeekEnd) // of a block device, too
+	size, err := disk.Seek(0, io.SeekEnd) // also works for a block device
 	if err != nil {
 		return fmt.Errorf("find its end: %w", err)
 	}
@@ -172,9 +167,8 @@ func has(head []byte, at int, magic string) bool {
 	return len(head) >= at+len(magic) && string(head[at:at+len(magic)]) == magic
 }
 
-// hasPartitions reports whether the first sector is an MBR with an entry: a type,
-// a state of active or not, and a length. The boot sector that a filesystem leaves
-// to a boot loader may have the same last two bytes.
+// hasPartitions reports whether the first sector is an MBR with at least one entry, and each entry's status byte is valid. The
+// signature is not enough: a boot sector inside a filesystem may end in the same two bytes.
 func hasPartitions(head []byte) bool {
 	if !has(head, 510, "\x55\xaa") {
 		return false

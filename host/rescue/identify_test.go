@@ -10,14 +10,14 @@ import (
 	"testing"
 )
 
-// made returns an image that a program has formatted.
+// made returns an image that was formatted by the given program.
 func made(t *testing.T, program string, args ...string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "disk.img")
 	must(t, os.WriteFile(path, nil, 0o600))
 	bytes := int64(16 << 20)
 	if program == "mkfs.xfs" {
-		bytes = 304 << 20 // it takes no less
+		bytes = 304 << 20 // mkfs.xfs accepts no less
 	}
 	must(t, os.Truncate(path, bytes))
 	if found, err := exec.LookPath("/usr/sbin/" + program); err == nil {
@@ -75,7 +75,7 @@ func TestExt4SaysWhatItRemembers(t *testing.T) {
 	}
 }
 
-// put returns zeros with words at places.
+// put returns zeros with the given words at the given offsets.
 func put(words map[int]string) []byte {
 	head := make([]byte, headBytes)
 	for at, word := range words {
@@ -114,7 +114,7 @@ func TestForeignDiskIsRefusedByWhatItHolds(t *testing.T) {
 			t.Errorf("\nwant %q\ngot  %+v, error %v", want, got, err)
 		}
 	}
-	// The two bytes of a boot sector without a partition are no table.
+	// The two signature bytes of a boot sector without a partition do not make a partition table.
 	head := put(map[int]string{510: "\x55\xaa", ext4Start + ext4Magic: magic})
 	if got, err := identify(bytes.NewReader(head)); err != nil || got.fstype != "ext4" {
 		t.Errorf("ext4 behind a boot loader\nwant it known\ngot  %+v, error %v", got, err)
@@ -148,8 +148,8 @@ func FuzzIdentify(f *testing.F) {
 	})
 }
 
-// An array whose superblock is at its members' ends has its filesystem at their
-// beginning: to write to one of them alone would part them.
+// If an array's superblock is at its members' ends, its filesystem begins at the members' beginnings. A write to one member
+// would make the members differ.
 func TestMemberOfAnArrayIsRefusedByItsEnd(t *testing.T) {
 	const size = 1<<20 + 512*3
 	for name, at := range map[string]int64{"version 1.0": (size/512 - 16) &^ 7 * 512, "version 0.90": size&^0xffff - 0x10000} {

@@ -10,8 +10,8 @@ import (
 	"unicode"
 )
 
-// Where a kernel for x86 says that it is one, and where its version is written,
-// counted from setupStart (Documentation/arch/x86/boot.rst in the kernel's sources).
+// The positions of the signature and the version in an x86 kernel's file, relative to setupStart
+// (Documentation/arch/x86/boot.rst in the kernel's sources).
 const (
 	headerMagicAt   = 0x202
 	headerMagic     = "HdrS"
@@ -21,7 +21,7 @@ const (
 	setupBytes      = 64 << 10 // the offset has 16 bits
 )
 
-// kernelVersion reads the release of a kernel from its file.
+// kernelVersion reads the release of a kernel from the kernel's file.
 func kernelVersion(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -48,7 +48,7 @@ func versionIn(head []byte, path string) (string, error) {
 	return printable(release), nil
 }
 
-// printable makes foreign text fit for a terminal: one line, no control characters.
+// printable makes untrusted text safe for a terminal: one line, without control characters.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

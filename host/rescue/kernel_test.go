@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// bzImage is the beginning of a kernel of that version.
+// bzImage returns the beginning of a kernel file with the given version.
 func bzImage(version string) []byte {
 	head := make([]byte, 0x400)
 	copy(head[headerMagicAt:], headerMagic)

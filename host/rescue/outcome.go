@@ -12,8 +12,8 @@ import (
 	"github.com/directvol/directvol/host/fsck"
 )
 
-// check looks at the disk that the VM has left, on this host and without touching
-// it. It is claimed once more before: a check of a disk in use shows nothing.
+// check runs a read-only check of the disk on this host after the VM has ended. It claims the disk again first, because a check
+// of a disk in use shows nothing.
 func (r *rescue) check(ctx context.Context) error {
 	r.phase = inCheck
 	err := r.step(ctx, "check it, changing nothing", func() (string, error) {
@@ -54,24 +54,24 @@ func (r *rescue) check(ctx context.Context) error {
 	return nil
 }
 
-// A program of package fsck may take leastCheck, and checkEach for each GiB of the
-// disk, mostCheck at most: e2fsck can go round for ever on what is damaged.
+// Time limits of a program of package fsck: leastCheck plus checkEach for each GiB of the disk, but at most mostCheck for the
+// latter. A limit is necessary because e2fsck can loop forever on a damaged filesystem.
 const (
 	leastCheck = 10 * time.Minute
 	checkEach  = time.Minute
 	mostCheck  = 7 * 24 * time.Hour
 )
 
-// checkLimit is that for a disk of some size.
+// checkLimit returns the time limit for a disk of the given size.
 func checkLimit(bytes uint64) time.Duration {
 	return leastCheck + time.Duration(min(bytes>>30, uint64(mostCheck/checkEach)))*checkEach
 }
 
-// limited is a context for a run of package fsck.
+// limited returns the context for a run of package fsck.
 func (r *rescue) limited(ctx context.Context) (context.Context, context.CancelFunc) {
 	limit := r.CheckTimeout
 	if limit == 0 {
-		bytes, _ := r.disk.File().Seek(0, io.SeekEnd) // 0 with an error, and then the check tells it
+		bytes, _ := r.disk.File().Seek(0, io.SeekEnd) // 0 after an error; the check then reports the error
 		limit = checkLimit(uint64(bytes))
 	}
 	return context.WithTimeoutCause(ctx, limit, fmt.Errorf("it took longer than %v (--check-timeout)", limit))
@@ -81,7 +81,7 @@ func (r *rescue) unchecked(err error) error {
 	return fmt.Errorf("disk %s was mounted and unmounted, but not checked: %w", r.Disk, err)
 }
 
-// mending is what can be done about what a check has found on a disk whose log is clean.
+// mending advises what to do about the findings of a check on a disk whose log is clean.
 func (r *rescue) mending() string {
 	if r.found.fstype == "ext4" {
 		return "run e2fsck -p " + r.Disk + "; where that asks for more, copy the disk first and go on with the copy"
@@ -89,12 +89,12 @@ func (r *rescue) mending() string {
 	return "copy the disk first, then run xfs_repair on the copy; without -L: its log is clean"
 }
 
-// wayOut adds to a refusal to mount what the kernel said, and what is left to try.
+// wayOut adds the kernel's messages and the remaining options to a refusal to mount.
 func (r *rescue) wayOut(err error) error {
 	if err == nil {
 		return nil
 	}
-	if !isRefusal(err) { // an I/O error, say, which the kernel tells more of
+	if !isRefusal(err) { // for example an I/O error, which the kernel's messages explain
 		for _, line := range r.said {
 			err = fmt.Errorf("%w\n  %s", err, line)
 		}
@@ -114,7 +114,7 @@ func (r *rescue) wayOut(err error) error {
 	return fmt.Errorf("%s%w%s\n%s", text, err, said, r.lastResort())
 }
 
-// lastResort names what throws things away only together with its price.
+// lastResort names the options that discard data, always with what they cost.
 func (r *rescue) lastResort() string {
 	const whole = "copy the whole disk first, and work on the copy"
 	if r.found.fstype == "ext4" {
@@ -124,8 +124,8 @@ func (r *rescue) lastResort() string {
 		"and on such a disk it wants -L: that throws the log away, and with it files that fsync had acknowledged"
 }
 
-// recovered finds out whether the mount has recovered a log. The kernel says it
-// of xfs, an ext4's superblock has said it before.
+// recovered determines whether the mount recovered a log. For xfs the kernel's messages say so; for ext4 the superblock did
+// before the mount.
 func (r *rescue) recovered(mounted bool) {
 	if !mounted {
 		return
@@ -141,18 +141,18 @@ func (r *rescue) recovered(mounted bool) {
 		switch {
 		case strings.Contains(line, "Ending recovery"):
 			r.report.Recovered = RecoveredYes
-			return // the agent may have mounted it once more after that
+			return // the agent may have mounted the disk once more after that
 		case strings.Contains(line, "Ending clean mount"):
 			r.report.Recovered = RecoveredNo
 		}
 	}
 }
 
-// parentIn reads a process's parent from its status (proc(5)), 0 where it is not there.
+// parentIn parses the parent's number from a process's status (proc(5)); 0 if it is missing.
 func parentIn(status string) int {
 	for lines := bufio.NewScanner(strings.NewReader(status)); lines.Scan(); {
 		if value, ok := strings.CutPrefix(lines.Text(), "PPid:"); ok {
-			parent, _ := strconv.Atoi(strings.TrimSpace(value)) // 0 is nobody's child
+			parent, _ := strconv.Atoi(strings.TrimSpace(value)) // 0 is the parent of no process that matters here
 			return parent
 		}
 	}

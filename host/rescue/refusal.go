@@ -16,15 +16,13 @@ import (
 // mountError is the refusal of the VM's kernel to mount the disk.
 type mountError struct {
 	error
-	// unclean is set where the kernel finds the filesystem damaged (EUCLEAN). Only
-	// that can come from a growth that was cut off.
+	// unclean is true if the kernel found the filesystem damaged (EUCLEAN). An interrupted growth shows only in this way.
 	unclean bool
 }
 
 func (e mountError) Unwrap() error { return e.error }
 
-// Error is the kernel's word alone: the agent's advice, which goes with it, is to
-// come here.
+// Error returns only the kernel's error. The agent's text also advises to run a rescue, which is what is running.
 func (e mountError) Error() string {
 	for _, errno := range refusals {
 		if strings.Contains(e.error.Error(), errno.Error()) {
@@ -34,15 +32,15 @@ func (e mountError) Error() string {
 	return e.error.Error()
 }
 
-// refusals are what mount(2) answers for what a disk holds.
+// refusals are the errors of mount(2) that are caused by the content of a disk.
 var refusals = []unix.Errno{unix.EUCLEAN, unix.EINVAL}
 
-// refusal returns the failure of a Mount as a mountError where the agent has answered
-// that mount(2) failed, and as it is otherwise: a VM that has ended, a call without
-// an answer or with one about something else say nothing of the filesystem.
+// refusal converts the error of a Mount to a mountError if the agent answered that mount(2) failed. It returns any other error
+// unchanged, because a VM that has ended, a call without an answer, or an answer about something else shows nothing about the
+// filesystem.
 //
-// The agent answers FailedPrecondition or InvalidArgument for most errors of mount(2)
-// that come from the filesystem, and names the call and the error (agent/storage).
+// For most filesystem errors of mount(2) the agent answers FailedPrecondition or InvalidArgument, with the call and the error
+// in the text (agent/storage).
 func refusal(fstype string, err error) error {
 	if errors.Is(err, agentclient.ErrOutcomeUnknown) || errors.Is(err, qemu.ErrEnded) {
 		return err
@@ -63,13 +61,13 @@ func refusal(fstype string, err error) error {
 	return err
 }
 
-// isRefusal reports whether a mount was refused by the VM's kernel.
+// isRefusal reports whether the VM's kernel refused a mount.
 func isRefusal(err error) bool {
 	_, refused := errors.AsType[mountError](err)
 	return refused
 }
 
-// isUnclean reports whether that kernel has found the filesystem damaged.
+// isUnclean reports whether the VM's kernel found the filesystem damaged.
 func isUnclean(err error) bool {
 	refused, ok := errors.AsType[mountError](err)
 	return ok && refused.unclean

@@ -14,7 +14,7 @@ import (
 	"github.com/directvol/directvol/host/qemu"
 )
 
-// answered is what Mount returns for an answer of the agent.
+// answered returns the error of Mount for an answer of the agent.
 func answered(code codes.Code, text string) error {
 	return fmt.Errorf("mount volume rescue from /proc/7/fd/3: %w", status.Error(code, text))
 }
@@ -45,8 +45,8 @@ func TestOnlyTheKernelsRefusalIsOne(t *testing.T) {
 	}
 }
 
-// A VM that died, and a kernel that refuses for another reason, lead to no e2fsck,
-// no other superblock, and but for the latter to no advice.
+// If a VM died, or its kernel refused for another reason than damage, the rescue must not run e2fsck or write another
+// superblock. Only the refusal may come with advice.
 func TestNothingIsTriedAfterWhatIsNoDamage(t *testing.T) {
 	for _, fstype := range []string{"xfs", "ext4"} {
 		path := grownImage(t)

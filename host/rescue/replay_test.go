@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// unreplayed is an ext4 that says that its journal is still to be replayed.
+// unreplayed makes an ext4 whose superblock says that its journal must still be replayed.
 func unreplayed(t *testing.T) string {
 	t.Helper()
 	path := made(t, "mkfs.ext4", "-q", "-F")
@@ -19,7 +19,7 @@ func unreplayed(t *testing.T) string {
 	return path
 }
 
-// loopDevice gives a file a loop device for as long as the test runs.
+// loopDevice makes a loop device over a file until the test ends.
 func loopDevice(t *testing.T, path string) string {
 	t.Helper()
 	out, err := exec.Command("losetup", "--find", "--show", path).CombinedOutput()
@@ -35,7 +35,7 @@ func loopDevice(t *testing.T, path string) string {
 	return device
 }
 
-// replays has an ext4 refused until e2fsck has replayed its journal, and checked.
+// replays rescues an ext4 whose mount is refused until e2fsck has replayed the journal, and checks the outcome.
 func replays(t *testing.T, disk string) {
 	t.Helper()
 	r := afterVM(t, "ext4", disk)
@@ -68,7 +68,7 @@ func replays(t *testing.T, disk string) {
 
 func TestJournalIsReplayedWhereTheKernelRefuses(t *testing.T) { replays(t, unreplayed(t)) }
 
-// e2fsck wants a device for itself, and afterwards it is the rescue's again.
+// e2fsck opens a device exclusively. Afterwards the rescue must have the device exclusively again.
 func TestJournalOfADeviceIsReplayed(t *testing.T) {
 	device := loopDevice(t, unreplayed(t))
 	replays(t, device)

@@ -1,28 +1,22 @@
-// Package rescue makes a volume usable again that a power failure has left so that
-// the kernel of its sandbox refuses to mount it: a throw-away VM with a newer kernel
-// mounts it once, which recovers its log, and unmounts it. Afterwards a check on the
-// host looks for what is left to mend, and changes nothing.
+// Package rescue repairs a volume that, after a power failure, its sandbox's kernel refuses to mount. A temporary VM with a
+// newer kernel mounts the volume once, which recovers its log, and unmounts it. Then a read-only check on the host looks for
+// remaining damage.
 //
-// The case it is made for: an xfs that was grown, and cut off before its primary
-// superblock had the new size. Linux 6.1 then gives up in the recovery of its log
-// ("structure needs cleaning"), at the first attempt at least; newer kernels recover
-// it, and nothing is lost. xfs_repair -L would throw the log away, and files with it
-// that fsync had acknowledged.
+// The main case is an xfs that was grown, if the power failed before its primary superblock had the new size. Linux 6.1 then
+// fails to recover the log ("structure needs cleaning"), at least at the first attempt. Newer kernels recover it, and nothing
+// is lost. xfs_repair -L would discard the log, and with it files that fsync had acknowledged.
 //
-// Newer kernels follow the size as they recover the log, where it comes before what
-// lies beyond the old one. After more than one growth it does not: the log has the
-// superblock at the last growth, and the first one's groups before it. And a directory
-// that was in the log before the growth, and was written out after it, leads into
-// groups that recovery does not know of yet. Linux 7.3 refuses such volumes as 6.1
-// does, at every attempt. Then, where the superblock of an old group proves that a growth is in the
-// log (provenGrowth), the primary one is given a size with which recovery can begin,
-// and the mount is tried again.
+// Newer kernels adopt the new size while they recover the log, if the size comes in the log before changes beyond the old end.
+// There are two exceptions. After more than one growth, the log contains only the superblock of the last growth, and changes to
+// the first growth's groups come before it. And a directory that was in the log before the growth, but was written out after it,
+// refers to groups that recovery does not know yet. Linux 7.3 refuses such volumes as 6.1 does, at every attempt. If the
+// superblock of an old group proves that a growth is in the log (provenGrowth), the rescue then writes into the primary
+// superblock a size with which recovery can begin, and mounts the volume again.
 //
-// An ext4 that was grown may be refused by every kernel too: mountReplayed. Then
-// e2fsck -p replays its journal on this host, and the mount is tried again. These two
-// are all that is written outside of a VM.
+// A grown ext4 may also be refused by every kernel (see mountReplayed). Then the rescue runs e2fsck -p on this host, which
+// replays the journal, and mounts the volume again. Apart from the VM's mounts, the rescue writes nothing else.
 //
-// A disk that somebody on this host has is left alone: package holders.
+// The rescue refuses a disk that is in use on this host (package holders).
 package rescue
 
 import (
@@ -43,58 +37,57 @@ import (
 	"github.com/directvol/directvol/host/sandbox"
 )
 
-// Config says what to rescue, and with what.
+// Config says which disk to rescue, and with what.
 type Config struct {
-	// Disk is an image file or a block device that holds xfs or ext4.
+	// Disk is the path of an image file or a block device that contains xfs or ext4.
 	Disk string
-	// Kernel and Image are what the VM boots: files.
+	// Kernel and Image are the paths of the VM's kernel and image.
 	Kernel, Image string
-	// Directvol is this program, for hosts without /dev/vhost-vsock; see qemu.Config.
+	// Directvol is the path of this program, for hosts without /dev/vhost-vsock; see qemu.Config.
 	Directvol string
-	// Timeout limits what happens in each VM, from its start to its power-off, and
-	// CheckTimeout each run of e2fsck or xfs_repair; 0 is a limit by the disk's size.
+	// Timeout limits the life of each VM, from its start to its power-off. CheckTimeout limits each run of e2fsck or xfs_repair; 0
+	// means a limit that depends on the disk's size.
 	Timeout, CheckTimeout time.Duration
-	// Progress is told of each step, before it and after it. It may be nil.
+	// Progress is called before and after each step. It may be nil.
 	Progress func(Step)
 }
 
-// Step is one of a rescue's.
+// Step is one step of a rescue.
 type Step struct {
 	Name string
-	// Done is false before the step. Detail, Err and Took are of one that is done.
+	// Done is false before the step and true after it. Detail, Err and Took are set after it.
 	Done   bool
 	Detail string
 	Err    error
 	Took   time.Duration
 }
 
-// Report is what has become of a disk. It is as JSON what directvol rescue --json prints.
+// Report is the outcome of a rescue. directvol rescue --json prints it as JSON.
 type Report struct {
 	Disk   string `json:"disk"`
-	FSType string `json:"fstype"` // "" where it was not identified
-	Kernel string `json:"kernel"` // the release that has mounted it, or was to
-	// Mounted is set when it was mounted and unmounted again.
+	FSType string `json:"fstype"` // "" if it was not identified
+	Kernel string `json:"kernel"` // the release of the VM's kernel
+	// Mounted is true if the disk was mounted and unmounted again.
 	Mounted bool `json:"mounted"`
-	// Recovered says whether the mount has recovered a log: yes, no or unknown.
+	// Recovered says whether the mount recovered a log: yes, no or unknown.
 	Recovered string `json:"recovered"`
-	// Attempts is how often a VM's kernel was asked to mount it.
+	// Attempts is how often a VM's kernel was asked to mount the disk.
 	Attempts int `json:"attempts"`
-	// Superblock is what was written into the primary superblock of an xfs that was
-	// refused otherwise, nil where that was not needed or not proven.
+	// Superblock describes what was written into the primary superblock of an xfs; nil if that was not needed or no growth was
+	// proven.
 	Superblock *Correction `json:"superblock,omitempty"`
-	// Replay is the e2fsck -p that was to replay the journal of an ext4 that was
-	// refused otherwise, nil where that was not needed. What it says it has done to
-	// the disk is in its output.
+	// Replay is the run of e2fsck -p to replay the journal of an ext4; nil if that was not needed. Its output lists the changes to
+	// the disk.
 	Replay *fsck.Run `json:"replay,omitempty"`
-	// KernelLog is what the kernels of the VMs have said of the filesystem.
+	// KernelLog contains the messages of the VMs' kernels about the filesystem.
 	KernelLog []string `json:"kernel_log"`
-	// Fsck is the check afterwards, nil where it was not run.
+	// Fsck is the check afterwards; nil if it was not run.
 	Fsck *fsck.Run `json:"fsck"`
-	// Unseen is how many processes of this host could not be asked whether they have the disk.
+	// Unseen is the number of processes on this host that could not be examined, so that they may use the disk.
 	Unseen int `json:"unseen_processes"`
-	// Holders are those because of whom the disk was left alone.
+	// Holders are the users of the disk because of which the rescue was refused.
 	Holders []holders.Holder `json:"holders,omitempty"`
-	// Error is why it failed, "" where it did not.
+	// Error is the reason of a failure; "" after success.
 	Error string `json:"error,omitempty"`
 }
 
@@ -105,24 +98,23 @@ const (
 	RecoveredUnknown = "unknown"
 )
 
-// rescue is one that is under way.
+// rescue is a rescue in progress.
 type rescue struct {
 	Config
 	disk   *holders.Disk
-	lock   *registry.Lock // of the disk as a store, nil while a VM has it
+	lock   *registry.Lock // of the disk as a store; nil while a VM has the disk
 	found  found
 	phase  string
-	said   []string // by the kernel of the last VM
-	tried  string   // what became of the superblock, for the error
+	said   []string // messages of the last VM's kernel
+	tried  string   // what was tried with the superblock or journal, for the error
 	report Report
-	// attempt has a VM mount the disk: inVM, but in tests.
+	// attempt makes a VM mount the disk. It is inVM, except in tests.
 	attempt func(context.Context) error
 }
 
-// Run rescues a disk. The report is there with an error too, as far as it came.
-// When Run returns there is no VM and no temporary folder any more; a context that
-// ended in between has been a power cut to the disk, after which it can be rescued
-// as before.
+// Run rescues a disk. After an error the Report is filled in up to the failed step. When Run returns, its VM and its temporary
+// directory are gone. If the context ends during the rescue, that is a power cut to the disk, and the disk can be rescued
+// again.
 func Run(ctx context.Context, cfg Config) (Report, error) {
 	r := &rescue{Config: cfg, phase: untouched, report: NewReport(cfg.Disk)}
 	r.attempt = r.inVM
@@ -131,13 +123,13 @@ func Run(ctx context.Context, cfg Config) (Report, error) {
 		return r.report, nil
 	}
 	if ctx.Err() != nil {
-		// What broke when the context ended is of no interest.
+		// The error that the end of the context caused is not of interest.
 		err = r.corrected(fmt.Errorf("interrupted %s: %w", r.phase, context.Cause(ctx)))
 	}
 	return r.report.Failed(err), err
 }
 
-// Where a rescue can be interrupted, and what that means for the disk.
+// The phases in which a rescue can be interrupted, with the consequences for the disk.
 const (
 	untouched  = "before the disk was touched"
 	inTheVM    = "while the VM had the disk, which is a power cut to it and no harm: run rescue again"
@@ -146,12 +138,12 @@ const (
 	inCheck    = "in the check: the disk was mounted and unmounted, and nothing has it any more"
 )
 
-// NewReport is the report on a disk to which nothing has been done.
+// NewReport returns the report about a disk to which nothing has been done.
 func NewReport(disk string) Report {
 	return Report{Disk: disk, Recovered: RecoveredUnknown, KernelLog: []string{}}
 }
 
-// Failed is the report with why the rescue has failed.
+// Failed returns the report with the reason of the failure.
 func (r Report) Failed(err error) Report {
 	r.Error = err.Error()
 	if inUse, ok := errors.AsType[*holders.InUseError](err); ok {
@@ -174,7 +166,7 @@ func (r *rescue) run(ctx context.Context) (err error) {
 	return r.corrected(r.check(ctx))
 }
 
-// step tells of a step and takes it. What take returns is the step's detail.
+// step reports a step to Progress and runs it. take returns the step's detail.
 func (r *rescue) step(ctx context.Context, name string, take func() (string, error)) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -190,8 +182,7 @@ func (r *rescue) step(ctx context.Context, name string, take func() (string, err
 	return err
 }
 
-// identify opens the disk, and makes sure of all that is needed later on: what
-// can fail is to fail before a VM runs.
+// identify opens the disk and checks all later requirements, so that a missing one is noticed before a VM starts.
 func (r *rescue) identify() (_ string, err error) {
 	if r.disk, err = holders.Open(r.Disk); err != nil {
 		return "", err
@@ -217,7 +208,7 @@ func (r *rescue) identify() (_ string, err error) {
 	return r.found.fstype, nil
 }
 
-// whatItHolds identifies the open disk.
+// whatItHolds identifies the filesystem on the open disk.
 func (r *rescue) whatItHolds() (err error) {
 	disk := r.disk.File()
 	if r.found, err = identify(disk); err == nil {
@@ -229,9 +220,9 @@ func (r *rescue) whatItHolds() (err error) {
 	return nil
 }
 
-// claim refuses a disk that others have, and keeps others from it. Looking comes
-// first, for it knows names; then the claim, which is certain about what it covers;
-// and then another look, for those who came in between.
+// claim refuses a disk that is in use, and then keeps others from it. It searches for users first, because a search finds their
+// names. Then it claims the disk, which is reliable for the uses that a claim excludes. Then it searches again for other users that
+// came in between.
 func (r *rescue) claim(ctx context.Context) (string, error) {
 	if _, err := r.look(ctx, nil); err != nil {
 		return "", err
@@ -242,14 +233,15 @@ func (r *rescue) claim(ctx context.Context) (string, error) {
 	if err := r.takeBack(); err != nil {
 		return "", err
 	}
-	// Who had it before may have written it since.
+	// A previous user may have written the disk since it was identified.
 	if err := r.whatItHolds(); err != nil {
 		return "", err
 	}
 	return r.look(ctx, nil)
 }
 
-// look refuses a disk that others have. A process for which except is true may.
+// look searches for users of the disk, and refuses the disk if there is one. Processes for which except returns true are
+// allowed.
 func (r *rescue) look(ctx context.Context, except func(pid int) bool) (string, error) {
 	seen, err := r.disk.Settled(ctx, except)
 	if err == nil {
@@ -264,21 +256,21 @@ func (r *rescue) look(ctx context.Context, except func(pid int) bool) (string, e
 	return "", nil
 }
 
-// Names in the VM, which has one volume.
+// Names in the VM, which has a single volume.
 const (
 	sandboxID = "rescue"
 	volumeID  = "rescue"
 )
 
-// stopLimit is for a VM's power-off after a mount that failed or was interrupted.
+// stopLimit limits a VM's power-off after a mount that failed or was interrupted.
 const stopLimit = 30 * time.Second
 
-// killLimit is for QEMU's end when it is killed: only a disk that does not answer holds it up.
+// killLimit limits the wait for QEMU's end after a kill. Only a disk that does not answer can delay that end.
 const killLimit = 30 * time.Second
 
-// inVM boots the VM and has it mount and unmount the disk.
+// inVM boots the VM and makes it mount and unmount the disk.
 func (r *rescue) inVM(ctx context.Context) (err error) {
-	dir, err := os.MkdirTemp("", "directvol-rescue-") // with mode 0700
+	dir, err := os.MkdirTemp("", "directvol-rescue-") // made with mode 0700
 	if err != nil {
 		return err
 	}
@@ -298,7 +290,7 @@ func (r *rescue) inVM(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	// Whatever happens from here on, the VM is gone before its disk and its folder are let go.
+	// In every case the VM must be gone before its disk and its directory are released.
 	defer func() {
 		if left := r.kill(ctx, vm); left != nil {
 			err = errors.Join(err, left)
@@ -310,11 +302,11 @@ func (r *rescue) inVM(ctx context.Context) (err error) {
 	return r.orFull(r.mountOnce(ctx, vm))
 }
 
-// leastRoom is less than any recovery writes into the holes of a file.
+// leastRoom is less than any recovery writes into the holes of a sparse file.
 const leastRoom = 64 << 10
 
-// orFull adds to a VM's failure that the disk is a file with holes on a full
-// filesystem. QEMU stops a guest that writes there, so what shows is a time limit.
+// orFull adds to a VM's failure that the disk is a sparse file on a full filesystem. QEMU pauses a guest that writes there, so
+// the failure itself is only a timeout.
 func (r *rescue) orFull(err error) error {
 	var file unix.Stat_t
 	var host unix.Statfs_t
@@ -325,7 +317,7 @@ func (r *rescue) orFull(err error) error {
 	}
 	room := host.Bavail
 	if os.Geteuid() == 0 {
-		room = host.Bfree // root gets what is reserved too
+		room = host.Bfree // root may also use the reserved blocks
 	}
 	if room*uint64(host.Bsize) >= leastRoom {
 		return err
@@ -333,7 +325,7 @@ func (r *rescue) orFull(err error) error {
 	return fmt.Errorf("%w\nthe filesystem of this host that %s lies on is full: make room there and run rescue again", err, r.Disk)
 }
 
-// mountOnce gives the VM the disk, has it mount and unmount it, and powers off.
+// mountOnce gives the VM the disk, makes it mount and unmount the disk, and powers the VM off.
 func (r *rescue) mountOnce(ctx context.Context, vm *sandbox.Sandbox) error {
 	err := r.step(ctx, "mount it, which recovers its log", func() (string, error) {
 		if err := r.attach(ctx, vm); err != nil {
@@ -361,14 +353,14 @@ func (r *rescue) mountOnce(ctx context.Context, vm *sandbox.Sandbox) error {
 	})
 }
 
-// handOver lets go of the disk, for a VM that is to have it.
+// handOver releases the disk, so that a VM can take it.
 func (r *rescue) handOver() error {
 	r.disk.Yield()
 	r.unlock()
 	return r.disk.Unlock()
 }
 
-// takeBack takes the disk back from a VM that has ended. What is held already stays.
+// takeBack takes the disk back from a VM that has ended. What is still held stays held.
 func (r *rescue) takeBack() (err error) {
 	if r.lock == nil {
 		if r.lock, err = registry.Default().Lock(r.disk.File(), "directvol rescue"); err != nil {
@@ -381,13 +373,13 @@ func (r *rescue) takeBack() (err error) {
 	return r.disk.Lock()
 }
 
-// close lets go of the disk.
+// close releases the disk.
 func (r *rescue) close() {
-	r.disk.Close() // what was written is on the disk already
+	r.disk.Close() // all writes are on the disk already
 	r.unlock()
 }
 
-// unlock gives up the lock of the disk as a store.
+// unlock releases the lock on the disk as a store.
 func (r *rescue) unlock() {
 	if r.lock != nil {
 		r.lock.Release()
@@ -395,11 +387,9 @@ func (r *rescue) unlock() {
 	}
 }
 
-// attach hands the disk to the VM, which makes it its own when it gets it: package
-// registry. Between the two there is a moment: who comes then, a sandbox, a QEMU or a
-// mount, gets the disk, and ours is refused. A program that asks for no lock may come at
-// any time; until the guest has mounted, nothing is written, so the look here still
-// comes before any harm.
+// attach hands the disk to the VM, which claims it on attach (package registry). In between there is a gap: if a sandbox, a QEMU
+// or a mount takes the disk in the gap, the VM is refused. A program that does not ask for a lock may come at any time. Nothing
+// is written until the guest has mounted the disk, so the search for users here still comes before any harm.
 func (r *rescue) attach(ctx context.Context, vm *sandbox.Sandbox) error {
 	if err := r.handOver(); err != nil {
 		return err
@@ -413,8 +403,7 @@ func (r *rescue) attach(ctx context.Context, vm *sandbox.Sandbox) error {
 	return err
 }
 
-// isOurs reports whether a process is this one, which holds the VM's store open, or a
-// child of it, as the VM's are.
+// isOurs reports whether a process is this one, which has the VM's store open, or its child, like the VM's processes.
 func isOurs(pid int) bool {
 	if pid == os.Getpid() {
 		return true
@@ -426,18 +415,17 @@ func isOurs(pid int) bool {
 	return parentIn(string(text)) == os.Getpid()
 }
 
-// powerOff ends a VM in order, so that its kernel's last words are heard. What does
-// not end is killed by inVM.
+// powerOff shuts a VM down cleanly, so that its kernel's last messages arrive. inVM kills a VM that does not end.
 func (r *rescue) powerOff(ctx context.Context, vm *sandbox.Sandbox) {
 	if ctx.Err() != nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopLimit)
 	defer cancel()
-	_ = vm.Stop(ctx) // the mount's error is the one to tell
+	_ = vm.Stop(ctx) // the mount's error is the important one
 }
 
-// explained adds why a context has ended, where that is what an error comes from.
+// explained adds the reason why a context has ended to an error that this end caused.
 func explained(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		return fmt.Errorf("%w: %w", cause, err)
@@ -445,7 +433,7 @@ func explained(ctx context.Context, err error) error {
 	return err
 }
 
-// kill ends a VM. Its disk is not let go of before: an error says that it still is.
+// kill kills a VM and waits for its end. An error means that the VM still has its disk.
 func (r *rescue) kill(ctx context.Context, vm *sandbox.Sandbox) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 	defer cancel()
@@ -457,7 +445,7 @@ func (r *rescue) sandbox(dir string, console *console, accelerator *string) sand
 		Dir:       dir,
 		Kernel:    r.Kernel,
 		Initrd:    r.Image,
-		Append:    "loglevel=7", // of the kernel's words on the filesystem most are no warnings
+		Append:    "loglevel=7", // most kernel messages about the filesystem are not warnings
 		Bridges:   1,
 		GuestCID:  freeCID(),
 		Console:   console,
@@ -474,11 +462,11 @@ func (r *rescue) sandbox(dir string, console *console, accelerator *string) sand
 	}}
 }
 
-// freeCID returns a guest CID that no other VM of this host is likely to have; the
-// first three have meanings of their own (vsock(7)).
+// freeCID returns a random guest CID, which no other VM of this host is likely to have. The first three CIDs are reserved
+// (vsock(7)).
 func freeCID() uint32 { return 3 + rand.Uint32N(1<<31) }
 
-// quiet is a log that nobody reads: the steps say what happens.
+// quiet returns a log that discards everything, because the steps report enough.
 func quiet() *logrus.Entry {
 	log := logrus.New()
 	log.SetLevel(logrus.PanicLevel)

@@ -16,7 +16,7 @@ import (
 	"github.com/directvol/directvol/host/holders"
 )
 
-// config is that of a rescue whose VM cannot start: its Directvol is no program.
+// config returns the configuration of a rescue whose VM cannot start, because Directvol is not a program.
 func config(t *testing.T, disk string) Config {
 	t.Helper()
 	dir := t.TempDir()
@@ -27,7 +27,7 @@ func config(t *testing.T, disk string) Config {
 	return cfg
 }
 
-// leavesNothing fails where a rescue has left a folder of its VM.
+// leavesNothing fails the test if a rescue has left a directory of its VM.
 func leavesNothing(t *testing.T, cfg Config) {
 	t.Helper()
 	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(cfg.Kernel), "directvol-rescue-*")); len(left) != 0 {
@@ -81,7 +81,7 @@ func TestWhatIsMissingIsSaidBeforeAnythingRuns(t *testing.T) {
 			must(t, os.WriteFile(cfg.Disk, make([]byte, 4096), 0o600))
 		}
 		if _, err := os.Stat("/dev/vhost-vsock"); err == nil && want == "set Directvol" {
-			continue // this host needs none
+			continue // not needed on this host
 		}
 		report, err := Run(t.Context(), cfg)
 		if err == nil || !strings.Contains(err.Error(), want) || report.Error != err.Error() || report.Mounted {
@@ -114,12 +114,12 @@ func TestInterruptedRescueSaysWhatItIsToTheDisk(t *testing.T) {
 		leavesNothing(t, cfg)
 		d, err := holders.Open(disk)
 		must(t, err)
-		must(t, d.Claim()) // nobody has it any more
+		must(t, d.Claim()) // nothing has the disk any more
 		must(t, d.Close())
 	}
 }
 
-// afterVM is a rescue that has come to its check.
+// afterVM returns a rescue that has reached its check.
 func afterVM(t *testing.T, fstype, path string) *rescue {
 	t.Helper()
 	r := &rescue{Config: Config{Disk: path}, found: found{fstype: fstype}, report: NewReport(path)}

@@ -18,7 +18,7 @@ const (
 	xfsVersion     = 100
 	xfsSectorSize  = 102
 	xfsInProgress  = 126
-	xfsCRC         = 224 // little endian, of the sector with zeros in its place
+	xfsCRC         = 224 // little endian; computed over the sector with this field zero
 	xfsSuperEnd    = 264
 )
 
@@ -36,20 +36,20 @@ const (
 	xfsVersionMoving = 0x10 | 0x40
 )
 
-// superblock is one of an xfs of version 5, of which each allocation group begins
-// with one. Its numbers fit together: bytes and each group's place fit into 63 bits.
+// superblock is a superblock of an xfs of version 5. Each allocation group begins with one. Its numbers are consistent: the
+// filesystem's size and each group's position fit into 63 bits.
 type superblock struct {
-	sector     []byte // all of it
+	sector     []byte // the whole sector
 	blocks     uint64 // of the whole filesystem
 	groups     uint64
 	blockBytes uint64
 	groupBytes uint64
 }
 
-// bytes is the filesystem's size.
+// bytes returns the filesystem's size in bytes.
 func (s superblock) bytes() uint64 { return s.blocks * s.blockBytes }
 
-// parseSuperblock reads one that anybody may have written, at the beginning of head.
+// parseSuperblock parses an untrusted superblock at the beginning of head.
 func parseSuperblock(head []byte) (superblock, error) {
 	if len(head) < xfsMinSector || !has(head, 0, xfsMagic) {
 		return superblock{}, errors.New("is no superblock of an xfs")
@@ -84,7 +84,7 @@ func parseSuperblock(head []byte) (superblock, error) {
 	return s, nil
 }
 
-// checksum is the CRC32C of a sector as the kernel counts it: with zeros where it is kept.
+// checksum returns the CRC32C of a sector as the kernel computes it: with zeros in place of the checksum.
 func checksum(sector []byte, at int) uint32 {
 	table := crc32.MakeTable(crc32.Castagnoli)
 	sum := crc32.Update(0, table, sector[:at])
@@ -92,8 +92,7 @@ func checksum(sector []byte, at int) uint32 {
 	return crc32.Update(sum, table, sector[at+4:])
 }
 
-// xfsStays are the fields that nothing changes while a filesystem is mounted, and that
-// mkfs writes into each superblock.
+// xfsStays are the fields that never change while a filesystem is mounted, and that mkfs writes into every superblock.
 var xfsStays = []struct {
 	from, to int
 	name     string
@@ -115,7 +114,7 @@ var xfsStays = []struct {
 	{248, xfsSuperEnd, "metadata UUID"},
 }
 
-// same is nil where two superblocks are of one filesystem, at whatever size.
+// same returns nil if two superblocks belong to one filesystem, even if their sizes differ.
 func (s superblock) same(as superblock) error {
 	for _, f := range xfsStays {
 		if !bytes.Equal(s.sector[f.from:f.to], as.sector[f.from:f.to]) {
@@ -129,7 +128,7 @@ func (s superblock) same(as superblock) error {
 	return nil
 }
 
-// readPrimary reads the superblock that a mount begins with.
+// readPrimary reads the superblock with which a mount begins.
 func readPrimary(disk io.ReaderAt) (superblock, error) {
 	head := make([]byte, xfsMaxSector)
 	n, err := disk.ReadAt(head, 0)
@@ -137,7 +136,7 @@ func readPrimary(disk io.ReaderAt) (superblock, error) {
 		return superblock{}, fmt.Errorf("read its superblock: %w", err)
 	}
 	s, err := parseSuperblock(head[:n])
-	if err == nil && s.sector[xfsInProgress] != 0 { // in the others mkfs leaves it set
+	if err == nil && s.sector[xfsInProgress] != 0 { // mkfs leaves this flag set in the other superblocks
 		err = errors.New("is of an xfs that mkfs has not finished")
 	}
 	if err != nil {
@@ -146,7 +145,7 @@ func readPrimary(disk io.ReaderAt) (superblock, error) {
 	return s, nil
 }
 
-// ofGroup reads the superblock of a group, and refuses one of another filesystem.
+// ofGroup reads the superblock of a group, and refuses a superblock of another filesystem.
 func (s superblock) ofGroup(disk io.ReaderAt, group uint64) (superblock, error) {
 	sector := make([]byte, len(s.sector))
 	_, err := disk.ReadAt(sector, int64(group*s.groupBytes))

@@ -10,7 +10,7 @@ import (
 	"github.com/directvol/directvol/host/trial/trialtest"
 )
 
-// TestStoreWhoseTrialIsLostIsNotSaidToFail: the process that starts the trials is killed while one waits for a store that hangs.
+// TestStoreWhoseTrialIsLostIsNotSaidToFail: the starter is killed while a trial waits for a hanging store.
 func TestStoreWhoseTrialIsLostIsNotSaidToFail(t *testing.T) {
 	s, err := current(t.Context())
 	if err != nil {
@@ -21,10 +21,10 @@ func TestStoreWhoseTrialIsLostIsNotSaidToFail(t *testing.T) {
 	stop()
 	var trials Trials
 	waits, _ := trials.start(path, time.Hour)
-	if err := trials.Read(t.Context(), os.DevNull+"/none", time.Hour); err == nil { // behind the one that waits
+	if err := trials.Read(t.Context(), os.DevNull+"/none", time.Hour); err == nil { // comes after the order that waits
 		t.Error("a store that is not there answers")
 	}
-	s.end.Close() // it ends then, as when it is killed
+	s.end.Close() // the starter ends then, as if it were killed
 	<-waits.ended
 	if !errors.Is(waits.err, ErrUntried) {
 		t.Errorf("whom its end met\nwant %v\ngot  %v", ErrUntried, waits.err)
@@ -34,7 +34,8 @@ func TestStoreWhoseTrialIsLostIsNotSaidToFail(t *testing.T) {
 	}
 }
 
-// With its starter gone and a store open that hangs, no process begins before the store answers: whoever wants one is told in time.
+// Without a starter and with a hanging store open, no process can start before the store answers. A caller of Prepare must get
+// an error in time.
 func TestStoreThatHangsAndIsOpenHoldsUpNobodyWhoPrepares(t *testing.T) {
 	s, err := current(t.Context())
 	if err != nil {
@@ -46,7 +47,7 @@ func TestStoreThatHangsAndIsOpenHoldsUpNobodyWhoPrepares(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	defer answer() // first
+	defer answer() // must run before the store is closed
 	stop()
 	s.end.Close()
 	<-s.over
@@ -59,12 +60,13 @@ func TestStoreThatHangsAndIsOpenHoldsUpNobodyWhoPrepares(t *testing.T) {
 		}
 	}
 	answer()
-	if _, err := current(t.Context()); err != nil { // what was begun
+	if _, err := current(t.Context()); err != nil { // the attempt that was begun
 		t.Errorf("when the store answers: %v", err)
 	}
 }
 
-// A process that begins when nobody waits for it any more has its time all the same: only then the store hangs.
+// If a process starts only after its callers have given up, its time limit begins with its start. The store counts as hanging
+// only after that.
 func TestTrialThatBeginsLateHasItsTimeFromThen(t *testing.T) {
 	r := newRunning(0)
 	<-r.whenLate()

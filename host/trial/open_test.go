@@ -9,7 +9,7 @@ import (
 	"github.com/directvol/directvol/host/trial/trialtest"
 )
 
-// A process that is started closes what it has inherited before it runs.
+// A new process closes the descriptors that it inherited before it runs.
 func TestStoreThatHangsAndIsOpenHoldsUpNoTrialOfAnother(t *testing.T) {
 	if err := Prepare(t.Context()); err != nil {
 		t.Fatal(err)
@@ -20,7 +20,7 @@ func TestStoreThatHangsAndIsOpenHoldsUpNoTrialOfAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	defer answer() // first
+	defer answer() // must run before the store is closed
 	stop()
 	fine := filepath.Join(t.TempDir(), "fine")
 	if err := os.WriteFile(fine, make([]byte, pageBytes), 0o600); err != nil {
@@ -32,7 +32,7 @@ func TestStoreThatHangsAndIsOpenHoldsUpNoTrialOfAnother(t *testing.T) {
 	}
 }
 
-// When the process that starts the trials has ended, there is another one.
+// When the starter has ended, the next trial must start another one.
 func TestTrialsOutliveTheirStarter(t *testing.T) {
 	fine := filepath.Join(t.TempDir(), "fine")
 	if err := os.WriteFile(fine, nil, 0o600); err != nil {
@@ -45,7 +45,7 @@ func TestTrialsOutliveTheirStarter(t *testing.T) {
 	hung, _ := leased(t)
 	var trials Trials
 	waits, _ := trials.start(hung, time.Hour)
-	if err := trials.Read(t.Context(), fine, time.Hour); err != nil { // behind the one that waits
+	if err := trials.Read(t.Context(), fine, time.Hour); err != nil { // comes after the order that waits
 		t.Error(err)
 	}
 	s.end.Close()

@@ -14,58 +14,55 @@ import (
 	"time"
 )
 
-// starterName is the name of the process that starts the trials.
+// starterName is the name of the starter: the process that starts the trials.
 const starterName = "directvol-store-trials"
 
-// order has the starter try a store. A path need not be UTF-8.
+// order asks the starter to try a store. Path is a byte slice because a path need not be UTF-8.
 type order struct {
 	ID    uint64
 	Path  []byte
 	Limit time.Duration
 }
 
-// report is what the starter says of an order: first which process it is, then how that
-// ended.
+// report is the starter's answer to an order: a first report with the trial's process number, and a second one with the result.
 type report struct {
 	ID    uint64
 	PID   int
 	Ended bool
 	Hangs bool
-	Error string // "" where the store has answered
-	Lost  bool   // the process has told nothing of the store
+	Error string // "" if the store has answered
+	Lost  bool   // the trial ended without a result about the store
 }
 
-// starter is such a process, as seen by who has started it.
+// starter is the starter process, as seen by its parent.
 type starter struct {
 	orders *json.Encoder
 	end    io.Closer
-	over   chan struct{} // closed when it has ended
+	over   chan struct{} // closed when the process has ended
 
 	mu      sync.Mutex
 	last    uint64
 	waiting map[uint64]func(report)
-	err     error // why it has ended
+	err     error // why the process has ended
 }
 
 var (
 	startersMu sync.Mutex
 	latest     *starter
-	next       *attempt // nil where none is under way
+	next       *attempt // nil if there is none in progress
 )
 
-// attempt is one to start a starter, which may take as long as a store that hangs.
+// attempt is an attempt to start a starter. A store that hangs can delay it as long as the store hangs.
 type attempt struct {
 	ended chan struct{}
-	s     *starter // once ended is closed, unless err says why not
+	s     *starter // set when ended is closed, unless err is
 	err   error
 }
 
-// Prepare starts the process that starts the trials, if it does not run. It is for who is
-// about to open stores. When a process is started, the new one first closes the descriptors
-// that it has inherited, and closing one of a store that hangs may take as long as the store
-// wants (flush of FUSE, NFS): so trials are started by a process that has none. Where this
-// process has such a store open already, Prepare gives up after ten seconds, or with ctx;
-// what it has begun goes on.
+// Prepare starts the starter, the process that starts the trials, if it is not running. Call it before opening stores. A new
+// process first closes the descriptors that it inherits, and closing the descriptor of a hanging store may take as long as the
+// store hangs (flush of FUSE, NFS). So a process without open stores starts the trials. If this process already has a hanging
+// store open, Prepare gives up after ten seconds, or when ctx ends; the start it has begun continues.
 func Prepare(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
@@ -73,7 +70,7 @@ func Prepare(ctx context.Context) error {
 	return err
 }
 
-// current returns the starter that runs, or starts one.
+// current returns the running starter, or starts one.
 func current(ctx context.Context) (*starter, error) {
 	startersMu.Lock()
 	if latest != nil && latest.ended() == nil {
@@ -123,13 +120,13 @@ func newStarter() (*starter, error) {
 	go func() {
 		s.read(out)
 		in.Close()
-		_ = cmd.Wait() // it ends with its input
+		_ = cmd.Wait() // the starter ends when its input ends
 		close(s.over)
 	}()
 	return s, nil
 }
 
-// read passes reports on until the starter ends.
+// read delivers reports until the starter ends.
 func (s *starter) read(out io.Reader) {
 	reports := json.NewDecoder(out)
 	var err error
@@ -164,16 +161,16 @@ func (s *starter) ended() error {
 	return s.err
 }
 
-// have has the starter that runs try a store.
+// have makes the running starter try a store.
 func have(path string, limit time.Duration, tell func(report)) error {
-	s, err := current(context.Background()) // who waits for the trial gives up before
+	s, err := current(context.Background()) // callers that wait for the trial give up earlier
 	if err != nil {
 		return err
 	}
 	return s.order(path, limit, tell)
 }
 
-// order has a store tried, and tell called with each report of it.
+// order asks the starter to try a store. tell is called with each report about it.
 func (s *starter) order(path string, limit time.Duration, tell func(report)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -190,22 +187,22 @@ func (s *starter) order(path string, limit time.Duration, tell func(report)) err
 	return nil
 }
 
-// serve is the starter: it carries out orders until there are none any more, and ends what
-// still runs then.
+// serve is the main function of the starter. It carries out orders until its input ends, and then kills the trials that still
+// run.
 func serve(in io.Reader, out io.Writer) {
 	var mu sync.Mutex
 	reports := json.NewEncoder(out)
 	tell := func(r report) {
 		mu.Lock()
 		defer mu.Unlock()
-		_ = reports.Encode(r) // nobody listens, and the orders end
+		_ = reports.Encode(r) // after an error nobody reads the reports, and the orders end too
 	}
 	running := map[*os.Process]bool{}
 	orders := json.NewDecoder(in)
 	for {
 		var o order
 		if orders.Decode(&o) != nil {
-			mu.Lock() // for good: nobody is told any more
+			mu.Lock() // never unlocked, so that no further report is sent
 			for p := range running {
 				_ = p.Kill()
 			}
@@ -234,9 +231,9 @@ func serve(in io.Reader, out io.Writer) {
 	}
 }
 
-// awaitChild waits until a trial has ended, and kills it when it had its time.
+// awaitChild waits until a trial has ended, and kills it after its time limit.
 func awaitChild(cmd *exec.Cmd, limit time.Duration, said *strings.Builder) report {
-	overdue := time.AfterFunc(limit, func() { _ = cmd.Process.Kill() }) // fails only where it has ended
+	overdue := time.AfterFunc(limit, func() { _ = cmd.Process.Kill() }) // fails only if the process has ended
 	err := cmd.Wait()
 	r := report{PID: cmd.Process.Pid, Ended: true, Hangs: !overdue.Stop()}
 	if err != nil {

@@ -1,12 +1,9 @@
-// Package trial finds out whether a store on the host answers, by a small read in a
-// process of its own: a store that hangs, such as a dead network disk, then holds up that
-// process and nothing else. What is killed while it waits for a disk ends when the disk
-// answers (TASK_UNINTERRUPTIBLE): there is at most one such process a store, however
-// often it is tried.
+// Package trial tests whether a store on the host answers, by a small read in a separate process. If the store hangs, like a
+// dead network disk, it blocks only that process. A killed process that waits for a disk ends only when the disk answers
+// (TASK_UNINTERRUPTIBLE); so there is at most one such process per store, however often the store is tried.
 //
-// The process is this program once more, with another name: importing the package makes
-// any program able to be it. It is started by one that has no store open (Prepare), for
-// otherwise one store that hangs would keep every process from being started.
+// The process is this program under another name: any program that imports the package can play it. It is started by a process
+// that has no store open (Prepare), because otherwise one hanging store would prevent every process from starting.
 package trial
 
 import (
@@ -23,17 +20,16 @@ import (
 )
 
 var (
-	// ErrHangs is the failure of a store that has not answered in time.
+	// ErrHangs means that the store has not answered in time.
 	ErrHangs = errors.New("the store does not answer")
-	// ErrUntried is the failure of a trial that tells nothing of its store: it may hang.
+	// ErrUntried means that a trial gave no result: the store may hang.
 	ErrUntried = errors.New("the store was not tried")
 )
 
-// ErrNoStore is what the process says of a path that leads to something else. It reaches the
-// caller as text alone.
+// ErrNoStore is the process's error for a path that leads to something else. The caller receives only its text.
 var ErrNoStore = errors.New("a store is an image file or a block device")
 
-// childName is the name that the process has.
+// childName is the name of the process that tries a store.
 const childName = "directvol-store-trial"
 
 func init() {
@@ -50,12 +46,11 @@ func init() {
 	}
 }
 
-// pageBytes is what is read: O_DIRECT wants memory and length aligned to the store's
-// blocks, which have 4096 bytes at most.
+// pageBytes is the length of the read. O_DIRECT requires memory and length to be aligned to the store's blocks, which have at
+// most 4096 bytes.
 const pageBytes = 4096
 
-// read reads the first bytes of a store, from the store and not from memory where that
-// is possible.
+// read reads the first bytes of a store, and bypasses the page cache if possible.
 func read(path string) error {
 	found, err := find(path)
 	if err != nil {
@@ -64,7 +59,7 @@ func read(path string) error {
 	defer unix.Close(found)
 	same := "/proc/self/fd/" + strconv.Itoa(found)
 	file, err := os.OpenFile(same, os.O_RDONLY|unix.O_DIRECT, 0)
-	if errors.Is(err, unix.EINVAL) { // a filesystem without it, such as an older tmpfs
+	if errors.Is(err, unix.EINVAL) { // the filesystem does not support O_DIRECT, such as an older tmpfs
 		file, err = os.OpenFile(same, os.O_RDONLY, 0)
 	}
 	if err != nil {
@@ -79,8 +74,8 @@ func read(path string) error {
 	return nil
 }
 
-// find returns a descriptor that only names a store (O_PATH): opening a FIFO waits, opening
-// a tape winds, and opening a watchdog starts it.
+// find returns a descriptor that only refers to a store (O_PATH). Opening for reading would block on a FIFO, wind a tape, and
+// start a watchdog.
 func find(path string) (fd int, err error) {
 	fd, err = unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -98,48 +93,49 @@ func find(path string) (fd int, err error) {
 	return fd, nil
 }
 
-// Trials are the trials under way. The zero value is ready.
+// Trials holds the trials in progress. The zero value is ready to use.
 type Trials struct {
 	mu      sync.Mutex
 	running map[string]*running // by path
 }
 
-// startLimit is how long a process has to run.
+// startLimit is how long the start of a process may take.
 const startLimit = 10 * time.Second
 
-// running is one process, or one that is to run.
+// running is a trial's process, or one that is being started.
 type running struct {
 	ended chan struct{}
-	err   error // what it found, once ended is closed
+	err   error // the result; valid once ended is closed
 
 	mu      sync.Mutex
-	pid     int           // 0 until it runs
-	late    chan struct{} // closed when it had its time, and has not answered
+	pid     int           // 0 until the process runs
+	late    chan struct{} // closed when the time limit has passed without an answer
 	overdue *time.Timer   // closes late
 }
 
-// newRunning returns one that has so much time to begin.
+// newRunning returns a running whose process has the time limit to start.
 func newRunning(limit time.Duration) *running {
 	r := &running{ended: make(chan struct{}), late: make(chan struct{})}
 	r.have(limit)
 	return r
 }
 
-// have gives it so much time from now on. r.mu is held, or r is new.
+// have restarts the time limit. r.mu must be held, or r must be new.
 func (r *running) have(limit time.Duration) {
 	late := r.late
 	r.overdue = time.AfterFunc(limit, func() { close(late) })
 }
 
-// whenLate returns a channel that is closed when it had its time.
+// whenLate returns a channel that is closed when the time limit has passed.
 func (r *running) whenLate() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.late
 }
 
-// Read returns when a store has answered. ErrHangs is wrapped where the store had so much time for it as limit says, which its
-// first caller sets, and ErrUntried where nothing is known of it; who gives up before learns nothing about the store. That a process runs may take up to ten seconds more.
+// Read returns when a store has answered. The error wraps ErrHangs if the store has not answered within limit, and ErrUntried if
+// the trial gave no result. If several callers try a store at once, the first caller's limit counts. If ctx ends first, the
+// error says nothing about the store. Starting the process may take up to ten more seconds.
 func (t *Trials) Read(ctx context.Context, path string, limit time.Duration) error {
 	r, joined := t.start(path, limit)
 	select {
@@ -149,23 +145,23 @@ func (t *Trials) Read(ctx context.Context, path string, limit time.Duration) err
 	case <-ctx.Done():
 		return fmt.Errorf("try store %s: it has not answered yet: %w", path, ctx.Err())
 	}
-	if joined && r.err != nil { // it tells of a time that is over
+	if joined && r.err != nil { // that trial's result is out of date
 		return t.Read(ctx, path, limit)
 	}
 	return r.err
 }
 
-// tooLate is the answer to who has waited as long as the store had time.
+// tooLate returns the error for a trial whose time limit has passed.
 func (r *running) tooLate(path string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.pid == 0 { // of the store nothing is known
+	if r.pid == 0 { // nothing is known about the store
 		return fmt.Errorf("try store %s: %w: no process for it could be started in time: this one may have another store open that does not answer", path, ErrUntried)
 	}
 	return fmt.Errorf("try store %s: %w a small read, which process %d waits for", path, ErrHangs, r.pid)
 }
 
-// start starts a trial, or joins the one that goes on. It waits for nobody.
+// start starts a trial, or joins the one in progress. It does not block.
 func (t *Trials) start(path string, limit time.Duration) (r *running, joined bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -187,7 +183,7 @@ func (t *Trials) start(path string, limit time.Duration) (r *running, joined boo
 	}
 	go func() {
 		var err error
-		for range 2 { // a starter may have ended before anybody noticed
+		for range 2 { // a starter may have ended unnoticed
 			if err = have(path, limit, func(said report) {
 				if !said.Ended {
 					r.runs(said.PID, limit)
@@ -203,8 +199,8 @@ func (t *Trials) start(path string, limit time.Duration) (r *running, joined boo
 	return r, false
 }
 
-// runs notes that the process does, which has so much time from now on. Who waited for it to begin may have given up; of the store
-// nothing is known by that.
+// runs records that the process runs, and restarts the time limit. If the limit for starting has already passed, callers have
+// given up, but that shows nothing about the store.
 func (r *running) runs(pid int, limit time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -221,7 +217,7 @@ func (r *running) stopClock() {
 	r.overdue.Stop()
 }
 
-// err is what a report of a trial's end means.
+// err returns the error for a report of a trial's end.
 func (r report) err(path string, limit time.Duration) error {
 	switch {
 	case r.Hangs:

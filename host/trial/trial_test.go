@@ -50,9 +50,8 @@ func TestWhatIsNoStoreIsNotOpened(t *testing.T) {
 	}
 }
 
-// leased returns a store that hangs, and what ends that: whoever opens it waits until its
-// lease (F_SETLEASE of fcntl(2)) is given up, as whoever reads a dead disk waits for the
-// disk.
+// leased returns a store that hangs, and a function that ends that. A process that opens the store waits until a lease
+// (F_SETLEASE of fcntl(2)) is given up, as a process that reads a dead disk waits for the disk.
 func leased(t *testing.T) (path string, answer func()) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "store")
@@ -67,8 +66,7 @@ func leased(t *testing.T) (path string, answer func()) {
 	return path, func() { file.Close() }
 }
 
-// Who gives up before the store had its time is not told that it hangs; whoever tries it
-// meanwhile joins the one process.
+// A caller that gives up before the limit must not be told that the store hangs. Other callers join the one process meanwhile.
 func TestStoreThatHangsHoldsUpOneProcess(t *testing.T) {
 	path, answer := leased(t)
 	var trials Trials
@@ -90,7 +88,7 @@ func TestStoreThatHangsHoldsUpOneProcess(t *testing.T) {
 	}
 }
 
-// A store that had its time hangs, whoever asks, and its process is killed.
+// After the limit the store counts as hanging for every caller, and its process is killed.
 func TestStoreThatHadItsTimeHangs(t *testing.T) {
 	path, _ := leased(t)
 	var trials Trials

@@ -1,4 +1,4 @@
-// Package trialtest has a store that hangs when a test wants it to. It is for tests.
+// Package trialtest provides, for tests, a store that hangs on demand.
 package trialtest
 
 import (
@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// longest is how long a server stands still: whoever waits for it takes no signal, and would
-// outlive a test that fails so.
+// longest is how long a server may be stopped. Processes that wait for the store take no signal, and would outlive a test that
+// fails while the server is stopped.
 const longest = time.Minute
 
-// Serve returns a store whose descriptors take as long to close as its server wants, and
-// what stops the server, for a minute at most, and lets it go on.
+// Serve returns a store whose server decides how long closing a descriptor takes. stop stops the server, for a minute at most,
+// and answer lets it continue.
 func Serve(t *testing.T) (path string, stop, answer func()) {
 	t.Helper()
 	dir := t.TempDir()
@@ -49,7 +49,7 @@ func Serve(t *testing.T) (path string, stop, answer func()) {
 	}
 	t.Cleanup(func() {
 		signal(unix.SIGCONT)
-		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) { // the test has done that
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) { // the test may have unmounted it
 			t.Error(err)
 		}
 		signal(unix.SIGTERM)
