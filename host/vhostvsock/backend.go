@@ -1,29 +1,21 @@
-// Package vhostvsock is a virtio socket device that lives in a process of its
-// own: the back end of QEMU's vhost-user-vsock-pci, for hosts that have no
-// /dev/vhost-vsock. One Backend serves one virtual machine.
+// Package vhostvsock is a virtio socket device in a separate process: the back end of QEMU's vhost-user-vsock-pci, for hosts
+// without /dev/vhost-vsock. One Backend serves one virtual machine.
 //
-// On one side it speaks the vhost-user protocol (QEMU's
-// docs/interop/vhost-user.rst) and serves the rx and tx queues of a virtio
-// socket device (virtio 1.2, section 5.10; linux/virtio_vsock.h and
-// linux/virtio_ring.h). On the other side it has one unix socket in
-// Firecracker's hybrid dialect: a client says "CONNECT <port>\n", reads
-// "OK <number>\n" once a process in the guest has accepted, and has a byte
-// stream to it from there on. A port that nobody listens on closes the client
-// without an answer. Connections that the guest begins are refused, datagrams
-// and SOCK_SEQPACKET are not offered, and QEMU keeps the event queue.
+// Towards QEMU it speaks the vhost-user protocol (QEMU's docs/interop/vhost-user.rst) and serves the rx and tx queues of a
+// virtio socket device (virtio 1.2, section 5.10; linux/virtio_vsock.h and linux/virtio_ring.h). Towards clients it has one
+// unix socket in Firecracker's hybrid dialect. A client sends "CONNECT <port>\n". After a process in the guest has accepted, the
+// client reads "OK <number>\n", and then has a byte stream to that process. If nothing listens on the port, the client's
+// connection is closed without an answer. Connections that the guest begins are refused. Datagrams and SOCK_SEQPACKET are not
+// offered. QEMU keeps the event queue.
 //
-// Everything the guest writes is distrusted: each address, length and index is
-// checked before it is used, a packet that breaks the rules ends its
-// connection, and a malformed ring ends the device until the guest's driver
-// starts it anew. A bug of ours that such bytes find ends no more than that. The
-// front end, which owns the guest, is trusted to describe its memory, but not to
-// get its messages right.
+// The package does not trust anything that the guest writes. It checks each address, length and index before use. A packet that
+// breaks the rules ends its connection, and a malformed ring stops the device until the guest's driver restarts it. If such bytes
+// trigger a bug in this package, the damage is limited in the same way. The front end, which owns the guest, is trusted to
+// describe its memory, but its messages are checked.
 //
-// One goroutine does it all, with epoll(7) and without a lock: a packet goes
-// between the guest's memory and a client's socket in one system call, with no
-// other goroutine to wake. No step blocks. A client that does not read stops
-// only its own connection: what the guest sent it meanwhile is buffered, up to
-// the credit that the guest was given, and the tx queue is always drained.
+// One goroutine does all the work, with epoll(7) and without locks. So a packet goes between the guest's memory and a client's
+// socket in one system call, without waking another goroutine. No step blocks. A client that does not read stops only its own
+// connection: the guest's bytes for it are buffered, up to the credit that the guest has, and the tx queue is always drained.
 package vhostvsock
 
 import (
@@ -40,46 +32,44 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 )
 
-// Config says what a Backend serves.
+// Config configures a Backend.
 type Config struct {
-	Socket   string // where QEMU connects; made by Listen
-	UDSPath  string // where clients connect; made by Listen
+	Socket   string // QEMU connects here; made by Listen
+	UDSPath  string // clients connect here; made by Listen
 	GuestCID uint64 // the guest's address: 3 to 2^32-2
 
-	// Log gets a line for what an operator should know, and at its debug level
-	// for each connection that ends early. Nil is silence.
+	// Log receives messages for the operator and, at debug level, a line for each connection that ends early. Nil means no log.
 	Log logrus.FieldLogger
 }
 
-// ErrFrontEndGone is what Serve ends with when QEMU closed its connection
-// without having stopped the device: it crashed or was killed.
+// ErrFrontEndGone is Serve's error after QEMU closed its connection without stopping the device first: QEMU crashed or was
+// killed.
 var ErrFrontEndGone = errors.New("QEMU closed the connection while the device was running")
 
-// Backend is a listening device. It serves one front end, once: the first that
-// sends a message. Whoever comes after is refused, and QEMU cannot take up a device
-// again whose backend it lost. Where descriptors run out, who connects has to wait;
-// a client that has waited for slotLimit loses its slot.
+// Backend is a listening device. It serves one front end, once: the first that sends a message. It refuses all later ones; QEMU
+// cannot reconnect a device whose backend it has lost. If the process runs out of descriptors, new connections wait. A client
+// that is stuck for slotLimit is closed.
 type Backend struct {
 	cfg  Config
 	log  logrus.FieldLogger
 	poll *poller
 	wake int // an eventfd that ends Serve
 
-	listener *address.UnixSocket // for the front end
-	silent   []silentFrontEnd    // who connected there and has not said a word
+	listener *address.UnixSocket // for front ends
+	silent   []silentFrontEnd    // connections that have not sent anything yet
 	silentID uint32
-	frontEnd int // -1 before one of them spoke
+	frontEnd int // -1 until one of them has sent something
 	reader   messageReader
 	device   *device
 
-	hybrid      *address.UnixSocket // for the clients
+	hybrid      *address.UnixSocket // for clients
 	mux         *mux
-	more        bool // a queue was left with work to do
-	stalled     bool // somebody waits because accept failed
+	more        bool // a queue still has work
+	stalled     bool // accept failed, so connections may be waiting
 	saidStalled bool
 
 	clock func() time.Duration // monotonic
-	swept time.Duration        // when clients were last looked at for waiting too long
+	swept time.Duration        // time of the last sweep for stuck clients
 
 	mu       sync.Mutex
 	serving  bool
@@ -87,7 +77,7 @@ type Backend struct {
 	finished chan struct{} // closed when everything is released
 }
 
-// Check says what is wrong with a configuration, before anything is made.
+// Check returns what is wrong with a configuration. It makes nothing.
 func (cfg Config) Check() error {
 	if cfg.GuestCID <= hostCID || cfg.GuestCID >= 1<<32-1 {
 		return fmt.Errorf("guest CID %d: want 3 to 4294967294, the others have meanings of their own", cfg.GuestCID)
@@ -98,9 +88,8 @@ func (cfg Config) Check() error {
 	return nil
 }
 
-// Listen makes both sockets, as address.ListenUnix does. They are at their paths
-// when it returns, UDSPath first.
-// The caller must call Serve or Close.
+// Listen makes both sockets, as address.ListenUnix does. When it returns, both are at their paths; UDSPath is made first. The
+// caller must call Serve or Close.
 func Listen(cfg Config) (*Backend, error) {
 	if err := cfg.Check(); err != nil {
 		return nil, err
@@ -146,11 +135,9 @@ func (b *Backend) open() (err error) {
 		b.poll.add(b.hybrid.FD, unix.EPOLLIN|unix.EPOLLET, sourceHybrid, 0))
 }
 
-// Serve waits for QEMU and serves it until it disconnects. It returns nil when
-// QEMU stopped the device first, when ctx ends and after Close;
-// ErrFrontEndGone when QEMU vanished; and an error that names the message when
-// QEMU and the backend do not understand each other. All clients are closed
-// and both sockets removed when it returns. It can be called once.
+// Serve waits for QEMU and serves it until it disconnects. It returns nil if QEMU stopped the device first, if ctx ends, and
+// after Close. It returns ErrFrontEndGone if QEMU vanished, and an error that names the message if a message from QEMU is invalid
+// or not supported. When Serve returns, all clients are closed and both sockets are removed. It can be called once.
 func (b *Backend) Serve(ctx context.Context) error {
 	b.mu.Lock()
 	if b.serving || b.closed {
@@ -169,8 +156,7 @@ func (b *Backend) Serve(ctx context.Context) error {
 	return err
 }
 
-// Close ends Serve, waits until everything is released, and returns nil. It
-// can be called at any time and more than once.
+// Close ends Serve, waits until everything is released, and returns nil. It can be called at any time and more than once.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	serving, closed := b.serving, b.closed
@@ -188,14 +174,14 @@ func (b *Backend) Close() error {
 
 var errInterrupted = errors.New("interrupted")
 
-// interrupt makes loop return. The eventfd is open as long as finished is.
+// interrupt makes loop return. The eventfd stays open until finished is closed.
 func (b *Backend) interrupt() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	signal(b.wake)
 }
 
-// release closes and removes everything.
+// release closes all descriptors and removes the sockets.
 func (b *Backend) release() {
 	for _, socket := range []*address.UnixSocket{b.listener, b.hybrid} {
 		if socket != nil {

@@ -17,7 +17,7 @@ import (
 
 func itoa(v uint32) string { return strconv.FormatUint(uint64(v), 10) }
 
-// roomy is a guest's receive buffer that no test here fills by chance.
+// roomy is a guest's receive buffer size that no test fills by accident.
 const roomy = 1 << 20
 
 func TestBytesGoBothWays(t *testing.T) {
@@ -105,7 +105,7 @@ func TestForeignPacketsAreDropped(t *testing.T) {
 		fe.transmit(h, nil)
 	}
 	g.send(opCreditRequest, 0, nil)
-	g.expect(opCreditUpdate) // the first answer, and the only one
+	g.expect(opCreditUpdate) // the first and only answer
 }
 
 func TestGuestGetsNoMoreThanItsCredit(t *testing.T) {
@@ -129,7 +129,7 @@ func TestGuestGetsNoMoreThanItsCredit(t *testing.T) {
 			break
 		}
 		g.expect(opCreditRequest)
-		// Were there data to come, it would come before this answer.
+		// Data would arrive before this answer.
 		g.send(opCreditRequest, 0, nil)
 		g.expect(opCreditUpdate)
 		switch limit {
@@ -158,8 +158,7 @@ func TestCreditTakenBackIsNoCredit(t *testing.T) {
 	}
 }
 
-// pour sends bytes from the guest while its credit lasts, and keeps count of
-// what the backend says it has passed on.
+// pour sends bytes from the guest while there is credit, and tracks the credit that the backend returns.
 func (g *guestSocket) pour(t *testing.T, data []byte, chunk int) {
 	t.Helper()
 	var sent, fwd uint32
@@ -201,7 +200,7 @@ func TestBulkFromTheGuestIsIntact(t *testing.T) {
 
 func TestSlowClientStallsOnlyItself(t *testing.T) {
 	b, fe, slow, g := connected(t)
-	// Its client reads nothing; the guest sends what its credit allows.
+	// The client reads nothing; the guest sends as much as its credit allows.
 	data := g.burst()
 
 	quick, h := connectPast(t, b, fe, opCreditUpdate)
@@ -220,7 +219,7 @@ func TestSlowClientStallsOnlyItself(t *testing.T) {
 func TestOverrunIsReset(t *testing.T) {
 	_, fe, _, g := connected(t)
 	chunk := make([]byte, maxPacketPayload)
-	// The kernel takes a little for the client, then our buffer is full.
+	// The kernel buffers a little for the client; after that the backend's buffer is full.
 	for range 64 {
 		g.send(opData, 0, chunk)
 	}
@@ -233,8 +232,7 @@ func TestOverrunIsReset(t *testing.T) {
 	}
 }
 
-// expectClosed wants the shutdown of a client that closed. Its two halves may
-// be seen one after the other.
+// expectClosed expects the shutdown of a client that has closed. It may arrive as two packets, one for each half.
 func (g *guestSocket) expectClosed() {
 	g.fe.t.Helper()
 	p := g.expect(opShutdown)
@@ -284,8 +282,7 @@ func TestGuestHalfCloseWaitsForASlowClient(t *testing.T) {
 	wantEnd(t, c, string(data))
 }
 
-// TestBufferStaysAsLargeAsWhatItHolds: a client that reads a little at a time
-// must not make the buffer grow.
+// TestBufferStaysAsLargeAsWhatItHolds: a client that reads a little at a time must not make the buffer grow.
 func TestBufferStaysAsLargeAsWhatItHolds(t *testing.T) {
 	var b buffer
 	chunk := segments{make([]byte, 1000)}
@@ -314,8 +311,7 @@ func TestGuestThatReceivesNoMoreBreaksTheClientsPipe(t *testing.T) {
 
 func TestGuestCloseDeliversWhatItSentAndIsConfirmed(t *testing.T) {
 	_, fe, c, g := connected(t)
-	// More than the client's socket holds: the rest is buffered, while the
-	// guest gets its reset at once.
+	// The data exceeds the buffer of the client's socket. The rest is buffered, while the guest gets its reset at once.
 	data := g.burst()
 	g.send(opShutdown, shutdownBoth, nil)
 	p := fe.receive()
@@ -413,7 +409,7 @@ func TestPacketsFitTheGuestsBuffers(t *testing.T) {
 	b, _ := startBackend(t)
 	fe := connectFrontEnd(t, b)
 	fe.startQueues()
-	// The header lies across both descriptors, and 100 bytes are left.
+	// The header is split across both descriptors, and 100 bytes are left.
 	const first, second = 10, packetHeaderSize - 10 + 100
 	for slot := range slots {
 		clear(fe.rx.slot(slot))
@@ -453,7 +449,7 @@ func TestGuestWithoutReceiveBuffersIsWaitedFor(t *testing.T) {
 	for range 3 {
 		dialClient(t, b, "1024")
 	}
-	// Chains come one by one, and each needs its kick to be seen.
+	// Chains arrive one by one, and each needs a kick to be noticed.
 	for slot := range 3 {
 		fe.rx.give(slot, packetHeaderSize, 64)
 		if p := fe.decode(fe.rx.take()); p.op != opRequest {
@@ -462,8 +458,8 @@ func TestGuestWithoutReceiveBuffersIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestFullQueueInOneTurnLosesNoKick: a turn ends after as many chains as the
-// queue is long, before the device has seen that there are no more.
+// TestFullQueueInOneTurnLosesNoKick: a turn ends after as many chains as the queue is long, before the device has seen that
+// there are no more.
 func TestFullQueueInOneTurnLosesNoKick(t *testing.T) {
 	_, fe, c, g := connected(t)
 	fe.stopQueues()
@@ -501,7 +497,7 @@ func TestConnectionsAreLimited(t *testing.T) {
 	}
 }
 
-// Its end is an error, unless it stopped the device before.
+// Serve must return an error, unless QEMU stopped the device before.
 func TestQEMUGoneClosesClientsAndIsSaid(t *testing.T) {
 	for _, want := range []error{ErrFrontEndGone, nil} {
 		b, served := startBackend(t)
@@ -558,7 +554,7 @@ func TestProbeOfTheSocketIsNoFrontEnd(t *testing.T) {
 	b, _ := startBackend(t)
 	probe := dialFrontEnd(t, b)
 	probe.conn.Close()
-	// The backend may look at the probe's end only after the next connect.
+	// The backend may notice the end of the probe only after the next connect.
 	for deadline := time.Now().Add(patience); ; {
 		fe := dialFrontEnd(t, b)
 		fe.conn.Write(encodeRequest(reqGetFeatures, 0, nil))
@@ -624,7 +620,7 @@ func TestNoDescriptorIsLeftOpen(t *testing.T) {
 		fe.shareMemory()
 		fe.stopQueues()
 		fe.startQueues()
-		// Descriptors that come with a message which is refused.
+		// These descriptors come with a message that is refused.
 		fe.post(99, flagNeedReply, nil, fe.memfd, fe.memfd)
 		refusal(fe)
 		if err := <-served; err == nil {
@@ -652,9 +648,8 @@ func openFiles(t *testing.T) int {
 	return len(names)
 }
 
-// TestCreditComesBackInLargePieces: a guest whose writer waits for credit sends
-// as much as it gets. Told of each packet that its client took, it would go on in
-// packets of that size for ever, with a thread to wake for each.
+// TestCreditComesBackInLargePieces: a guest whose writer waits for credit sends as much as it may. If it got credit for each
+// packet that the client read, it would keep sending packets of that size, and would wake a thread for each.
 func TestCreditComesBackInLargePieces(t *testing.T) {
 	_, fe, c, g := connected(t)
 	const piece = 4096

@@ -6,30 +6,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bufAlloc is how much of one connection's bytes from the guest we keep for a
-// client that does not read, beside what its socket holds. The guest knows it as
-// our buf_alloc. It is one of Linux's largest packets.
+// bufAlloc limits how many bytes from the guest one connection buffers for a client that does not read, in addition to the
+// client's socket buffer. The guest receives it as buf_alloc. It is the size of one of Linux's largest packets.
 const bufAlloc = maxPacketPayload
 
-// creditStep is how much the client has read when the guest is told, by whatever
-// packet goes its way next, and not before. Linux's guests receive in buffers of
-// 4 KiB, and with many streams on one processor their kernel runs a stream's reader
-// after each of them. An echo that may always send then answers each piece by itself:
-// a packet, an update and a change of threads for every 4 KiB. One that waits for a
-// large step of credit finds as much to read when it goes on (TCP has the same rule:
-// RFC 1122, section 4.2.3.3).
+// creditStep is how many bytes the client must read before the guest is told; the next packet to the guest then tells it.
+//
+// Smaller steps are slow with Linux guests. A guest receives in buffers of 4 KiB, and with many streams on one processor its
+// kernel runs a stream's reader after each buffer. An echo server with permanent credit then answers each 4 KiB separately,
+// with a packet, a credit update and a thread switch. A server that waits for a large step of credit finds as much data to
+// read when it continues. TCP has the same rule (RFC 1122, section 4.2.3.3).
 const creditStep = bufAlloc / 2
 
 type connState uint8
 
 const (
-	greeting    connState = iota // the client has yet to say CONNECT; the guest knows nothing
-	connecting                   // the guest is to answer, or even to be asked
-	established                  //
-	draining                     // over for the guest but for a reset that it is owed; the client still gets what is buffered
+	greeting    connState = iota // the client has not sent CONNECT yet; the guest knows nothing
+	connecting                   // the guest has not answered yet, or was not asked yet
+	established                  // bytes flow both ways
+	draining                     // ended for the guest, except for a reset still to be sent; the client still gets what is buffered
 )
 
-// packets that a connection owes the guest, apart from data.
+// debt is a set of packets, apart from data, that a connection still has to send to the guest.
 type debt uint8
 
 const (
@@ -42,34 +40,34 @@ const (
 
 // connection is one client's stream into the guest.
 type connection struct {
-	fd        int // the client's socket, -1 when closed
+	fd        int // the client's socket; -1 when closed
 	hostPort  uint32
 	guestPort uint32
 	state     connState
 	debts     debt
-	moved     progress      // as it was at movedAt
-	movedAt   time.Duration // when it was last seen to get somewhere, or not to wait
-	queued    bool          // on the mux's list of those that may have a packet to send
+	moved     progress      // the progress at movedAt
+	movedAt   time.Duration // when the connection last made progress or was not stuck
+	queued    bool          // in mux.ready
 
-	// The way to the guest.
-	readable  bool   // the socket may have something
+	// Towards the guest.
+	readable  bool   // the socket may have data
 	ended     bool   // the client sends no more
-	gone      bool   // the client receives no more, either
+	gone      bool   // the client receives no more either
 	refused   bool   // the guest receives no more
-	peerAlloc uint32 // credit as virtio 1.2, section 5.10.6.3 has it:
-	peerFwd   uint32 // what the guest's reader has taken,
-	sent      uint32 // and what we sent, both modulo 2^32
-	asked     bool   // the guest was asked for credit during this shortage
+	peerAlloc uint32 // the guest's buf_alloc; for credit see virtio 1.2, section 5.10.6.3
+	peerFwd   uint32 // bytes that the guest's reader has taken, modulo 2^32
+	sent      uint32 // bytes sent to the guest, modulo 2^32
+	asked     bool   // the guest was asked for credit since credit ran out
 
-	// The way from the guest.
+	// From the guest.
 	finished bool   // the guest sends no more
-	pending  buffer // what the client has not taken yet
-	fwd      uint32 // what it has taken, modulo 2^32
-	toldFwd  uint32 // fwd as the guest knows it
+	pending  buffer // bytes that the client has not taken yet
+	fwd      uint32 // bytes that the client has taken, modulo 2^32
+	toldFwd  uint32 // the value of fwd that the guest was told
 }
 
-// credit is how many bytes the guest has room for. A guest that takes its
-// promise back has no room, rather than a lot.
+// credit returns how many bytes the guest has room for. If the guest reduces its promise below what is in flight, the result is
+// 0 and does not wrap around.
 func (c *connection) credit() int {
 	inFlight := c.sent - c.peerFwd
 	if inFlight >= c.peerAlloc {
@@ -78,15 +76,15 @@ func (c *connection) credit() int {
 	return int(c.peerAlloc - inFlight)
 }
 
-// mayRead says whether bytes of the client can go to the guest now.
+// mayRead reports whether bytes from the client can be sent to the guest now.
 func (c *connection) mayRead() bool {
 	return c.state == established && c.readable && !c.ended && !c.refused && c.credit() > 0
 }
 
-// hasPacket says whether there may be something to send to the guest.
+// hasPacket reports whether there may be a packet for the guest.
 func (c *connection) hasPacket() bool { return c.debts != 0 || c.mayRead() }
 
-// known says whether the guest's packets may name this connection.
+// known reports whether packets from the guest may refer to this connection.
 func (c *connection) known() bool { return c.state == connecting || c.state == established }
 
 // taken counts bytes that the client's socket accepted.
@@ -97,7 +95,7 @@ func (c *connection) taken(n int) {
 	}
 }
 
-// buffer is a queue of bytes. Empty, it holds no memory.
+// buffer is a queue of bytes. An empty buffer uses no memory.
 type buffer struct {
 	bytes []byte
 	start int
@@ -105,7 +103,7 @@ type buffer struct {
 
 func (b *buffer) len() int { return len(b.bytes) - b.start }
 
-// push copies s to the end.
+// push appends a copy of s.
 func (b *buffer) push(s segments) {
 	if b.start > 0 && len(b.bytes)+s.size() > cap(b.bytes) {
 		b.bytes = b.bytes[:copy(b.bytes, b.bytes[b.start:])]
@@ -116,7 +114,7 @@ func (b *buffer) push(s segments) {
 	}
 }
 
-// pop drops n bytes from the beginning.
+// pop removes n bytes from the front.
 func (b *buffer) pop(n int) {
 	b.start += n
 	if b.len() == 0 {
@@ -124,8 +122,8 @@ func (b *buffer) pop(n int) {
 	}
 }
 
-// peek is what is queued; it is valid until the next push or pop.
+// peek returns the queued bytes. The slice is valid until the next push or pop.
 func (b *buffer) peek() []byte { return b.bytes[b.start:] }
 
-// retryable says whether a non-blocking call is to be made again later.
+// retryable reports whether a non-blocking call should be repeated later.
 func retryable(err error) bool { return err == unix.EAGAIN || err == unix.EINTR }

@@ -7,8 +7,8 @@ import (
 	"math/bits"
 )
 
-// What we offer, by bit. Indirect descriptors are not offered: a packet is two
-// or three descriptors, and the table would be one more thing to distrust.
+// The offered features, as bits. Indirect descriptors are not offered: a packet takes only two or three descriptors, and the
+// table would be one more untrusted structure.
 const (
 	featureEventIdx         = 1 << 29 // VIRTIO_RING_F_EVENT_IDX
 	featureProtocolFeatures = 1 << 30 // VHOST_USER_F_PROTOCOL_FEATURES
@@ -20,8 +20,8 @@ const (
 	protocolFeatures = protocolReplyAck | protocolConfig
 )
 
-// device is the back end of one vhost-user connection: it holds the guest's
-// memory and its two queues as the front end's messages describe them.
+// device is the back end of one vhost-user connection. It holds the guest's memory and its two queues, as described by the front
+// end's messages.
 type device struct {
 	poll     *poller
 	guestCID uint64
@@ -31,8 +31,7 @@ type device struct {
 	mem      *memory
 	rings    [queueCount]ring
 
-	// onRestart is called when the guest's driver begins afresh: it knows
-	// nothing of the connections that were.
+	// onRestart is called when the guest's driver restarts and so has forgotten all connections.
 	onRestart func()
 }
 
@@ -54,16 +53,15 @@ func (d *device) close() {
 	}
 }
 
-// running says whether the guest's driver uses a queue.
+// running reports whether the guest's driver uses a queue.
 func (d *device) running() bool {
 	return d.rings[rxQueue].queue != nil || d.rings[txQueue].queue != nil
 }
 
-// broken says whether the guest broke one of its queues.
+// broken reports whether the guest has broken a queue.
 func (d *device) broken() bool { return d.rings[rxQueue].bad || d.rings[txQueue].bad }
 
-// handlers of requests; a nil reply means that none was asked for, but maybe
-// an acknowledgement.
+// handlers of requests. A nil reply means that the request has no reply; it may still want an acknowledgement.
 var handlers = map[request]func(*device, *message) ([]byte, error){
 	reqGetFeatures:         func(*device, *message) ([]byte, error) { return uint64Reply(features), nil },
 	reqSetFeatures:         (*device).setFeatures,
@@ -84,10 +82,9 @@ var handlers = map[request]func(*device, *message) ([]byte, error){
 	reqGetConfig:           (*device).getConfig,
 }
 
-// handle carries out a request and closes the descriptors that it did not
-// take over. The reply, if it is not nil, goes to the front end even when
-// there is an error; after an error the front end and we no longer agree on
-// what the device is, so the connection must end.
+// handle carries out a request, and closes those descriptors that the request did not take over. A reply that is not nil must be
+// sent even if there is an error. After an error, the front end and this device may disagree about the device's state, so the
+// connection must end.
 func (d *device) handle(m *message) (reply []byte, err error) {
 	defer closeFDs(m.fds)
 	h, ok := handlers[m.request]
@@ -120,7 +117,7 @@ func (d *device) setFeatures(m *message) ([]byte, error) {
 	}
 	d.acked = v
 	if v&featureProtocolFeatures == 0 {
-		// Then there is no SET_VRING_ENABLE either ("Ring states").
+		// Without protocol features there is no SET_VRING_ENABLE either ("Ring states").
 		for i := range d.rings {
 			d.rings[i].enabled = true
 		}
@@ -140,7 +137,7 @@ func (d *device) setProtocolFeatures(m *message) ([]byte, error) {
 	return nil, nil
 }
 
-// reset disables the queues; what they were used for is over.
+// reset disables the queues and forgets their state.
 func (d *device) reset(*message) ([]byte, error) {
 	for i := range d.rings {
 		r := &d.rings[i]
@@ -151,7 +148,7 @@ func (d *device) reset(*message) ([]byte, error) {
 	return nil, nil
 }
 
-// setMemTable replaces the memory. Queues that run go on in the new one.
+// setMemTable replaces the memory. Running queues continue in the new memory.
 func (d *device) setMemTable(m *message) ([]byte, error) {
 	specs, err := parseMemTable(m.payload)
 	if err != nil {
@@ -170,7 +167,7 @@ func (d *device) setMemTable(m *message) ([]byte, error) {
 		}
 	}
 	if err != nil {
-		// No queue may keep slices of the memory that goes away.
+		// No queue may keep slices of memory that is about to be unmapped.
 		for i := range d.rings {
 			d.rings[i].stop(d.poll)
 		}
@@ -188,7 +185,7 @@ func (d *device) startRing(i int) error {
 	return nil
 }
 
-// ringOf checks the index in a vring state.
+// ringOf checks the index in a vring state and returns the ring.
 func (d *device) ringOf(m *message) (r *ring, num uint32, err error) {
 	index, num, err := parseVringState(m.payload)
 	if err != nil {
@@ -229,8 +226,8 @@ func (d *device) setVringAddr(m *message) ([]byte, error) {
 	return nil, nil
 }
 
-// setVringBase tells where a queue goes on. A paused VM goes on where it was
-// stopped; anything else is a driver that begins afresh.
+// setVringBase sets the position from which a queue continues. A paused VM continues where it stopped; any other position means
+// that the driver has restarted.
 func (d *device) setVringBase(m *message) ([]byte, error) {
 	r, num, err := d.ringOf(m)
 	if err != nil {
@@ -290,7 +287,7 @@ func (d *device) setVringCall(m *message) ([]byte, error) {
 	r := &d.rings[i]
 	closeFDs([]int{r.call})
 	r.call = fd
-	// What was signalled to the old one may be lost.
+	// A signal to the old eventfd may be lost.
 	signal(fd)
 	return nil, nil
 }
@@ -317,9 +314,8 @@ func (d *device) setVringEnable(m *message) ([]byte, error) {
 	return nil, nil
 }
 
-// getConfig answers with struct virtio_vsock_config: the guest's CID. A
-// request that it cannot fill is answered with an empty payload, as the
-// document wants it.
+// getConfig answers with struct virtio_vsock_config: the guest's CID. As vhost-user.rst requires, the answer to a request for
+// other bytes is an empty payload.
 func (d *device) getConfig(m *message) ([]byte, error) {
 	offset, size, err := parseConfigRequest(m.payload)
 	if err != nil {

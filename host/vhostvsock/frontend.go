@@ -6,18 +6,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxSilent is how many may be connected as front ends without a word.
+// maxSilent is how many connections of front ends may be open that have not sent anything.
 const maxSilent = 8
 
-// silentFrontEnd has connected as a front end and said nothing yet: QEMU in a
-// moment, or somebody who looks whether we are there.
+// silentFrontEnd is a connection to the front end's socket that has not sent anything yet: QEMU's, or that of a program that
+// only checks whether the socket is served.
 type silentFrontEnd struct {
 	fd int
-	id uint32 // to the poller: descriptors are used again
+	id uint32 // for the poller, because descriptor numbers are reused
 }
 
-// acceptFrontEnds takes every connection that waits. The one that has been silent
-// for longest gives way to one more than maxSilent.
+// acceptFrontEnds accepts all waiting connections. If there are more than maxSilent, it closes the oldest silent one.
 func (b *Backend) acceptFrontEnds() {
 	b.accept(b.listener.FD, func(fd int) {
 		if b.frontEnd >= 0 {
@@ -43,8 +42,8 @@ func (b *Backend) refuse(fd int) {
 	b.poll.closeFD(fd)
 }
 
-// silentEvent handles the first word of one that was silent, or its end. The first
-// of all to speak is the front end, and the others are refused.
+// silentEvent handles the first message of a silent connection, or its end. The first connection to send a message is the front
+// end; all others are refused.
 func (b *Backend) silentEvent(id uint32) error {
 	at := slices.IndexFunc(b.silent, func(s silentFrontEnd) bool { return s.id == id })
 	if at < 0 {

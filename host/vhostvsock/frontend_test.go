@@ -16,26 +16,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is how long a test waits for what must come. It is no measure of
-// speed: only a test that has failed waits that long.
+// patience is how long a test waits for an event that must come. It does not measure speed: only a failed test waits that long.
 const patience = 30 * time.Second
 
 const testCID = 7
 
-// The fake machine's memory: rings in one region, buffers in another, each at
-// addresses of its own for the guest and for the front end.
+// The fake machine's memory: rings are in one region and buffers in another. Each region has different addresses for the guest
+// and for the front end.
 const (
 	ringGuest, ringUser     = 0x1000, 0x7f00_0000_0000
 	bufferGuest, bufferUser = 0x10_0000, 0x7f10_0000_0000
 
 	ringBytes   = 64 << 10
-	slotBytes   = 80 << 10 // a buffer slot: a header and more than the longest payload
+	slotBytes   = 80 << 10 // size of a buffer slot: a header and more than the longest payload
 	slots       = 16
 	bufferBytes = 2 * slots * slotBytes
 )
 
-// frontEnd is QEMU and the guest's driver in one: it speaks vhost-user to the
-// backend and uses the two queues from the other side.
+// frontEnd plays both QEMU and the guest's driver: it speaks vhost-user to the backend, and uses the two queues from the
+// driver's side.
 type frontEnd struct {
 	t      *testing.T
 	conn   *net.UnixConn
@@ -45,13 +44,12 @@ type frontEnd struct {
 	rx, tx *driverQueue
 }
 
-// driverQueue is the driver's side of a split ring of 2*slots descriptors,
-// where slot i owns descriptors 2i and 2i+1 and one buffer.
+// driverQueue is the driver's side of a split ring of 2*slots descriptors. Slot i owns descriptors 2i and 2i+1 and one buffer.
 type driverQueue struct {
 	fe       *frontEnd
 	index    uint32
-	base     int // of its rings, in the ring region
-	buffers  int // of its slots, in the buffer region
+	base     int // offset of its rings in the ring region
+	buffers  int // offset of its slots in the buffer region
 	avail    uint16
 	lastUsed uint16
 	kick     int
@@ -63,11 +61,10 @@ type driverQueue struct {
 const (
 	queueSize = 2 * slots
 	availAt   = queueSize * descSize
-	usedAt    = availAt + 4 + 2*queueSize + 2 + 2 // the last 2 align it
+	usedAt    = availAt + 4 + 2*queueSize + 2 + 2 // the last 2 are for alignment
 )
 
-// startBackend serves a backend in which no bug may show, and returns it with
-// what Serve will return.
+// startBackend serves a backend, and returns it with a channel for Serve's result. A bug in the backend's log fails the test.
 func startBackend(t *testing.T) (*Backend, <-chan error) {
 	t.Helper()
 	return startLoggedBackend(t, failingLog(t))
@@ -86,7 +83,7 @@ func startLoggedBackend(t *testing.T, log logrus.FieldLogger) (*Backend, <-chan 
 	return b, served
 }
 
-// connectFrontEnd negotiates, and shares the machine's memory.
+// connectFrontEnd connects, negotiates the features, and shares the machine's memory.
 func connectFrontEnd(t *testing.T, b *Backend) *frontEnd {
 	t.Helper()
 	fe := dialFrontEnd(t, b)
@@ -161,7 +158,7 @@ func (fe *frontEnd) close() {
 	}
 }
 
-// send sends a request that the backend acknowledges, and wants a 0.
+// send sends a request that the backend acknowledges, and expects the answer 0.
 func (fe *frontEnd) send(req request, payload []byte, fds ...int) {
 	fe.t.Helper()
 	fe.post(req, flagNeedReply, payload, fds...)
@@ -171,7 +168,7 @@ func (fe *frontEnd) send(req request, payload []byte, fds ...int) {
 	}
 }
 
-// post sends a request and does not wait.
+// post sends a request without waiting for an answer.
 func (fe *frontEnd) post(req request, flags uint32, payload []byte, fds ...int) {
 	fe.t.Helper()
 	if _, _, err := fe.conn.WriteMsgUnix(encodeRequest(req, flags, payload), unix.UnixRights(fds...), nil); err != nil {
@@ -251,7 +248,7 @@ func (q *driverQueue) addresses() []byte {
 	return b
 }
 
-// startQueues starts both queues from where their drivers are.
+// startQueues starts both queues at their drivers' positions.
 func (fe *frontEnd) startQueues() {
 	fe.t.Helper()
 	for _, q := range []*driverQueue{fe.rx, fe.tx} {
@@ -281,8 +278,7 @@ func (fe *frontEnd) stopQueues() (rx, tx uint32) {
 	return bases[rxQueue], bases[txQueue]
 }
 
-// reset is what a driver does first: empty rings, from the beginning.
-// restart has the guest's driver begin afresh, with all its buffers.
+// restart makes the guest's driver start afresh: with empty rings, from the beginning, and with all receive buffers.
 func (fe *frontEnd) restart() {
 	fe.stopQueues()
 	fe.rx.reset()
@@ -328,7 +324,7 @@ func (q *driverQueue) give(slot, first, second int) {
 	q.offer(head)
 }
 
-// offer makes a chain available, and kicks if the device wants that.
+// offer makes a chain available, and kicks the device if it asked for that.
 func (q *driverQueue) offer(head uint16) {
 	ring := q.ring()
 	binary.LittleEndian.PutUint16(ring[availAt+4+2*int(q.avail%queueSize):], head)
@@ -341,7 +337,7 @@ func (q *driverQueue) offer(head uint16) {
 	}
 }
 
-// take waits for the device to return a chain.
+// take waits until the device has returned a chain.
 func (q *driverQueue) take() (slot, written int) {
 	q.fe.t.Helper()
 	slot, written, ok := q.takeUntil(q.call, time.Now().Add(patience))
@@ -351,11 +347,11 @@ func (q *driverQueue) take() (slot, written int) {
 	return slot, written
 }
 
-// returned says whether the device has returned a chain that was not taken.
+// returned reports whether the device has returned a chain that was not taken yet.
 func (q *driverQueue) returned() bool { return load16(q.ring(), usedAt+2) != q.lastUsed }
 
-// takeUntil waits for a returned chain as a driver does: it asks for a signal,
-// looks once more, and then waits on the call eventfd.
+// takeUntil waits for a returned chain as a driver does: it asks for a signal, checks the ring once more, and then waits on the
+// call eventfd.
 func (q *driverQueue) takeUntil(call int, deadline time.Time) (slot, written int, ok bool) {
 	ring := q.ring()
 	store16(ring, availAt+4+2*queueSize, q.lastUsed)
@@ -371,7 +367,7 @@ func (q *driverQueue) takeUntil(call int, deadline time.Time) (slot, written int
 	return slot, int(binary.LittleEndian.Uint32(entry[4:])), true
 }
 
-// await waits for an eventfd and takes its count.
+// await waits for an eventfd and resets its counter.
 func await(fd int, deadline time.Time) bool {
 	for {
 		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
@@ -388,13 +384,13 @@ func await(fd int, deadline time.Time) bool {
 	}
 }
 
-// packet is what crosses the queues.
+// packet is a packet in a queue.
 type packet struct {
 	packetHeader
 	payload []byte
 }
 
-// receive takes the next packet for the guest and gives the buffer back.
+// receive takes the next packet for the guest and returns its buffer to the queue.
 func (fe *frontEnd) receive() packet {
 	fe.t.Helper()
 	slot, written := fe.rx.take()
@@ -426,8 +422,7 @@ func (fe *frontEnd) expect(op operation) packet {
 	return p
 }
 
-// transmit sends a header and a payload as they are, and waits until the
-// device has taken them.
+// transmit sends a header and a payload unchanged, and waits until the device has taken them.
 func (fe *frontEnd) transmit(h packetHeader, payload []byte) {
 	fe.t.Helper()
 	var b [packetHeaderSize]byte
@@ -454,7 +449,7 @@ func (g *guestSocket) send(op operation, flags uint32, payload []byte) {
 	g.fe.transmit(h, payload)
 }
 
-// burst sends more than a client's socket holds, so that our buffer gets the rest.
+// burst sends more than a client's socket buffers, so that the backend buffers the rest.
 func (g *guestSocket) burst() []byte {
 	g.fe.t.Helper()
 	data := randomBytes(4 * maxPacketPayload)
@@ -471,7 +466,7 @@ func (g *guestSocket) header(op operation) packetHeader {
 	}
 }
 
-// expect receives a packet that must be of this connection.
+// expect receives a packet, which must belong to this connection.
 func (g *guestSocket) expect(op operation) packet {
 	g.fe.t.Helper()
 	p := g.fe.expect(op)
@@ -496,7 +491,7 @@ func dialClient(t *testing.T, b *Backend, port string) *net.UnixConn {
 	return c
 }
 
-// connected starts a backend, and connects a client to its guest, which has a lot of room.
+// connected starts a backend, and connects a client to its guest, whose receive buffer is large.
 func connected(t *testing.T) (*Backend, *frontEnd, *net.UnixConn, *guestSocket) {
 	t.Helper()
 	b, _ := startBackend(t)
@@ -505,15 +500,14 @@ func connected(t *testing.T) (*Backend, *frontEnd, *net.UnixConn, *guestSocket) 
 	return b, fe, c, g
 }
 
-// connect makes a connection to guest port 1024, whose receive buffer is
-// bufAlloc bytes.
+// connect connects a client to guest port 1024. The guest's receive buffer has bufAlloc bytes.
 func connect(t *testing.T, b *Backend, fe *frontEnd, bufAlloc uint32) (*net.UnixConn, *guestSocket) {
 	t.Helper()
 	c := dialClient(t, b, "1024")
 	return c, accept(t, fe, c, fe.expect(opRequest), 1024, bufAlloc)
 }
 
-// connectPast connects to guest port 2048 while packets of kind other may come in between.
+// connectPast connects to guest port 2048. Packets with operation other may arrive in between.
 func connectPast(t *testing.T, b *Backend, fe *frontEnd, other operation) (*net.UnixConn, *guestSocket) {
 	t.Helper()
 	c := dialClient(t, b, "2048")
@@ -524,7 +518,7 @@ func connectPast(t *testing.T, b *Backend, fe *frontEnd, other operation) (*net.
 	return c, accept(t, fe, c, p, 2048, roomy)
 }
 
-// accept has the guest answer a client's request, and takes the client's answer.
+// accept makes the guest accept a client's request, and reads the line that the client receives.
 func accept(t *testing.T, fe *frontEnd, c *net.UnixConn, p packet, port, bufAlloc uint32) *guestSocket {
 	t.Helper()
 	if p.op != opRequest || p.dstPort != port || p.bufAlloc == 0 || p.fwdCnt != 0 {
@@ -548,7 +542,7 @@ func readN(t *testing.T, c *net.UnixConn, n int) []byte {
 	return b
 }
 
-// wantEnd wants the client to read what it is owed and then the end.
+// wantEnd expects the client to read the wanted bytes and then the end of the stream.
 func wantEnd(t *testing.T, c *net.UnixConn, want string) {
 	t.Helper()
 	got, err := io.ReadAll(c)

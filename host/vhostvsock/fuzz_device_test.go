@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The machine of FuzzDriver: two queues of 8 and their buffers in 4 KiB.
+// The machine of FuzzDriver: two queues of 8 descriptors and their buffers, in 4 KiB.
 const (
 	fuzzAt     = 0x10000
 	fuzzQueue  = 8
@@ -16,33 +16,30 @@ const (
 	fuzzBytes  = 4 << 10
 	fuzzAvail  = fuzzQueue * descSize
 	fuzzUsed   = (fuzzAvail + 4 + 2*fuzzQueue + 2 + 3) &^ 3
-	fuzzBuffer = 2 * fuzzRing // where buffers begin
-	fuzzSlot   = 128          // bytes of one
+	fuzzBuffer = 2 * fuzzRing // offset of the buffers
+	fuzzSlot   = 128          // bytes of one buffer
 )
 
-// driverStep is what a driver does between two turns of the device, in four
-// bytes: make 0 to 3 more chains available in each queue, start anew or not,
-// and change one byte of the memory.
+// driverStep is the length of a step. The driver takes one step between two turns of the device. The four bytes say: how many
+// more chains, 0 to 3, become available in each queue; whether the driver restarts; and which byte of the memory changes.
 const driverStep = 4
 
-// FuzzDriver is a guest's driver gone wild: all memory is the fuzzer's, rings
-// and packets, and changes while the device serves both queues and two clients.
-// All of the device runs but for its sockets: no bug may show, and nothing may
-// grow beyond its bounds.
+// FuzzDriver plays a guest's driver that behaves arbitrarily. The fuzzer provides the whole memory, with rings and packets, and
+// changes it while the device serves both queues and two clients. Everything in the device runs except its sockets. No bug may
+// show, and nothing may grow beyond its bounds.
 func FuzzDriver(f *testing.F) {
 	for _, seed := range driverSeeds() {
 		f.Add(seed.memory, seed.steps)
 	}
 	f.Fuzz(func(t *testing.T, memory, steps []byte) {
 		if len(steps) > 64*driverStep || len(memory) > fuzzBytes {
-			return // longer is slower, and says no more
+			return // longer inputs are slower and show nothing more
 		}
 		drive(t, memory, steps)
 	})
 }
 
-// drive lets a device serve a driver's memory and steps, and returns what its
-// two clients were told.
+// drive makes a device serve a driver's memory and steps, and returns what the two clients received.
 func drive(t *testing.T, memory, steps []byte) (told [2]string) {
 	mem := alignedBytes(fuzzBytes)
 	copy(mem, memory)
@@ -62,7 +59,7 @@ func drive(t *testing.T, memory, steps []byte) (told [2]string) {
 		takeDriverStep(t, b, mem, steps)
 		serveTurn(t, b)
 		for i, c := range clients {
-			if steps[0]>>7 == 0 || i == 0 { // or the second does not read now
+			if steps[0]>>7 == 0 || i == 0 { // otherwise the second client does not read in this step
 				got := make([]byte, 4096)
 				n, _ := unix.Read(c, got)
 				told[i] += string(got[:max(n, 0)])
@@ -72,7 +69,7 @@ func drive(t *testing.T, memory, steps []byte) (told [2]string) {
 	return told
 }
 
-// failingLog fails the test at what is logged as a bug.
+// failingLog returns a log that fails the test when a bug is logged.
 func failingLog(t testing.TB) logrus.FieldLogger {
 	log := logrus.New()
 	log.SetOutput(t.Output())
@@ -86,7 +83,7 @@ type failing struct{ testing.TB }
 func (f failing) Levels() []logrus.Level     { return []logrus.Level{logrus.ErrorLevel} }
 func (f failing) Fire(e *logrus.Entry) error { f.Error(e.Message); return nil }
 
-// newClient gives the backend a client that has said something.
+// newClient connects a client that has sent some bytes to the backend.
 func newClient(t *testing.T, b *Backend, says string) int {
 	ours, theirs := socketPair(t)
 	unix.Write(theirs, []byte(says))
@@ -103,7 +100,7 @@ func takeDriverStep(t *testing.T, b *Backend, mem, step []byte) {
 		if step[0]&0x10 == 0 || !r.bad {
 			continue
 		}
-		// As SET_VRING_KICK does after the driver has seen the error.
+		// SET_VRING_KICK does the same after the driver has seen the error.
 		r.stop(b.poll)
 		r.bad, r.base = false, load16(ring, fuzzAvail+2)
 		b.device.onRestart()
@@ -113,7 +110,7 @@ func takeDriverStep(t *testing.T, b *Backend, mem, step []byte) {
 	}
 }
 
-// serveTurn is one turn of the loop.
+// serveTurn runs one iteration of the loop.
 func serveTurn(t *testing.T, b *Backend) {
 	events, err := b.poll.wait(0)
 	if err != nil {
@@ -138,11 +135,10 @@ func serveTurn(t *testing.T, b *Backend) {
 
 type driverSeed struct{ memory, steps []byte }
 
-// driverSeeds are a good driver that talks to both clients, and the same one
-// with each of the ways to spoil a queue.
+// driverSeeds returns a correct driver that talks to both clients, and variants of it that each break a queue in one way.
 func driverSeeds() []driverSeed {
 	good := goodDriver()
-	// All receive buffers, then the transmitted packets one by one.
+	// First all receive buffers, then the transmitted packets one by one.
 	steps := []byte{3, 0, 0x0f, 0, 3, 0, 0x0f, 0, 2, 0, 0x0f, 0}
 	for range 8 {
 		steps = append(steps, 4, 0, 0x0f, 0)
@@ -154,17 +150,17 @@ func driverSeeds() []driverSeed {
 		seeds = append(seeds, driverSeed{memory, append(steps, 0x1f, 0, 0x0f, 0)})
 	}
 	for queue, flags := range map[int]uint64{rxQueue: descWrite, txQueue: 0} {
-		spoil(queue, 1, [4]uint64{fuzzAt + fuzzBuffer, 44, flags | descNext, 1})               // it loops
+		spoil(queue, 1, [4]uint64{fuzzAt + fuzzBuffer, 44, flags | descNext, 1})               // a loop
 		spoil(queue, 1, [4]uint64{fuzzAt + fuzzBuffer, 44, flags | descNext, fuzzQueue})       // beyond the queue
-		spoil(queue, 1, [4]uint64{fuzzAt + fuzzBuffer, 44, flags | descNext, 1<<16 - 1})       // far beyond it
-		spoil(queue, 1, [4]uint64{fuzzAt + fuzzBytes - 43, 44, flags, 0})                      // over the end
-		spoil(queue, 1, [4]uint64{1<<64 - 16, 44, flags, 0})                                   // wraps
-		spoil(queue, 1, [4]uint64{fuzzAt, 1<<32 - 1, flags, 0})                                // the longest
+		spoil(queue, 1, [4]uint64{fuzzAt + fuzzBuffer, 44, flags | descNext, 1<<16 - 1})       // far beyond the queue
+		spoil(queue, 1, [4]uint64{fuzzAt + fuzzBytes - 43, 44, flags, 0})                      // beyond the end of memory
+		spoil(queue, 1, [4]uint64{1<<64 - 16, 44, flags, 0})                                   // an address that wraps around
+		spoil(queue, 1, [4]uint64{fuzzAt, 1<<32 - 1, flags, 0})                                // the greatest length
 		spoil(queue, 1, [4]uint64{fuzzAt + uint64(queue)*fuzzRing, 1024, flags, 0})            // the ring itself
-		spoil(queue, 1, [4]uint64{fuzzAt + fuzzBuffer, 44, flags ^ descWrite, 0})              // the wrong way
+		spoil(queue, 1, [4]uint64{fuzzAt + fuzzBuffer, 44, flags ^ descWrite, 0})              // the wrong direction
 		spoil(queue, 1, [4]uint64{fuzzAt + fuzzBuffer, 16, flags | 4, 0})                      // an indirect table
-		spoil(queue, 1, [4]uint64{fuzzAt + fuzzBuffer, 0, flags, 0})                           // nothing
-		spoil(queue, 1, [4]uint64{fuzzAt + fuzzBuffer, packetHeaderSize, flags | descNext, 2}) // into its neighbour's
+		spoil(queue, 1, [4]uint64{fuzzAt + fuzzBuffer, 0, flags, 0})                           // length 0
+		spoil(queue, 1, [4]uint64{fuzzAt + fuzzBuffer, packetHeaderSize, flags | descNext, 2}) // continues with the neighbour's descriptor
 	}
 	return seeds
 }
@@ -176,8 +172,8 @@ func putDesc(b []byte, d [4]uint64) {
 	binary.LittleEndian.PutUint16(b[14:], uint16(d[3]))
 }
 
-// goodDriver has eight receive buffers and eight packets to send:
-// it accepts both clients, says something, and closes.
+// goodDriver returns the memory of a driver with eight receive buffers and eight packets to send: it accepts both clients, sends
+// some bytes, and closes.
 func goodDriver() []byte {
 	mem := make([]byte, fuzzBytes)
 	packets := []packetHeader{
@@ -203,8 +199,7 @@ func goodDriver() []byte {
 	return mem
 }
 
-// TestGoodDriverTalksToBothClients shows that FuzzDriver's seeds get as far as
-// the fuzzer is to go on from.
+// TestGoodDriverTalksToBothClients checks that FuzzDriver's seeds reach the states from which the fuzzer should continue.
 func TestGoodDriverTalksToBothClients(t *testing.T) {
 	seed := driverSeeds()[0]
 	told := drive(t, seed.memory, seed.steps)

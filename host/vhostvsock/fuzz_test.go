@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FuzzMessages feeds a byte stream, cut into two writes, to the front end's
-// side of a device that has a memory and eventfds to give to each message.
+// FuzzMessages feeds a byte stream, split into two writes, to a device as the front end's messages. Each message gets a memory
+// file or eventfds if it needs them.
 func FuzzMessages(f *testing.F) {
 	tableOfOne := encodeMemTable(regionSpec{guestAddr: 0, size: 8192, userAddr: ringUser})
 	var addr []byte
@@ -56,14 +56,14 @@ func FuzzMessages(f *testing.F) {
 	})
 }
 
-// serveMessages handles what is there, and says whether the device goes on.
+// serveMessages handles the messages that have arrived, and reports whether the device continues.
 func serveMessages(t *testing.T, r *messageReader, d *device, fd int) bool {
 	for {
 		m, err := r.read(fd)
 		if m == nil || err != nil {
 			return err == nil
 		}
-		switch m.request { // as a socket cannot be given descriptors by a fuzzer
+		switch m.request { // a fuzzer cannot send descriptors over a socket, so they are added here
 		case reqSetMemTable:
 			m.fds = make([]int, min(maxRegions, len(m.payload)/regionSpecSize))
 			for i := range m.fds {
@@ -98,7 +98,7 @@ func memfd(t testing.TB, size int64) int {
 	return fd
 }
 
-// exercise takes and completes chains, as many as a queue can hold twice.
+// exercise takes and completes twice as many chains as a queue can hold.
 func exercise(t *testing.T, q *virtqueue, writable bool) {
 	for range 2 * int(q.size) {
 		chain, err := q.next(writable)
@@ -123,8 +123,8 @@ func exercise(t *testing.T, q *virtqueue, writable bool) {
 	}
 }
 
-// FuzzDescriptorChains is a queue of 8 over a memory that is all the fuzzer's:
-// 128 bytes of descriptors, the avail ring, the used ring, and what follows.
+// FuzzDescriptorChains tests a queue of 8 in a memory that the fuzzer provides completely: 128 bytes of descriptors, the avail
+// ring, the used ring, and further bytes.
 func FuzzDescriptorChains(f *testing.F) {
 	seed := func(avail uint16, descs ...[4]uint64) []byte {
 		var b []byte
@@ -143,7 +143,7 @@ func FuzzDescriptorChains(f *testing.F) {
 	f.Add(seed(1, [4]uint64{at + 300, 1, descNext, 0}), false)
 	f.Add(seed(1, [4]uint64{at, 1 << 31, descWrite, 0}), true)
 	f.Add(seed(9), true)
-	f.Add(seed(2, [4]uint64{at, 256, descWrite, 0}), true) // a buffer over the ring itself
+	f.Add(seed(2, [4]uint64{at, 256, descWrite, 0}), true) // a buffer that overlaps the ring itself
 	f.Fuzz(func(t *testing.T, data []byte, writable bool) {
 		b := alignedBytes(1024)
 		copy(b, data)
@@ -170,8 +170,8 @@ func FuzzPacketHeader(f *testing.F) {
 	})
 }
 
-// FuzzGuestPackets lets the guest send any packets while one client is
-// connected, and checks that nothing grows beyond its bounds.
+// FuzzGuestPackets makes the guest send arbitrary packets while one client is connected, and checks that nothing grows beyond its
+// bounds.
 func FuzzGuestPackets(f *testing.F) {
 	one := func(op operation, flags uint32, payload int) []byte {
 		return []byte{byte(op), byte(flags), byte(payload >> 8), byte(payload)}
@@ -183,7 +183,7 @@ func FuzzGuestPackets(f *testing.F) {
 	f.Add(bytes.Repeat(one(opRequest, 128, 0), 400))
 	f.Fuzz(func(t *testing.T, script []byte) {
 		if len(script) > 2048 {
-			return // longer is slower, and says no more
+			return // longer inputs are slower and show nothing more
 		}
 		p, err := newPoller()
 		if err != nil {
@@ -215,8 +215,8 @@ func FuzzGuestPackets(f *testing.F) {
 	})
 }
 
-// scripted makes a packet of four bytes: the operation, the flags (16 and 32
-// spoil the length and the type, 128 the port), and the payload's length.
+// scripted makes a packet from four bytes: the operation; the flags, in which 16 and 32 make the length and the type wrong, and
+// 128 the port; and the payload's length.
 func scripted(s []byte) segments {
 	n := int(s[2])<<8 | int(s[3])
 	h := packetHeader{

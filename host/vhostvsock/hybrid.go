@@ -9,22 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The hybrid dialect is Firecracker's (docs/vsock.md there): a client says
-// "CONNECT <port>\n", the answer is "OK <local port>\n", and from there on it
-// is a byte stream.
+// The hybrid dialect is Firecracker's (docs/vsock.md there): a client sends "CONNECT <port>\n", gets the answer
+// "OK <local port>\n", and then has a byte stream.
 const (
 	connectWord = "CONNECT "
 
-	// maxConnectLine is more than the longest line, "CONNECT 4294967295\n".
+	// maxConnectLine exceeds the length of the longest line, "CONNECT 4294967295\n".
 	maxConnectLine = 32
 
-	anyPort = 1<<32 - 1 // VMADDR_PORT_ANY, which nobody can listen on
+	anyPort = 1<<32 - 1 // VMADDR_PORT_ANY, on which nothing can listen
 )
 
 var errNoLine = errors.New("the line has not ended")
 
-// parseConnect reads the first line in b and returns the port and the line's
-// length; errNoLine when more bytes are needed.
+// parseConnect parses the first line in b and returns the port and the line's length. If the line is incomplete, the error is
+// errNoLine.
 func parseConnect(b []byte) (port uint32, length int, err error) {
 	end := bytes.IndexByte(b, '\n')
 	if end < 0 && len(b) < maxConnectLine {
@@ -44,7 +43,7 @@ func parseConnect(b []byte) (port uint32, length int, err error) {
 	return uint32(n), end + 1, nil
 }
 
-// readConnect takes the line, and not a byte more, from a client's socket.
+// readConnect reads the first line from a client's socket, and no bytes after it.
 func readConnect(fd int) (port uint32, err error) {
 	var b [maxConnectLine]byte
 	n, _, err := unix.Recvfrom(fd, b[:], unix.MSG_PEEK)

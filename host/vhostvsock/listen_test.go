@@ -13,8 +13,8 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 )
 
-// TestSocketsAreTheirOwnersAlone and go when the service does, while what has
-// come to their paths since stays.
+// TestSocketsAreTheirOwnersAlone: only the owner can use the sockets. Close removes them, unless other files have their paths by
+// now.
 func TestSocketsAreTheirOwnersAlone(t *testing.T) {
 	defer unix.Umask(unix.Umask(0))
 	b, _ := startBackend(t)
@@ -68,7 +68,7 @@ func TestTakenPathsAreRefusedAndUndisturbed(t *testing.T) {
 			wantMissing(t, other)
 		}
 	}
-	// The live one saw nothing of it: the first connection is this one.
+	// The live listener did not notice the attempt: this connection is its first.
 	c, err := net.Dial("unix", live)
 	if err != nil {
 		t.Fatal(err)

@@ -38,7 +38,8 @@ func TestThousandConnectionsAtOnce(t *testing.T) {
 		p.c.Close()
 		p.g.expectClosed()
 	}
-	// The last packet was seen, and a connection's descriptor is closed before its last packet is.
+	// When the last packet has been seen, all descriptors are closed, because a connection's descriptor is closed before its last
+	// packet is sent.
 	if got := openFiles(t); got != files {
 		t.Errorf("open files\n got %d\nwant %d", got, files)
 	}
@@ -47,18 +48,17 @@ func TestThousandConnectionsAtOnce(t *testing.T) {
 	}
 }
 
-// ending is a way for a connection to end. It begins with one that has been
-// established, and leaves nothing.
+// ending is a way in which an established connection ends. Afterwards nothing of the connection may be left.
 type ending struct {
 	name string
 	end  func(*endedConnection)
 }
 
-// endedConnection is both ends of a connection of an unserved backend.
+// endedConnection has both ends of a connection of an unserved backend.
 type endedConnection struct {
 	t        *testing.T
 	b        *Backend
-	client   int // closed by the ending, or afterwards
+	client   int // closed by the ending or after it
 	hostPort uint32
 }
 
@@ -72,7 +72,7 @@ func (e *endedConnection) guest(op operation, flags uint32, payload []byte) {
 	e.b.mux.receive(segments{head[:], payload})
 }
 
-// settle handles the clients' events and gives the guest all that is for it.
+// settle handles the clients' events and gives the guest all waiting packets.
 func (e *endedConnection) settle() {
 	e.t.Helper()
 	events, err := e.b.poll.wait(0)
@@ -119,7 +119,7 @@ var endings = []ending{
 	{"guest breaks a queue", func(e *endedConnection) { e.b.mux.guestBroken(); e.b.mux.guestRestarted() }},
 }
 
-// beginnings never become a connection.
+// beginnings are client connections that never become established.
 var beginnings = []ending{
 	{"no line", (*endedConnection).closeClient},
 	{"no such port", func(e *endedConnection) { unix.Write(e.client, []byte("CONNECT x\n")) }},
@@ -136,7 +136,7 @@ func (e *endedConnection) ask() {
 	e.settle()
 }
 
-// TestTenThousandConnectionsLeaveNothing opens and closes them in every way.
+// TestTenThousandConnectionsLeaveNothing opens and closes connections in every way.
 func TestTenThousandConnectionsLeaveNothing(t *testing.T) {
 	b := unserved(t, silentLog())
 	files := openFiles(t)
@@ -182,7 +182,7 @@ func TestSlowGuestSocketStallsOnlyItself(t *testing.T) {
 	b, _ := startBackend(t)
 	fe := bootGuest(t, b)
 	data := randomBytes(1 << 20)
-	stalled, g := connect(t, b, fe, 1000) // room for a thousand bytes, and nobody who reads them
+	stalled, g := connect(t, b, fe, 1000) // room for 1000 bytes, which nothing reads
 	written := make(chan error, 1)
 	go func() {
 		_, err := stalled.Write(data)
@@ -231,7 +231,7 @@ func TestBulkBothWaysAtOnceIsIntact(t *testing.T) {
 	}()
 	var sent, fwd uint32
 	var got []byte
-	// A packet out for each that comes in, so that both ways always have some.
+	// Send a packet for each received one, so that both directions always have data in flight.
 	for ended := false; !ended || len(up) > 0; {
 		if n := min(30_000, len(up), int(bufAlloc-(sent-fwd))); n > 0 {
 			g.fwdCnt = uint32(len(got))

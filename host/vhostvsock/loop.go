@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loop handles events until the front end goes away or an error ends it.
+// loop handles events until the front end disconnects or an error occurs.
 func (b *Backend) loop() error {
-	// Memory that is shared may be taken away; see survive.
+	// Shared memory may be taken away, and an access then faults; survive handles the panic.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	for {
 		events, err := b.poll.wait(b.patience())
@@ -32,11 +32,10 @@ func (b *Backend) loop() error {
 	}
 }
 
-// acceptAgain is how long it takes until somebody is accepted again where that has
-// failed: no event says that there are descriptors again.
+// acceptAgain is the pause after a failed accept. No event announces that descriptors are available again.
 const acceptAgain = 100 * time.Millisecond
 
-// patience is how long there may be no event, less than 0 for ever.
+// patience returns the longest time to wait for an event; a negative value means without a limit.
 func (b *Backend) patience() time.Duration {
 	switch {
 	case b.more:
@@ -50,7 +49,7 @@ func (b *Backend) patience() time.Duration {
 	}
 }
 
-// whenTimePassed does what no event asks for.
+// whenTimePassed does the work that no event triggers.
 func (b *Backend) whenTimePassed() {
 	if b.stalled {
 		b.stalled = false
@@ -63,8 +62,8 @@ func (b *Backend) whenTimePassed() {
 	}
 }
 
-// dispatch handles one event. Kicks need nothing but the turn of both queues
-// that follows; clients mark what they want from it.
+// dispatch handles one event. Kicks need no work here, because the loop serves both queues afterwards. Client events only mark
+// what that should do.
 func (b *Backend) dispatch(ev *unix.EpollEvent) error {
 	switch source(ev.Fd) {
 	case sourceWake:
@@ -83,7 +82,7 @@ func (b *Backend) dispatch(ev *unix.EpollEvent) error {
 	return nil
 }
 
-// clientEvent lets the mux handle what the poller says of a client.
+// clientEvent passes a client's event to the mux.
 func (b *Backend) clientEvent(hostPort, events uint32) {
 	err := b.survive(func() error {
 		b.mux.clientEvent(hostPort, events)
@@ -94,7 +93,7 @@ func (b *Backend) clientEvent(hostPort, events uint32) {
 	}
 }
 
-// frontEndEvent handles the messages that are there.
+// frontEndEvent handles the messages that have arrived.
 func (b *Backend) frontEndEvent() error {
 	for {
 		m, err := b.reader.read(b.frontEnd)
@@ -119,13 +118,13 @@ func (b *Backend) frontEndEvent() error {
 	}
 }
 
-// acceptClients takes every client that waits.
+// acceptClients accepts all waiting clients.
 func (b *Backend) acceptClients() {
 	b.accept(b.hybrid.FD, b.mux.add)
 }
 
-// accept gives every connection that waits to take. Where descriptors have run out
-// it is stalled, and the connections wait until acceptAgain.
+// accept accepts all waiting connections and passes them to take. If the process is out of descriptors, accept sets stalled, and
+// the connections wait for acceptAgain.
 func (b *Backend) accept(listener int, take func(fd int)) {
 	for {
 		fd, _, err := unix.Accept4(listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
@@ -145,15 +144,15 @@ func (b *Backend) accept(listener int, take func(fd int)) {
 	}
 }
 
-// turn serves a queue. What goes wrong there is the guest's doing.
+// turn serves a queue. An error there is the guest's fault.
 func (b *Backend) turn(index int, serve func() error) {
 	if err := b.survive(serve); err != nil {
 		b.fail(index, err)
 	}
 }
 
-// drain takes what the guest has sent: one queue length a turn, so that the
-// clients have theirs.
+// drain processes the packets that the guest has sent. It processes one queue length per turn, so that the clients get their
+// turn.
 func (b *Backend) drain() error {
 	r := &b.device.rings[txQueue]
 	q := r.served()
@@ -180,8 +179,7 @@ func (b *Backend) drain() error {
 	return nil
 }
 
-// supply gives the guest what the clients have sent, as far as it has given
-// buffers.
+// supply gives the guest the packets for it, as far as the guest has provided buffers.
 func (b *Backend) supply() error {
 	r := &b.device.rings[rxQueue]
 	q := r.served()
@@ -214,16 +212,15 @@ func (b *Backend) supply() error {
 	return nil
 }
 
-// fail ends the device that the guest broke, until its driver starts anew.
+// fail stops a device that the guest has broken, until its driver restarts it.
 func (b *Backend) fail(index int, err error) {
 	b.log.Warnf("the guest broke queue %d, its connections end: %v", index, err)
 	b.device.rings[index].fail()
 	b.mux.guestBroken()
 }
 
-// survive does what foreign bytes ask for. Should they make it panic, that is a
-// bug of ours and is logged as one, but the other connections, which know
-// nothing of it, go on.
+// survive runs do, which processes untrusted bytes. If do panics, survive logs that as a bug of directvol and returns an error.
+// The other connections are not affected and continue.
 func (b *Backend) survive(do func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {

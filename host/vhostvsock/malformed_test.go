@@ -26,7 +26,7 @@ func socketPair(t testing.TB) (ours, theirs int) {
 	return ours, theirs
 }
 
-// breakages are ways of a guest to spoil a queue.
+// breakages are the ways in which a guest can break a queue.
 var breakages = map[string]func(q *driverQueue){
 	"head beyond the queue":     func(q *driverQueue) { q.offer(queueSize) },
 	"head far beyond the queue": func(q *driverQueue) { q.offer(queueSize + 5) },
@@ -77,7 +77,7 @@ var breakages = map[string]func(q *driverQueue){
 	},
 }
 
-// flags are those of a buffer in this queue.
+// flags returns the descriptor flags of a buffer in this queue.
 func (q *driverQueue) flags() uint16 {
 	if q.index == rxQueue {
 		return descWrite
@@ -120,7 +120,7 @@ func wantBrokenThenMended(t *testing.T, b *Backend, fe *frontEnd, broken *driver
 	if !await(broken.err, time.Now().Add(patience)) {
 		t.Fatal("the error eventfd was not signalled")
 	}
-	wantEnd(t, dialClient(t, b, "1024"), "") // nobody can be connected
+	wantEnd(t, dialClient(t, b, "1024"), "") // no client can be connected
 	fe.restart()
 	connect(t, b, fe, roomy)
 }
@@ -146,7 +146,7 @@ func TestFloodOfStraysIsBounded(t *testing.T) {
 			t.Fatalf("answer %d: %+v", i, p.packetHeader)
 		}
 	}
-	// The next packet is a connection's: there were no more resets.
+	// The next packet belongs to a connection, so there were no further resets.
 	dialClient(t, b, "1024")
 	fe.rx.give(0, packetHeaderSize, 64)
 	if p := fe.decode(fe.rx.take()); p.op != opRequest {
@@ -154,7 +154,7 @@ func TestFloodOfStraysIsBounded(t *testing.T) {
 	}
 }
 
-// unservable are requests that a front end must not send.
+// unservable lists requests that a front end must not send.
 var unservable = map[string]func(fe *frontEnd){
 	"unknown request":         func(fe *frontEnd) { fe.post(99, flagNeedReply, nil) },
 	"feature not offered":     func(fe *frontEnd) { fe.post(reqSetFeatures, flagNeedReply, uint64Reply(1<<28)) },
@@ -181,8 +181,7 @@ var unservable = map[string]func(fe *frontEnd){
 	},
 }
 
-// postRegion asks for a memory of one region, which is sound but for what
-// spoil does to it.
+// postRegion sends a memory table of one region, which is valid except for what spoil changes.
 func postRegion(fe *frontEnd, spoil func(*regionSpec)) {
 	r := regionSpec{size: 4096, userAddr: ringUser}
 	spoil(&r)
@@ -210,7 +209,7 @@ func TestUnservableRequestsAreRefusedAndEndTheService(t *testing.T) {
 	}
 }
 
-// startOdd starts the tx queue with a size and addresses that may be wrong.
+// startOdd starts the tx queue with a size and addresses that may be invalid.
 func startOdd(fe *frontEnd, size uint32, spoil func(addr []byte)) {
 	addr := fe.tx.addresses()
 	if spoil != nil {

@@ -8,22 +8,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// region is a piece of the guest's memory as we have it mapped.
+// region is a mapped piece of the guest's memory.
 type region struct {
 	regionSpec
 	data    []byte // size bytes
-	mapping []byte // what munmap takes; data lies in it
+	mapping []byte // the mapping to unmap; contains data
 }
 
-// memory is the guest's memory. Slices that it hands out are shared with the
-// guest: what is read there may change at any moment, so a value is read once,
-// then checked, then used. They are valid until close.
+// memory is the guest's memory. The slices that it returns are shared with the guest, whose writes may change them at any moment.
+// So read a value once, then check it, then use it. The slices are valid until close.
 type memory struct {
 	regions []region
 }
 
-// mapMemory maps each region from the descriptor of the same index. It does
-// not take the descriptors over.
+// mapMemory maps each region from the descriptor with the same index. The caller keeps the descriptors.
 func mapMemory(specs []regionSpec, fds []int) (*memory, error) {
 	if len(fds) != len(specs) {
 		return nil, fmt.Errorf("memory table of %d regions came with %d descriptors", len(specs), len(fds))
@@ -47,10 +45,10 @@ func mapRegion(s regionSpec, fd int) (region, error) {
 	}
 	end := s.offset + s.size
 	if st.Mode&unix.S_IFMT == unix.S_IFREG && end > uint64(st.Size) {
-		// Touching pages beyond the end of the file would be a SIGBUS.
+		// An access beyond the end of the file would cause a SIGBUS.
 		return region{}, fmt.Errorf("memory region at %#x ends at %#x of a file of %#x bytes", s.guestAddr, end, st.Size)
 	}
-	// From 0, because the offset need not fit the page size of the file (huge pages).
+	// The mapping starts at 0, because offset may not be a multiple of the file's page size (huge pages).
 	mapping, err := unix.Mmap(fd, 0, int(end), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
 		return region{}, fmt.Errorf("mmap of memory region at %#x, %#x bytes: %w", s.guestAddr, end, err)
@@ -67,7 +65,7 @@ func (m *memory) close() {
 	m.regions = nil
 }
 
-// guest returns n bytes at an address of the guest; they lie in one region.
+// guest returns n bytes at a guest address. They must lie in one region.
 func (m *memory) guest(addr, n uint64) ([]byte, error) {
 	for i := range m.regions {
 		r := &m.regions[i]
@@ -78,8 +76,8 @@ func (m *memory) guest(addr, n uint64) ([]byte, error) {
 	return nil, fmt.Errorf("guest address %#x and %d bytes: not in one memory region", addr, n)
 }
 
-// user returns n bytes at an address of the front end; they lie in one region.
-// It must be a multiple of align where we have it mapped, too.
+// user returns n bytes at an address of the front end. They must lie in one region, and their address in this process must be a
+// multiple of align.
 func (m *memory) user(addr, n, align uint64) ([]byte, error) {
 	for i := range m.regions {
 		r := &m.regions[i]
@@ -95,7 +93,7 @@ func (m *memory) user(addr, n, align uint64) ([]byte, error) {
 	return nil, fmt.Errorf("front end's address %#x and %d bytes: not in one memory region", addr, n)
 }
 
-// within cuts [addr, addr+n) out of data, which begins at address start.
+// within returns [addr, addr+n) of data, which begins at address start.
 func within(data []byte, addr, start, n uint64) ([]byte, bool) {
 	size := uint64(len(data))
 	if addr < start || addr-start > size || n > size-(addr-start) {
@@ -105,15 +103,15 @@ func within(data []byte, addr, start, n uint64) ([]byte, bool) {
 	return data[at : at+n : at+n], true
 }
 
-// load16 atomically loads the little-endian u16 at b[off:], which is aligned
-// to 2. There is no 16-bit atomic in Go: the whole aligned word is loaded.
+// load16 atomically loads the little-endian u16 at b[off:], which must be aligned to 2. Go has no 16-bit atomics, so it loads the
+// whole aligned word.
 func load16(b []byte, off int) uint16 {
 	word, shift := wordOf(b, off)
 	return uint16(atomic.LoadUint32(word) >> shift)
 }
 
-// store16 atomically stores a u16 and leaves the other half of its word, which
-// may be someone else's, as it is. It is a full memory barrier.
+// store16 atomically stores a u16, and leaves the other half of its word unchanged, because another party may write that half. It
+// is a full memory barrier.
 func store16(b []byte, off int, v uint16) {
 	word, shift := wordOf(b, off)
 	for {
@@ -124,8 +122,8 @@ func store16(b []byte, off int, v uint16) {
 	}
 }
 
-// wordOf returns the aligned word that holds b[off:off+2] and its place there.
-// The word lies in the same region, since regions begin and end at words.
+// wordOf returns the aligned word that contains b[off:off+2], and the position of these bytes in it. The word lies in the same
+// region, because regions begin and end at word boundaries.
 func wordOf(b []byte, off int) (*uint32, int) {
 	p := unsafe.Pointer(&b[off : off+2][0])
 	odd := int(uintptr(p) & 2)

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// request is the first word of a vhost-user message; the numbers are those of
-// QEMU's docs/interop/vhost-user.rst, "Front-end message types".
+// request is the first word of a vhost-user message. The numbers are from QEMU's docs/interop/vhost-user.rst, "Front-end message
+// types".
 type request uint32
 
 const (
@@ -33,8 +33,8 @@ const (
 	reqResetDevice         request = 34
 )
 
-// The header's flags word, and the limits we set to a message. The longest
-// message served is SET_MEM_TABLE with its 8 regions: 264 bytes, 8 descriptors.
+// The flags in the message header, and this package's limits for a message. The longest supported message is SET_MEM_TABLE with 8
+// regions: 264 bytes, 8 descriptors.
 const (
 	messageHeaderSize = 12
 	maxPayload        = 512
@@ -45,11 +45,11 @@ const (
 	flagReply     = 1 << 2
 	flagNeedReply = 1 << 3
 
-	// vringNoFD, in SET_VRING_KICK, CALL and ERR: no descriptor comes along.
+	// vringNoFD, in SET_VRING_KICK, CALL and ERR, means that no descriptor is attached.
 	vringNoFD = 1 << 8
 )
 
-// message is one vhost-user request. Whoever receives it owns its fds.
+// message is one vhost-user request. The receiver owns its fds.
 type message struct {
 	request   request
 	needReply bool
@@ -57,7 +57,7 @@ type message struct {
 	fds       []int
 }
 
-// parseMessageHeader reads the 12 bytes in front of every message.
+// parseMessageHeader parses the 12 bytes before every message.
 func parseMessageHeader(b []byte) (req request, flags uint32, size int, err error) {
 	if len(b) < messageHeaderSize {
 		return 0, 0, 0, fmt.Errorf("vhost-user header of %d bytes, want %d", len(b), messageHeaderSize)
@@ -74,19 +74,16 @@ func parseMessageHeader(b []byte) (req request, flags uint32, size int, err erro
 	return req, flags, int(length), nil
 }
 
-// messageReader puts messages together from a non-blocking stream socket. It
-// never reads beyond the message it is at, so that the descriptors it collects
-// belong to that message.
+// messageReader assembles messages from a non-blocking stream socket. It never reads beyond the current message, so that the
+// descriptors it collects belong to that message.
 type messageReader struct {
 	buf  [messageHeaderSize + maxPayload]byte
 	have int
 	fds  []int
 }
 
-// read takes what fd has. It returns nil without an error when the message is
-// not complete yet, io.EOF when the peer closed between two messages and
-// io.ErrUnexpectedEOF when it closed inside one. The payload is valid until
-// the next call.
+// read reads the next message from fd. It returns nil without an error if the message is not complete yet, io.EOF if the peer
+// closed between two messages, and io.ErrUnexpectedEOF if the peer closed within one. The payload is valid until the next call.
 func (r *messageReader) read(fd int) (*message, error) {
 	for {
 		want := messageHeaderSize
@@ -116,7 +113,7 @@ func (r *messageReader) read(fd int) (*message, error) {
 	}
 }
 
-// receive is one recvmsg(2); the descriptors that come along join r.fds.
+// receive calls recvmsg(2) once, and appends received descriptors to r.fds.
 func (r *messageReader) receive(fd int, b []byte) (int, error) {
 	oob := make([]byte, unix.CmsgSpace(4*maxRegions))
 	n, oobn, flags, _, err := unix.Recvmsg(fd, b, oob, unix.MSG_CMSG_CLOEXEC)
@@ -161,13 +158,13 @@ func parseRights(oob []byte) ([]int, error) {
 	return fds, nil
 }
 
-// close gives up a half-read message.
+// close drops an incomplete message.
 func (r *messageReader) close() {
 	closeFDs(r.fds)
 	r.have, r.fds = 0, nil
 }
 
-// closeFDs closes all of fds but those that were taken over and set to -1.
+// closeFDs closes all fds except those that were taken over and set to -1.
 func closeFDs(fds []int) {
 	for _, fd := range fds {
 		if fd >= 0 {
@@ -176,7 +173,7 @@ func closeFDs(fds []int) {
 	}
 }
 
-// writeReply answers a request.
+// writeReply sends the reply to a request.
 func writeReply(fd int, req request, payload []byte) error {
 	b := make([]byte, messageHeaderSize, messageHeaderSize+len(payload))
 	binary.LittleEndian.PutUint32(b, uint32(req))

@@ -11,28 +11,26 @@ import (
 )
 
 const (
-	// maxConnections bounds the clients of one guest.
+	// maxConnections limits the clients of one guest.
 	maxConnections = 4096
 
-	// maxStrays bounds the resets that wait for room in the rx queue and belong
-	// to no connection. A guest that overruns it without giving buffers for the
-	// answers gets fewer answers.
+	// maxStrays limits the resets that belong to no connection and wait for room in the rx queue. If a guest causes more without
+	// providing buffers for them, it gets fewer answers.
 	maxStrays = 256
 
-	// Host ports are taken from the upper half of what a signed int holds, where
-	// no service listens.
+	// Host ports are from the upper half of the positive values of a signed int, where no service listens.
 	firstHostPort = 1 << 30
 	lastHostPort  = 1<<31 - 1
 
-	// Edge triggered, so that a client who may not be read now costs nothing.
+	// Edge triggered, so that a client that must not be read now causes no events.
 	clientEvents = unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET
 
-	// Edge triggered: every kick is an edge, and nobody reads the counter.
+	// Edge triggered: every kick is an edge, and nothing reads the counter.
 	kickEvents = unix.EPOLLIN | unix.EPOLLET
 )
 
-// mux carries the streams of all clients of one guest. It is used by one
-// goroutine and never blocks: what cannot go on waits in its connection.
+// mux handles the streams of all clients of one guest. Only one goroutine uses it. It never blocks: bytes that cannot be passed
+// on wait in their connection.
 type mux struct {
 	poll     *poller
 	guestCID uint64
@@ -40,13 +38,13 @@ type mux struct {
 
 	conns    map[uint32]*connection // by host port
 	nextPort uint32
-	ready    []*connection  // those that may have a packet to send, in turn
+	ready    []*connection  // connections that may have a packet to send, in order
 	strays   []packetHeader // resets for packets of no connection
-	down     bool           // the guest broke its queues: nobody can be connected
-	most     int            // connections at once
-	now      time.Duration  // by the backend's clock, when the events at hand were taken
+	down     bool           // the guest broke its queues, and no client can be connected
+	most     int            // the greatest number of connections
+	now      time.Duration  // the backend's clock when the current events were received
 
-	parts segments // scratch
+	parts segments // reused scratch memory
 }
 
 func newMux(p *poller, guestCID uint64, log logrus.FieldLogger) *mux {
@@ -62,8 +60,7 @@ func (m *mux) close() {
 	m.ready, m.strays = nil, nil
 }
 
-// guestRestarted ends what the guest no longer knows of. Clients whom it has
-// not heard of yet keep waiting.
+// guestRestarted ends the connections that the guest has forgotten. Clients that the guest has not heard of yet keep waiting.
 func (m *mux) guestRestarted() {
 	m.strays, m.down = nil, false
 	for _, c := range m.conns {
@@ -73,7 +70,7 @@ func (m *mux) guestRestarted() {
 	}
 }
 
-// guestBroken ends all connections, and those to come, until a restart.
+// guestBroken ends all connections, and makes new ones fail until the guest restarts the device.
 func (m *mux) guestBroken() {
 	m.strays, m.down = nil, true
 	for _, c := range m.conns {
@@ -83,7 +80,7 @@ func (m *mux) guestBroken() {
 	}
 }
 
-// add takes over the socket of a new client, which is non-blocking.
+// add takes over the non-blocking socket of a new client.
 func (m *mux) add(fd int) {
 	if len(m.conns) >= m.most {
 		m.log.Warnf("connection refused: %d are open", m.most)
@@ -109,7 +106,7 @@ func (m *mux) advancePort() {
 	}
 }
 
-// clientEvent handles what the poller says of a client.
+// clientEvent handles a client's event from the poller.
 func (m *mux) clientEvent(hostPort uint32, events uint32) {
 	c := m.conns[hostPort]
 	if c == nil || c.fd < 0 {
@@ -128,7 +125,7 @@ func (m *mux) clientEvent(hostPort uint32, events uint32) {
 	m.enqueue(c)
 }
 
-// greet waits for the client's first line and asks the guest.
+// greet reads the client's first line when it is complete, and prepares a request to the guest.
 func (m *mux) greet(c *connection) {
 	port, err := readConnect(c.fd)
 	if errors.Is(err, errNoLine) {
@@ -146,8 +143,7 @@ func (m *mux) greet(c *connection) {
 	c.debts |= oweRequest
 }
 
-// clientGone handles a client that neither sends nor receives any more. What
-// it sent before is still to be delivered.
+// clientGone handles a client that neither sends nor receives any more. The bytes that it sent before are still delivered.
 func (m *mux) clientGone(c *connection) {
 	switch {
 	case c.state == draining:
@@ -162,8 +158,7 @@ func (m *mux) clientGone(c *connection) {
 	}
 }
 
-// drop closes a connection's client and, unless the guest is owed a reset,
-// forgets it.
+// drop closes a connection's client, and forgets the connection unless packets to the guest are still due.
 func (m *mux) drop(c *connection) {
 	if c.fd >= 0 {
 		m.poll.closeFD(c.fd)
@@ -185,34 +180,33 @@ func (m *mux) abort(c *connection) {
 	m.drop(c)
 }
 
-// disconnect ends the connection of a host port at once.
+// disconnect aborts the connection with the given host port.
 func (m *mux) disconnect(hostPort uint32) {
 	if c := m.conns[hostPort]; c != nil {
 		m.abort(c)
 	}
 }
 
-// detach ends a connection that the guest is done with: its client gets what
-// is buffered, and is then closed.
+// detach ends a connection that has ended in the guest: the client gets the buffered bytes and is then closed.
 func (m *mux) detach(c *connection) {
 	c.state, c.debts = draining, 0
 	m.dropDrained(c)
 }
 
-// dropDrained drops a draining connection when nothing is buffered any more.
+// dropDrained drops a draining connection if nothing is buffered any more.
 func (m *mux) dropDrained(c *connection) {
 	if c.pending.len() == 0 {
 		m.drop(c)
 	}
 }
 
-// violation answers a packet that breaks the protocol.
+// violation aborts a connection after a packet that breaks the protocol.
 func (m *mux) violation(c *connection, format string, args ...any) {
 	m.log.Debugf("guest port %d: reset: %s", c.guestPort, fmt.Sprintf(format, args...))
 	m.abort(c)
 }
 
-// accepted tells the client that the guest accepted.
+// accepted tells the client that the guest has accepted.
 func (m *mux) accepted(c *connection) {
 	c.state = established
 	line := "OK " + strconv.FormatUint(uint64(c.hostPort), 10) + "\n"
@@ -222,8 +216,7 @@ func (m *mux) accepted(c *connection) {
 	}
 }
 
-// deliver passes bytes of the guest on to the client, and keeps what the
-// client's socket does not take.
+// deliver passes bytes from the guest to the client, and buffers the bytes that the client's socket does not take.
 func (m *mux) deliver(c *connection, payload segments) {
 	size := payload.size()
 	if size > bufAlloc-c.pending.len() {
@@ -252,8 +245,8 @@ func (m *mux) deliver(c *connection, payload segments) {
 	}
 }
 
-// watchWritable turns the event on that says the client reads again. It is
-// left off otherwise: it would come with each read of the client's.
+// watchWritable turns events for a writable client socket on or off. They are normally off, because each read by the client would
+// cause one.
 func (m *mux) watchWritable(c *connection, on bool) {
 	events := uint32(clientEvents)
 	if on {
@@ -290,7 +283,7 @@ func (m *mux) flush(c *connection) {
 	m.watchWritable(c, false)
 }
 
-// enqueue puts a connection in line if it has something for the guest.
+// enqueue appends a connection to ready if it has something for the guest.
 func (m *mux) enqueue(c *connection) {
 	if !c.queued && c.hasPacket() {
 		c.queued = true

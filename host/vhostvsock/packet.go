@@ -6,8 +6,8 @@ import "encoding/binary"
 const (
 	packetHeaderSize = 44
 
-	// maxPacketPayload bounds what one packet carries, in both directions. It is
-	// what Linux sends at most (VIRTIO_VSOCK_MAX_PKT_BUF_SIZE).
+	// maxPacketPayload limits the payload of one packet in both directions. It is the most that Linux sends
+	// (VIRTIO_VSOCK_MAX_PKT_BUF_SIZE).
 	maxPacketPayload = 64 << 10
 
 	hostCID = 2 // VMADDR_CID_HOST
@@ -19,7 +19,7 @@ const (
 	shutdownBoth    = shutdownReceive | shutdownSend
 )
 
-// operation is what a packet is for.
+// operation is the purpose of a packet.
 type operation uint16
 
 const (
@@ -43,7 +43,7 @@ type packetHeader struct {
 	bufAlloc, fwdCnt uint32
 }
 
-// decodePacketHeader never fails: every value is for the receiver to judge.
+// decodePacketHeader never fails: the receiver must check every value.
 func decodePacketHeader(b *[packetHeaderSize]byte) packetHeader {
 	le := binary.LittleEndian
 	return packetHeader{

@@ -5,19 +5,19 @@ import (
 	"fmt"
 )
 
-// The payloads of docs/interop/vhost-user.rst, "Message specification". All
-// integers are in the host's byte order, which is little endian where we run.
+// The payloads of docs/interop/vhost-user.rst, "Message specification". All integers are in the host's byte order, which is little
+// endian on all supported hosts.
 
-// regionSpec is "memory region description": where the front end maps a piece
-// of the guest's memory, and where it lies in the descriptor that comes along.
+// regionSpec is a "memory region description": the address at which the front end maps a piece of the guest's memory, and the
+// offset of that piece in the attached descriptor.
 type regionSpec struct {
 	guestAddr, size, userAddr, offset uint64
 }
 
 const regionSpecSize = 32
 
-// parseMemTable reads the payload of SET_MEM_TABLE. Overlaps are not looked
-// for: the front end is trusted that far, and the first match wins.
+// parseMemTable parses the payload of SET_MEM_TABLE. It does not check for overlaps, because the front end is trusted in this; the
+// first match wins.
 func parseMemTable(b []byte) ([]regionSpec, error) {
 	if len(b) < 8 {
 		return nil, fmt.Errorf("memory table of %d bytes, want at least 8", len(b))
@@ -46,8 +46,7 @@ func parseMemTable(b []byte) ([]regionSpec, error) {
 	return specs, nil
 }
 
-// maxRegionEnd keeps sizes and offsets far from where they could overflow an
-// int64 on the way to mmap(2). The regions of a real guest end below it.
+// maxRegionEnd keeps sizes and offsets far below an overflow of the int64 for mmap(2). Real guests' regions end below it.
 const maxRegionEnd = 1 << 52
 
 func (s regionSpec) check() error {
@@ -58,13 +57,13 @@ func (s regionSpec) check() error {
 		return fmt.Errorf("memory region at %#x, mapped at %#x: size %#x wraps around", s.guestAddr, s.userAddr, s.size)
 	}
 	if (s.size|s.offset)%4 != 0 {
-		// Rings are accessed by whole words: see load16.
+		// Rings are accessed in whole words; see load16.
 		return fmt.Errorf("memory region at %#x: size %#x, offset %#x: not a multiple of 4", s.guestAddr, s.size, s.offset)
 	}
 	return nil
 }
 
-// parseUint64 reads a payload that is one u64.
+// parseUint64 parses a payload that is one u64.
 func parseUint64(b []byte) (uint64, error) {
 	if len(b) != 8 {
 		return 0, fmt.Errorf("payload of %d bytes, want 8", len(b))
@@ -72,7 +71,7 @@ func parseUint64(b []byte) (uint64, error) {
 	return binary.LittleEndian.Uint64(b), nil
 }
 
-// parseVringState reads "vring state description": a queue and a number.
+// parseVringState parses a "vring state description": a queue and a number.
 func parseVringState(b []byte) (index, num uint32, err error) {
 	if len(b) != 8 {
 		return 0, 0, fmt.Errorf("vring state of %d bytes, want 8", len(b))
@@ -80,7 +79,7 @@ func parseVringState(b []byte) (index, num uint32, err error) {
 	return binary.LittleEndian.Uint32(b), binary.LittleEndian.Uint32(b[4:]), nil
 }
 
-// vringAddr is "vring address description"; the addresses are the front end's.
+// vringAddr is a "vring address description". The addresses are the front end's.
 type vringAddr struct {
 	index             uint32
 	desc, used, avail uint64
@@ -98,8 +97,7 @@ func parseVringAddr(b []byte) (vringAddr, error) {
 	}, nil
 }
 
-// parseConfigRequest reads "virtio device config space". The reply repeats its
-// 12 bytes and fills the contents that follow them.
+// parseConfigRequest parses a "virtio device config space". The reply repeats its 12 bytes, followed by the contents.
 func parseConfigRequest(b []byte) (offset, size uint32, err error) {
 	if len(b) < configHeaderSize {
 		return 0, 0, fmt.Errorf("config request of %d bytes, want at least %d", len(b), configHeaderSize)

@@ -8,22 +8,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// source says what a descriptor in the poller is.
+// source is the kind of a descriptor in the poller.
 type source int32
 
 const (
-	sourceWake     source = iota // Serve is asked to end
+	sourceWake     source = iota // Serve should end
 	sourceListener               // a front end wants to connect
-	sourceSilent                 // the first word of a front end, silent number id
+	sourceSilent                 // the first message of a front end; id is silentFrontEnd.id
 	sourceFrontEnd               // the front end's messages
 	sourceHybrid                 // clients want to connect
-	sourceKick                   // the guest kicked queue number id
-	sourceClient                 // the client of connection number id
+	sourceKick                   // the guest kicked the queue with index id
+	sourceClient                 // the client of the connection with host port id
 )
 
-// poller is an epoll(7) instance. Descriptors are named by a source and an id
-// rather than by their number, which another file may have by the time an
-// event is looked at.
+// poller is an epoll(7) instance. It identifies descriptors by a source and an id, not by their numbers, because another file may
+// have a number by the time an event is handled.
 type poller struct {
 	fd     int
 	events [64]unix.EpollEvent
@@ -39,7 +38,7 @@ func newPoller() (*poller, error) {
 
 func (p *poller) close() { unix.Close(p.fd) }
 
-// add watches fd for reading; edge triggered, if edge is set.
+// add watches fd for events.
 func (p *poller) add(fd int, events uint32, from source, id uint32) error {
 	return p.control(unix.EPOLL_CTL_ADD, fd, events, from, id)
 }
@@ -56,14 +55,14 @@ func (p *poller) control(op, fd int, events uint32, from source, id uint32) erro
 	return nil
 }
 
-// closeFD closes a descriptor that was added. Closing alone is not enough: an
-// eventfd of the front end lives on in its process, and in our set.
+// closeFD closes a descriptor that was added. It first removes the descriptor from the poller, because close is not enough: an
+// eventfd of the front end stays open in the front end's process, and so in the poller.
 func (p *poller) closeFD(fd int) {
 	unix.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, fd, nil)
 	unix.Close(fd)
 }
 
-// wait returns the events there are, or none after so long; less than 0 is for ever.
+// wait returns the pending events. It waits for at most longest and then returns none; a negative longest means without a limit.
 func (p *poller) wait(longest time.Duration) ([]unix.EpollEvent, error) {
 	timeout := -1
 	if longest >= 0 {

@@ -8,15 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The queues, by their index. The third, for events, stays with QEMU.
+// The queues, by index. QEMU keeps the third queue, for events.
 const (
 	rxQueue    = 0 // to the guest
 	txQueue    = 1 // from the guest
 	queueCount = 2
 )
 
-// ring is a queue as the front end sees it: what it has told about it, its
-// eventfds, and the virtqueue while it is started.
+// ring is a queue as the front end describes it, with its eventfds, and with its virtqueue while the queue is started.
 type ring struct {
 	num     uint32
 	base    uint16
@@ -24,15 +23,15 @@ type ring struct {
 	hasAddr bool
 	enabled bool
 
-	kick, call, err int // eventfds, -1 for none
+	kick, call, err int // eventfds; -1 for none
 
 	queue *virtqueue // nil while stopped
-	bad   bool       // the guest broke it; not served until it is started anew
+	bad   bool       // the guest broke the queue, which is not served until it is started again
 }
 
 func newRing() ring { return ring{kick: -1, call: -1, err: -1} }
 
-// served is the virtqueue, or nil when it is not to be touched.
+// served returns the virtqueue, or nil if it must not be used.
 func (r *ring) served() *virtqueue {
 	if r.enabled && !r.bad {
 		return r.queue
@@ -40,7 +39,7 @@ func (r *ring) served() *virtqueue {
 	return nil
 }
 
-// start makes the virtqueue from what the front end has told.
+// start makes the virtqueue from the front end's description.
 func (r *ring) start(mem *memory, eventIdx bool) error {
 	if mem == nil || !r.hasAddr {
 		return errors.New("the queue is started before its memory and addresses are known")
@@ -53,7 +52,7 @@ func (r *ring) start(mem *memory, eventIdx bool) error {
 	return nil
 }
 
-// stop keeps the next avail entry as the base to go on from.
+// stop keeps the next avail entry as the base from which the queue can continue.
 func (r *ring) stop(p *poller) {
 	if r.queue != nil {
 		r.base, r.queue = r.queue.nextAvail, nil
@@ -64,28 +63,27 @@ func (r *ring) stop(p *poller) {
 	}
 }
 
-// close stops the ring and gives up its eventfds.
+// close stops the ring and closes its eventfds.
 func (r *ring) close(p *poller) {
 	r.stop(p)
 	closeFDs([]int{r.call, r.err})
 	r.call, r.err = -1, -1
 }
 
-// fail takes a ring out of service that the guest has broken.
+// fail stops serving a ring that the guest has broken.
 func (r *ring) fail() {
 	r.bad = true
 	signal(r.err)
 }
 
-// notify tells the guest of completed chains, if it wants to know.
+// notify signals completed chains to the guest, if the guest asked for that.
 func (r *ring) notify() {
 	if r.queue != nil && r.queue.wantsSignal() {
 		signal(r.call)
 	}
 }
 
-// signal adds 1 to an eventfd. It cannot fail in a way that matters: a counter
-// that is full is readable already.
+// signal adds 1 to an eventfd. Its only possible failure is harmless: a full counter is readable already.
 func signal(fd int) {
 	if fd < 0 {
 		return
@@ -99,8 +97,7 @@ func signal(fd int) {
 	}
 }
 
-// takeEventFD reads the payload of SET_VRING_KICK, CALL or ERR and takes the
-// descriptor out of m, -1 if there is none.
+// takeEventFD parses the payload of SET_VRING_KICK, CALL or ERR, and takes the descriptor out of m; fd is -1 if there is none.
 func takeEventFD(m *message) (index, fd int, err error) {
 	v, err := parseUint64(m.payload)
 	if err != nil {

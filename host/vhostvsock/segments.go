@@ -1,9 +1,9 @@
 package vhostvsock
 
-// segments is a run of bytes that lies in pieces, as descriptor chains do.
+// segments is a sequence of bytes in pieces, like a descriptor chain.
 type segments [][]byte
 
-// size is the number of bytes in s.
+// size returns the number of bytes in s.
 func (s segments) size() int {
 	n := 0
 	for _, b := range s {
@@ -12,8 +12,7 @@ func (s segments) size() int {
 	return n
 }
 
-// appendRange appends to dst the pieces that hold n bytes of s from offset
-// skip on, or fewer where s ends before.
+// appendRange appends to dst the pieces that contain n bytes of s from offset skip on, or fewer if s ends before.
 func (s segments) appendRange(dst segments, skip, n int) segments {
 	for _, b := range s {
 		if n == 0 {
@@ -34,7 +33,7 @@ func (s segments) appendRange(dst segments, skip, n int) segments {
 	return dst
 }
 
-// copyTo copies from the beginning of s and returns the number of bytes.
+// copyTo copies bytes from the beginning of s to p and returns their number.
 func (s segments) copyTo(p []byte) int {
 	n := 0
 	for _, b := range s {
@@ -43,7 +42,7 @@ func (s segments) copyTo(p []byte) int {
 	return n
 }
 
-// copyFrom copies to the beginning of s and returns the number of bytes.
+// copyFrom copies bytes from p to the beginning of s and returns their number.
 func (s segments) copyFrom(p []byte) int {
 	n := 0
 	for _, b := range s {

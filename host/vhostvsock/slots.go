@@ -7,18 +7,17 @@ import (
 )
 
 const (
-	// slotLimit is how long a client may wait in one of the ways of stuck. A call's
-	// deadline is long over by then.
+	// slotLimit is how long a client may be stuck (see stuck). Every call's deadline has passed by then.
 	slotLimit = 5 * time.Minute
-	// sweepInterval is how often that is looked at.
+	// sweepInterval is the interval between checks for stuck clients.
 	sweepInterval = 30 * time.Second
 
-	// sparedFiles are descriptors that clients leave for the front end: its memory,
-	// its eventfds, and those that come before the old ones go.
+	// sparedFiles is the number of descriptors that clients must leave for the front end: its memory, its eventfds, and new ones that
+	// arrive before the old ones are closed.
 	sparedFiles = 64
 )
 
-// mostConnections is how many clients there may be where so many descriptors may.
+// mostConnections returns the greatest number of clients for the given limit of descriptors.
 func mostConnections(files uint64) int {
 	if files >= maxConnections+sparedFiles {
 		return maxConnections
@@ -26,14 +25,14 @@ func mostConnections(files uint64) int {
 	return max(1, int(files)-sparedFiles)
 }
 
-// progress is what changes where a connection gets anywhere.
+// progress changes whenever a connection makes progress.
 type progress struct {
 	state     connState
 	sent, fwd uint32
 }
 
-// sweep takes their slots from clients that have waited too long. While the guest
-// stands still (running is false), only who owes a line is waited for in vain.
+// sweep closes the clients that have been stuck too long. While the guest is stopped (running is false), only clients that have
+// not sent their first line can be stuck.
 func (m *mux) sweep(running bool) {
 	for _, c := range m.conns {
 		now := progress{c.state, c.sent, c.fwd}
@@ -48,7 +47,7 @@ func (m *mux) sweep(running bool) {
 	}
 }
 
-// stuckFor says what a connection waits for in a state.
+// stuckFor describes what a stuck connection waits for in each state.
 var stuckFor = map[connState]string{
 	greeting:    "to say CONNECT",
 	connecting:  "for the guest's answer",
@@ -56,9 +55,8 @@ var stuckFor = map[connState]string{
 	draining:    "to read the last that the guest had sent",
 }
 
-// stuck says whether a client waits for something that must come soon. That it does
-// not read is nothing of that kind while its connection lasts: a log may be looked at
-// for hours.
+// stuck reports whether a client waits for something that should happen soon. A client that does not read an open connection is
+// not stuck: somebody may look at a log for hours.
 func (c *connection) stuck() bool {
 	switch c.state {
 	case connecting:
@@ -70,7 +68,7 @@ func (c *connection) stuck() bool {
 	}
 }
 
-// unread says whether there is something in a socket.
+// unread reports whether a socket has unread data.
 func unread(fd int) bool {
 	n, err := unix.IoctlGetInt(fd, unix.SIOCINQ)
 	return err == nil && n > 0

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// warnings is a log's hook that hands them on.
+// warnings is a log hook that passes warnings on.
 type warnings chan string
 
 func (w warnings) Levels() []logrus.Level     { return []logrus.Level{logrus.WarnLevel} }
@@ -29,7 +29,7 @@ func warningLog() (logrus.FieldLogger, warnings) {
 	return log, w
 }
 
-// await waits for a warning with the words in it.
+// await waits for a warning that contains the words.
 func (w warnings) await(t *testing.T, words string) {
 	t.Helper()
 	for late := time.After(patience); ; {
@@ -44,7 +44,7 @@ func (w warnings) await(t *testing.T, words string) {
 	}
 }
 
-// useUpFiles leaves this process room for one descriptor, until end.
+// useUpFiles leaves this process room for one descriptor, until end is called.
 func useUpFiles(t *testing.T) (end func()) {
 	t.Helper()
 	var before unix.Rlimit
@@ -75,8 +75,8 @@ func useUpFiles(t *testing.T) (end func()) {
 	return end
 }
 
-// TestWhoCannotBeAcceptedWaits until there are descriptors again, whether it is
-// QEMU or a client, and whether or not anything else happens then.
+// TestWhoCannotBeAcceptedWaits: when descriptors run out, QEMU and clients wait until descriptors are available again, and then
+// are accepted even if nothing else happens.
 func TestWhoCannotBeAcceptedWaits(t *testing.T) {
 	log, said := warningLog()
 	b, served := startLoggedBackend(t, log)
@@ -133,7 +133,7 @@ func TestASecondFrontEndIsRefused(t *testing.T) {
 	}
 }
 
-// TestWhoSaysNothingIsNoFrontEnd, however many they are and however long they stay.
+// TestWhoSaysNothingIsNoFrontEnd: this holds for any number of silent connections and however long they stay.
 func TestWhoSaysNothingIsNoFrontEnd(t *testing.T) {
 	b, _ := startBackend(t)
 	var silent []*net.UnixConn
@@ -155,12 +155,12 @@ func TestWhoSaysNothingIsNoFrontEnd(t *testing.T) {
 	bootGuest(t, b)
 }
 
-// clock is a time that stands still until it is moved.
+// clock is a clock that a test advances.
 type clock struct{ atomic.Int64 }
 
 func (c *clock) now() time.Duration { return time.Duration(c.Load()) }
 
-// timedBackend is a served backend with a clock of its own.
+// timedBackend returns a served backend with a clock of its own.
 func timedBackend(t *testing.T) (*Backend, *clock) {
 	t.Helper()
 	dir := t.TempDir()
@@ -175,14 +175,14 @@ func timedBackend(t *testing.T) (*Backend, *clock) {
 	return b, c
 }
 
-// pass lets time go by, and the backend see it: a client comes and goes.
+// pass advances the clock and makes the backend notice: a client connects and disconnects.
 func (c *clock) pass(t *testing.T, b *Backend, d time.Duration) {
 	t.Helper()
 	c.Add(int64(d))
 	wantEnd(t, dialClient(t, b, "nonsense"), "")
 }
 
-// stillOpen fails where a client's connection has ended.
+// stillOpen fails the test if a client's connection has ended.
 func stillOpen(t *testing.T, who string, c *net.UnixConn) {
 	t.Helper()
 	raw, err := c.SyscallConn()
@@ -241,8 +241,8 @@ func TestWhoWaitsTooLongLosesItsSlot(t *testing.T) {
 	}
 }
 
-// TestWhoGetsALittleKeepsItsSlot: any progress counts, and so does a client's own
-// slowness, which holds up nobody else.
+// TestWhoGetsALittleKeepsItsSlot: any progress counts. A client that reads slowly keeps its slot too, because it holds up nobody
+// else.
 func TestWhoGetsALittleKeepsItsSlot(t *testing.T) {
 	b, clock := timedBackend(t)
 	fe := bootGuest(t, b)
@@ -265,7 +265,7 @@ func TestWhoGetsALittleKeepsItsSlot(t *testing.T) {
 	stillOpen(t, "who does not read", slow)
 }
 
-// TestAPausedGuestCostsNobodyItsSlot: it can take nothing while it stands still.
+// TestAPausedGuestCostsNobodyItsSlot: a paused guest can take nothing.
 func TestAPausedGuestCostsNobodyItsSlot(t *testing.T) {
 	b, clock := timedBackend(t)
 	fe := bootGuest(t, b)

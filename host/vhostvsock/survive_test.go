@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMemoryThatIsTakenAwayBreaksOnlyTheQueue: what is a SIGBUS elsewhere is the
-// guest's own misfortune here.
+// TestMemoryThatIsTakenAwayBreaksOnlyTheQueue: an access that would be a SIGBUS elsewhere only breaks the guest's queue here.
 func TestMemoryThatIsTakenAwayBreaksOnlyTheQueue(t *testing.T) {
 	log, hook := test.NewNullLogger()
 	b, _ := startLoggedBackend(t, log)
@@ -28,7 +27,7 @@ func TestMemoryThatIsTakenAwayBreaksOnlyTheQueue(t *testing.T) {
 	wantReport(t, hook, "segments.go")
 }
 
-// unserved is a backend whose loop is the test's to run.
+// unserved returns a backend whose loop the test runs itself.
 func unserved(t testing.TB, log logrus.FieldLogger) *Backend {
 	t.Helper()
 	p, err := newPoller()
@@ -54,7 +53,7 @@ func TestPanicOverAGuestsBytesBreaksOnlyTheQueue(t *testing.T) {
 		b.mux.add(ours)
 		b.clientEvent(firstHostPort, unix.EPOLLIN)
 		q := testQueue(t, alignedBytes(4096), 8, 0)
-		q.avail = q.avail[:2:2] // any bug would do: here it is a slice that is too short
+		q.avail = q.avail[:2:2] // a stand-in for any bug: a slice that is too short
 		r := &b.device.rings[index]
 		r.queue, r.enabled = q, true
 		b.turn(index, map[int]func() error{rxQueue: b.supply, txQueue: b.drain}[index])
@@ -77,7 +76,7 @@ func TestPanicOverAClientsBytesEndsOnlyThatClient(t *testing.T) {
 	b.mux.add(good)
 	unix.Write(victim, []byte("nonsense\n"))
 	unix.Write(bystander, []byte("CONNECT 1\n"))
-	b.mux.log = nil // any bug would do
+	b.mux.log = nil // a stand-in for any bug
 	b.clientEvent(firstHostPort, unix.EPOLLIN)
 	b.mux.log = log
 	b.clientEvent(firstHostPort+1, unix.EPOLLIN)
@@ -94,7 +93,7 @@ func TestPanicOverAMessageIsAnError(t *testing.T) {
 	log, hook := test.NewNullLogger()
 	b := unserved(t, log)
 	ours, theirs := socketPair(t)
-	b.frontEnd, b.device = ours, nil // any bug would do
+	b.frontEnd, b.device = ours, nil // a stand-in for any bug
 	defer unix.Close(ours)
 	unix.Write(theirs, encodeRequest(reqSetFeatures, 0, uint64Reply(0)))
 	ev := unix.EpollEvent{Fd: int32(sourceFrontEnd)}
@@ -105,7 +104,7 @@ func TestPanicOverAMessageIsAnError(t *testing.T) {
 	wantReport(t, hook, "survive_test.go")
 }
 
-// wantReport wants one bug in the log, with a file that is on the stack.
+// wantReport expects one bug in the log, whose stack contains the file.
 func wantReport(t *testing.T, hook *test.Hook, file string) {
 	t.Helper()
 	var reports []string

@@ -7,11 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// minReceiveBuffer is the smallest chain that we take in the rx queue: a
-// header and something to say.
+// minReceiveBuffer is the smallest accepted chain in the rx queue: a header and one byte of data.
 const minReceiveBuffer = packetHeaderSize + 1
 
-// checkReceiveBuffer refuses a chain in which no packet has room.
+// checkReceiveBuffer refuses a chain that is too small for a packet.
 func checkReceiveBuffer(room segments) error {
 	if n := room.size(); n < minReceiveBuffer {
 		return fmt.Errorf("receive buffer of %d bytes, want at least %d", n, minReceiveBuffer)
@@ -19,11 +18,10 @@ func checkReceiveBuffer(room segments) error {
 	return nil
 }
 
-// waiting says whether there may be a packet for the guest.
+// waiting reports whether there may be a packet for the guest.
 func (m *mux) waiting() bool { return len(m.strays) > 0 || len(m.ready) > 0 }
 
-// fill writes the next packet for the guest into room and returns its size, 0
-// if there turned out to be none.
+// fill writes the next packet for the guest into room and returns the packet's size, or 0 if there was none.
 func (m *mux) fill(room segments) int {
 	if len(m.strays) > 0 {
 		h := m.strays[0]
@@ -36,7 +34,7 @@ func (m *mux) fill(room segments) int {
 		m.ready = m.ready[1:]
 		c.queued = false
 		n := m.packet(c, room)
-		m.enqueue(c) // at the end: the others come first
+		m.enqueue(c) // at the end, after the other connections
 		if n > 0 {
 			return n
 		}
@@ -44,8 +42,8 @@ func (m *mux) fill(room segments) int {
 	return 0
 }
 
-// packet writes the next packet of c. The order matters: data goes before the
-// shutdown that follows it, and both carry the credit where an update is owed.
+// packet writes the next packet of c. The order matters: data precedes the shutdown that follows it. Both kinds of packet also
+// carry a due credit update.
 func (m *mux) packet(c *connection, room segments) int {
 	switch {
 	case c.debts&oweReset != 0:
@@ -75,8 +73,8 @@ func (m *mux) packet(c *connection, room segments) int {
 	return 0
 }
 
-// forward reads from the client straight into the guest's buffers, behind the
-// header, as much as the buffers and the guest's credit allow.
+// forward reads from the client directly into the guest's buffers, after the header, as much as the buffers and the guest's
+// credit allow.
 func (m *mux) forward(c *connection, room segments) int {
 	limit := min(c.credit(), maxPacketPayload)
 	m.parts = room.appendRange(m.parts[:0], packetHeaderSize, limit)
@@ -104,9 +102,8 @@ func (m *mux) forward(c *connection, room segments) int {
 	return m.put(c, room, packetHeader{op: opData, length: uint32(n)}) + n
 }
 
-// shutdown says that the client sends no more, and once it is gone that it
-// receives no more: then the connection is over, and what the guest may still
-// send is answered with a reset.
+// shutdown tells the guest that the client sends no more and, if the client is gone, that it receives no more either. In that
+// case the connection is over, and later packets from the guest are answered with a reset.
 func (m *mux) shutdown(c *connection, room segments) int {
 	if !c.gone {
 		c.debts &^= oweShutdown
@@ -117,7 +114,7 @@ func (m *mux) shutdown(c *connection, room segments) int {
 	return m.put(c, room, packetHeader{op: opShutdown, flags: shutdownBoth})
 }
 
-// put completes a header of c with its ports and our credit, and writes it.
+// put completes a header of c with its ports and this side's credit, and writes it.
 func (m *mux) put(c *connection, room segments, h packetHeader) int {
 	h.srcCID, h.dstCID = hostCID, m.guestCID
 	h.srcPort, h.dstPort = c.hostPort, c.guestPort
