@@ -1,8 +1,8 @@
-// Package address names and dials the places where an agent's ttrpc server can be reached:
+// Package address parses and dials the addresses at which an agent's ttrpc server can be reached:
 //
 //	vsock://CID:PORT      vsock(7), AF_VSOCK of the kernel
-//	hvsock:///path:PORT   hybrid vsock: a unix socket whose other side connects to a guest's port on "CONNECT PORT\n", as Firecracker's vsock device
-//	                      (docs/vsock.md) and vhost-device-vsock offer it
+//	hvsock:///path:PORT   hybrid vsock: a unix socket whose other side connects to a guest's port on "CONNECT PORT\n",
+//	                      as in Firecracker's vsock device (docs/vsock.md) and vhost-device-vsock
 //	unix:///path          a unix socket; unix://@name is in the abstract namespace of unix(7)
 package address
 
@@ -17,18 +17,18 @@ import (
 // Scheme is the kind of an address.
 type Scheme string
 
-// The schemes that Parse knows.
+// The schemes that Parse accepts.
 const (
 	VSock  Scheme = "vsock"
 	HVSock Scheme = "hvsock"
 	Unix   Scheme = "unix"
 )
 
-// MaxPath is the longest name of a unix socket, in bytes: sun_path of unix(7) has 108 with its terminating zero, and four are for the name under
-// which ListenUnix makes a socket first. So each address can be listened on.
+// MaxPath is the greatest length of a unix socket's name, in bytes. sun_path of unix(7) has 108 bytes including the
+// terminating zero, and four are needed for the temporary name that ListenUnix uses. So ListenUnix accepts every address.
 const MaxPath = 103
 
-// Address is one place to dial. Addresses compare with ==. An Address that Parse did not return is checked when it is dialled.
+// Address is one address to dial. Addresses can be compared with ==. Dial checks an Address that was not made by Parse.
 type Address struct {
 	Scheme Scheme
 	CID    uint32 // vsock: the machine's context ID
@@ -36,7 +36,7 @@ type Address struct {
 	Path   string // hvsock and unix: an absolute path; unix also "@name", abstract
 }
 
-// Parse reads an address as the package comment writes it.
+// Parse parses an address in the notation of the package comment.
 func Parse(text string) (Address, error) {
 	scheme, rest, found := strings.Cut(text, "://")
 	if !found {
@@ -67,7 +67,7 @@ func Parse(text string) (Address, error) {
 	return a, nil
 }
 
-// String is what Parse reads.
+// String returns the address in the notation that Parse accepts.
 func (a Address) String() string {
 	switch a.Scheme {
 	case VSock:
@@ -79,7 +79,8 @@ func (a Address) String() string {
 	}
 }
 
-// number reads a port or a context ID. The highest value is the kernel's wildcard (VMADDR_CID_ANY, VMADDR_PORT_ANY of vsock(7)) and names no place.
+// number parses a port or a context ID. It refuses the highest value, which is the kernel's wildcard (VMADDR_CID_ANY,
+// VMADDR_PORT_ANY of vsock(7)).
 func number(digits string) (uint32, error) {
 	n, err := strconv.ParseUint(digits, 10, 32)
 	if err != nil || n == math.MaxUint32 {

@@ -13,11 +13,11 @@ import (
 	"github.com/mdlayher/vsock"
 )
 
-// maxAnswer bounds the line that answers CONNECT, in bytes.
+// maxAnswer limits the length of the line that answers CONNECT, in bytes.
 const maxAnswer = 64
 
-// Dial connects. It honours ctx until it returns; afterwards the connection is the caller's alone. Errors name the address, and wrap ctx's where it
-// ended first.
+// Dial connects to the address. ctx limits Dial alone; afterwards the connection belongs to the caller. Errors contain the
+// address, and wrap ctx's error if ctx ended first.
 func (a Address) Dial(ctx context.Context) (net.Conn, error) {
 	conn, err := a.dial(ctx)
 	if err != nil {
@@ -33,7 +33,7 @@ func (a Address) dial(ctx context.Context) (net.Conn, error) {
 	if a.Scheme == VSock {
 		conn, err := vsock.DialContext(ctx, a.CID, a.Port, nil)
 		if err != nil {
-			return nil, err // A nil *vsock.Conn is no nil net.Conn.
+			return nil, err // a nil *vsock.Conn would be a non-nil net.Conn
 		}
 		return conn, nil
 	}
@@ -48,7 +48,7 @@ func (a Address) dial(ctx context.Context) (net.Conn, error) {
 	return conn, nil
 }
 
-// connect asks the other side of a hybrid socket for a port of the guest. Nothing after the answer's line is read.
+// connect asks the other side of a hybrid socket for a port of the guest. It reads nothing after the line of the answer.
 func connect(ctx context.Context, conn net.Conn, port uint32) error {
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	err := request(conn, port)
@@ -58,7 +58,7 @@ func connect(ctx context.Context, conn net.Conn, port uint32) error {
 	return err
 }
 
-// request asks in one write: Firecracker gives up on a line that comes in pieces.
+// request sends CONNECT in a single write, because Firecracker refuses a line that arrives in pieces.
 func request(conn net.Conn, port uint32) error {
 	_, err := io.WriteString(conn, fmt.Sprintf("CONNECT %d\n", port))
 	if errors.Is(err, syscall.EPIPE) {
@@ -87,8 +87,8 @@ func request(conn net.Conn, port uint32) error {
 	return fmt.Errorf("CONNECT %d was answered with %q and no end of line: is this a hybrid vsock socket?", port, answer.String())
 }
 
-// closed is how all of them refuse: there is no answer but OK. Firecracker and Cloud Hypervisor close also where they carry 1023 connections already,
-// and where the guest has not accepted after 2 s.
+// closed returns the error for a connection that was closed without an OK, which is how all implementations refuse. Firecracker
+// and Cloud Hypervisor also close if there are 1023 connections already, or if the guest has not accepted within 2 s.
 func closed(port uint32, err error) error {
 	return fmt.Errorf("closed without an OK: nobody listens on port %d in the guest, the guest is not up, or it has too many connections: %w", port, err)
 }

@@ -71,7 +71,7 @@ func TestDialHybridLeavesWhatFollowsTheAnswer(t *testing.T) {
 		r := bufio.NewReader(conn)
 		line, _ := r.ReadString('\n')
 		asked <- line
-		io.WriteString(conn, "OK 1073741824\nhello") // In one segment: a dialler that buffers would eat the greeting.
+		io.WriteString(conn, "OK 1073741824\nhello") // in one segment: a dialler that buffers its reads would lose the greeting
 		io.Copy(io.Discard, r)
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -80,7 +80,7 @@ func TestDialHybridLeavesWhatFollowsTheAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	cancel() // The connection outlives the context that dialled it.
+	cancel() // the connection must outlive the context that dialled it
 	if want, got := "CONNECT 1024\n", <-asked; got != want {
 		t.Errorf("asked\nwant %q\ngot  %q", want, got)
 	}
@@ -113,11 +113,11 @@ func TestDialHybridSaysWhatWentWrong(t *testing.T) {
 	}
 }
 
-// vmms are the devices that speak the dialect. Each reads the line and words its answer in its own way (Firecracker's
-// src/vmm/src/devices/virtio/vsock/unix/muxer.rs, Cloud Hypervisor's virtio-devices/src/vsock/unix/muxer.rs, directvol's host/vhostvsock); all close the
-// connection without a word where they refuse.
+// vmms play the devices that speak the dialect. Each reads the line and words its answer in its own way (Firecracker's
+// src/vmm/src/devices/virtio/vsock/unix/muxer.rs, Cloud Hypervisor's virtio-devices/src/vsock/unix/muxer.rs, directvol's
+// host/vhostvsock). To refuse, all of them close the connection without an answer.
 var vmms = map[string]func(conn net.Conn) (line string){
-	// Ten bytes first, and what is not there with them is an error.
+	// Firecracker reads ten bytes first; a line that has not arrived completely with them is an error.
 	"firecracker": func(conn net.Conn) string {
 		b := make([]byte, 32)
 		n, err := io.ReadFull(conn, b[:10])
@@ -137,7 +137,7 @@ var vmms = map[string]func(conn net.Conn) (line string){
 		}
 		return string(b[:n])
 	},
-	// One by one, as they come.
+	// Cloud Hypervisor reads byte by byte, as they arrive.
 	"cloud hypervisor": func(conn net.Conn) string {
 		var line []byte
 		for b := make([]byte, 1); len(line) < 32 && !bytes.HasSuffix(line, []byte("\n")); line = append(line, b[0]) {
@@ -157,7 +157,7 @@ func TestDialHybridReachesEachVMM(t *testing.T) {
 					t.Errorf("%s was asked\nwant %q\ngot  %q", name, want, got)
 					return
 				}
-				io.WriteString(conn, "OK 1073741824\n") // the port that it has given the host's side
+				io.WriteString(conn, "OK 1073741824\n") // the number of the host-side port
 				io.Copy(conn, conn)
 			})
 			conn, err := Address{Scheme: HVSock, Path: path, Port: port}.Dial(t.Context())
@@ -172,7 +172,7 @@ func TestDialHybridReachesEachVMM(t *testing.T) {
 }
 
 func TestDialHybridSaysThatEachVMMRefuses(t *testing.T) {
-	refusals := map[string]func(net.Conn){"connected to too many": func(net.Conn) {}} // they accept, and close before they read
+	refusals := map[string]func(net.Conn){"connected to too many": func(net.Conn) {}} // the device accepts, and closes before it reads
 	for name, readLine := range vmms {
 		refusals[name] = func(conn net.Conn) { readLine(conn) }
 	}
@@ -189,7 +189,7 @@ func TestDialHybridEndsWithItsContext(t *testing.T) {
 	path := listen(t, func(conn net.Conn) {
 		bufio.NewReader(conn).ReadString('\n')
 		cancel()
-		io.Copy(io.Discard, conn) // Never answers.
+		io.Copy(io.Discard, conn) // never answers
 	})
 	_, err := Address{Scheme: HVSock, Path: path, Port: 1024}.Dial(ctx)
 	if !errors.Is(err, context.Canceled) {

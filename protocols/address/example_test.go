@@ -29,7 +29,7 @@ func ExampleParse() {
 	// address "3:1024": no scheme: want vsock://CID:PORT, hvsock:///path:PORT or unix:///path
 }
 
-// A socket at a path, which its owner alone may connect to, and a connection to it.
+// The example makes a socket to which only its owner may connect, and connects to it.
 func ExampleAddress_Dial() {
 	dir, err := os.MkdirTemp("", "")
 	if err != nil {
@@ -47,7 +47,7 @@ func ExampleAddress_Dial() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	file.Close() // the listener has a descriptor of its own
+	file.Close() // the listener has its own descriptor
 	defer listener.Close()
 	go func() {
 		conn, err := listener.Accept()

@@ -10,24 +10,26 @@ import (
 )
 
 const (
-	// newSuffix ends the name under which a socket is made, before it gets its own.
+	// newSuffix is the suffix of the temporary name under which a socket is made.
 	newSuffix = ".new"
-	// lockSuffix ends the name of the file that is locked meanwhile.
+	// lockSuffix is the suffix of the lock file that exists meanwhile.
 	lockSuffix = ".lock"
 )
 
 // UnixSocket is a unix socket that listens at a path.
 type UnixSocket struct {
-	// FD is the listening stream socket, non-blocking and close-on-exec. It may be closed at any time; the path is then a stale socket's.
+	// FD is the listening stream socket, non-blocking and close-on-exec. The caller may close it at any time; the socket at the path
+	// is stale from then on.
 	FD int
 
 	path string
 	made fs.FileInfo
 }
 
-// ListenUnix makes a socket at path that its owner alone may connect to: it has mode 0600 from its first moment, whatever the umask. A socket at path
-// that nobody listens on is replaced; whatever else is there stays, and is named in the error (EADDRINUSE where a process listens on it). The path
-// appears when it can be connected to. Of two that listen on one path at once, one gets it.
+// ListenUnix makes a socket at path to which only its owner may connect: it has mode 0600 from the beginning, whatever the umask.
+// It replaces a stale socket at path, on which nothing listens. It never replaces anything else; the error then names the path,
+// and is EADDRINUSE if a process listens there. The path appears only when the socket accepts connections. If two processes call
+// ListenUnix for one path at the same time, one of them gets it.
 func ListenUnix(path string) (*UnixSocket, error) {
 	end, err := begin(path)
 	if err != nil {
@@ -51,8 +53,8 @@ func ListenUnix(path string) (*UnixSocket, error) {
 	return &UnixSocket{FD: fd, path: path, made: made}, nil
 }
 
-// begin keeps others from listening on the same path until end. Its lock is a file beside the socket (flock(2)), which only who may write the folder
-// can hold. One that a killed process has left is taken over.
+// begin keeps other processes from listening on the same path until end is called. The lock is a file beside the socket
+// (flock(2)), so only processes that may write the directory can hold it. A lock file left by a killed process is reused.
 func begin(path string) (end func(), err error) {
 	if err := checkListenPath(path); err != nil {
 		return nil, err
@@ -78,7 +80,8 @@ func begin(path string) (end func(), err error) {
 	}
 }
 
-// lockFile locks a file that is empty, as a lock is. One that its last owner has removed locks nothing: then it is not current.
+// lockFile locks a lock file, which must be empty. current is false if the file's last owner has removed it, so that its lock is
+// void.
 func lockFile(lock *os.File) (current bool, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(lock.Fd()), &st); err != nil {
@@ -104,10 +107,10 @@ func checkListenPath(path string) error {
 	return checkLength(path)
 }
 
-// bindAndShow listens under a passing name, and gives it the right one unless something has appeared there.
+// bindAndShow listens under a temporary name and then renames the socket to path, unless path exists by then.
 func bindAndShow(fd int, path string) (made fs.FileInfo, err error) {
 	passing := path + newSuffix
-	if err := unix.Fchmod(fd, 0o600); err != nil { // bind gives the file the socket's mode
+	if err := unix.Fchmod(fd, 0o600); err != nil { // bind gives the file the mode of the socket
 		return nil, os.NewSyscallError("fchmod", err)
 	}
 	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: passing}); err != nil {
@@ -133,15 +136,16 @@ func (s *UnixSocket) Close() {
 	s.FD = -1
 }
 
-// Remove removes the path, unless another file has it by now. It is for who has closed FD already, or given it away.
+// Remove removes the path, unless another file has it by now. Use it instead of Close if FD is closed already or was passed on.
 func (s *UnixSocket) Remove() {
 	if now, err := os.Lstat(s.path); err == nil && now.Mode().Type() == fs.ModeSocket && os.SameFile(now, s.made) {
 		os.Remove(s.path)
 	}
 }
 
-// ClaimUnix makes sure that a socket can be made at path: one that nobody listens on is removed. Anything else stays and is an error that names it,
-// EADDRINUSE where a process listens, which notices nothing.
+// ClaimUnix makes sure that a socket can be made at path, and removes a stale socket, on which nothing listens. If anything else
+// exists at path, it stays, and the error names it. The error is EADDRINUSE if a process listens there; that process does not
+// notice the check.
 func ClaimUnix(path string) error {
 	if err := checkListenPath(path); err != nil {
 		return err
@@ -169,8 +173,8 @@ func claim(path string) error {
 	return nil
 }
 
-// probe is nil where nobody listens at path. A connect with another socket type than the listener's fails with EPROTOTYPE, and with ECONNREFUSED where
-// there is no listener.
+// probe returns nil if nothing listens at path. It connects with another socket type than the listener's: that fails with
+// EPROTOTYPE if there is a listener, and with ECONNREFUSED otherwise.
 func probe(path string) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

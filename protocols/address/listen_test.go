@@ -23,7 +23,7 @@ func mustListen(t *testing.T, path string) *UnixSocket {
 	return s
 }
 
-// leaveStale leaves a socket that nobody listens on, as a killed process does.
+// leaveStale leaves a stale socket, as a killed process does.
 func leaveStale(t *testing.T, path string) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
@@ -115,7 +115,7 @@ func TestListenUnixLeavesAListener(t *testing.T) {
 			t.Errorf("%s\nwant %v for %s\ngot  %v", name, unix.EADDRINUSE, path, err)
 		}
 	}
-	// It saw nothing of it: its first connection is this one.
+	// The listener did not notice the attempt: this connection is its first.
 	conn, err := net.Dial("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -161,7 +161,8 @@ func TestOfTwoThatListenOneGetsThePath(t *testing.T) {
 	}
 }
 
-// Whoever may not write the folder cannot keep others from listening in it; a lock that a killed process has left keeps nobody.
+// A process that may not write the directory cannot prevent others from listening in it. A lock left by a killed process
+// prevents nobody.
 func TestLockOfAPathIsAFileBesideIt(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	end, err := begin(path)
@@ -212,7 +213,8 @@ func TestListenUnixSaysWhatIsWrongWithAPath(t *testing.T) {
 	}
 }
 
-// One limit: each path that is an address can be listened on, and one byte more is refused by both in the same words.
+// ListenUnix and Parse must have the same limit: every valid path can be listened on, and both refuse one more byte with the same
+// words.
 func TestEachPathThatIsAnAddressCanBeListenedOn(t *testing.T) {
 	dir := t.TempDir()
 	fill := func(bytes int) string { return dir + "/" + strings.Repeat("x", bytes-len(dir)-1) }

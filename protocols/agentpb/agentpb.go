@@ -1,9 +1,9 @@
-// Package agentpb holds the messages and services that Kata Containers' clients speak to an agent in a guest: ttrpc, proto package "grpc".
-// protocols/proto is the source; everything but this file is generated from it.
+// Package agentpb contains the messages and services with which Kata Containers' clients call an agent in a guest: ttrpc, proto
+// package "grpc". Everything except this file is generated from protocols/proto.
 package agentpb
 
-// Port is the vsock port the agent listens on.
+// Port is the vsock port on which the agent listens.
 const Port = 1024
 
-// APIVersion is what Health.Version answers as grpc_version: the version of the wire, not of the agent.
+// APIVersion is the grpc_version in the answer to Health.Version: the version of the protocol, not of the agent.
 const APIVersion = "0.0.1"

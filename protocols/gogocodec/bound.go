@@ -11,18 +11,20 @@ import (
 )
 
 const (
-	// MaxGrowth is how many bytes a message may take in memory for each on the wire, beside freeBytes. Two bytes are an empty message in a list,
-	// and more than a hundred when it is decoded; what Kata's runtime sends takes about two.
+	// MaxGrowth limits the memory of a decoded message, in bytes per byte on the wire, in addition to freeBytes. An empty message in a
+	// list has two bytes on the wire and more than a hundred in memory. Kata's runtime needs a factor of about two.
 	MaxGrowth = 4
 	freeBytes = 16 << 10
 
-	// itemBytes is counted for an element of a list beside what it holds: its place in the list, and in those that it outgrew.
+	// itemBytes is the estimate for a list element in addition to its content: its place in the list, and in the smaller arrays
+	// that the list outgrew.
 	itemBytes = 32
-	// entryBytes is counted for an entry of a map.
+	// entryBytes is the estimate for an entry of a map.
 	entryBytes = 128
 )
 
-// checkGrowth refuses an encoded message that would take far more memory than it has bytes. What is not well formed it leaves to Unmarshal.
+// checkGrowth refuses an encoded message that would need far more memory than its length. It ignores malformed parts, which
+// Unmarshal refuses.
 func checkGrowth(m Message, wire []byte) error {
 	limit := freeBytes + MaxGrowth*len(wire)
 	if size := decodedSize(reflect.TypeOf(m).Elem(), wire); size > limit {
@@ -31,7 +33,7 @@ func checkGrowth(m Message, wire []byte) error {
 	return nil
 }
 
-// decodedSize estimates, from above, how many bytes a message's fields take.
+// decodedSize returns an upper estimate of the memory for a message's fields, in bytes.
 func decodedSize(of reflect.Type, wire []byte) (size int) {
 	fields := fieldsOf(of)
 	for len(wire) > 0 {
@@ -57,13 +59,14 @@ func decodedSize(of reflect.Type, wire []byte) (size int) {
 	return size
 }
 
-// field is what one occurrence on the wire takes: so many bytes, so many for each byte that it has, and what the message in it takes.
+// field is the memory for one occurrence of a field: each, plus perByte for each byte of its content, plus the fields of the
+// message in it, if any.
 type field struct {
 	each, perByte int
 	message       reflect.Type
 }
 
-// known are the fields of each message that was decoded, by its type.
+// known caches the fields of message types, by type.
 var known sync.Map
 
 func fieldsOf(message reflect.Type) map[protowire.Number]field {
@@ -92,7 +95,7 @@ func fieldOf(t reflect.Type) field {
 		}
 		f := fieldOf(t.Elem())
 		f.each += itemBytes
-		if f.message == nil && t.Elem().Kind() != reflect.String { // packed: a byte can be a number
+		if f.message == nil && t.Elem().Kind() != reflect.String { // packed: each byte may be a number
 			f.perByte = int(t.Elem().Size())
 		}
 		return f

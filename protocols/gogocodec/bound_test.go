@@ -13,7 +13,7 @@ import (
 	"github.com/directvol/directvol/protocols/gogocodec"
 )
 
-// An element that is empty is two bytes on the wire, and a structure in memory.
+// An empty element takes two bytes on the wire, and a structure in memory.
 func TestMessageOfEmptyElementsIsRefusedBeforeItIsDecoded(t *testing.T) {
 	for name, wire := range map[string][]byte{
 		"storages":       bytes.Repeat([]byte{5<<3 | 2, 0}, 100_000),
@@ -52,7 +52,7 @@ func TestOrdinaryMessagesAreFarFromTheBound(t *testing.T) {
 	}
 }
 
-// FuzzGrowth has no message that is decoded take more than the bound says, by its own structures.
+// FuzzGrowth checks that no decoded message takes more memory than the bound, measured by the message's own structures.
 func FuzzGrowth(f *testing.F) {
 	f.Add(bytes.Repeat([]byte{5<<3 | 2, 0}, 1000))
 	f.Add([]byte{6<<3 | 2, 4, 7<<3 | 2, 2, 1<<3 | 2, 0})
@@ -68,7 +68,7 @@ func FuzzGrowth(f *testing.F) {
 	})
 }
 
-// sizeOf is how much a message's fields take, as far as it can be seen.
+// sizeOf returns the memory of a message's fields, as far as it can be measured.
 func sizeOf(v reflect.Value) (size int) {
 	switch v.Kind() {
 	case reflect.Pointer:

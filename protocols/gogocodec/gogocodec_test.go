@@ -22,7 +22,8 @@ import (
 	"github.com/directvol/directvol/protocols/volumepb"
 )
 
-// Each message is compared with what google.golang.org/protobuf makes of the compiled .proto file alone, both ways, and carried by ttrpc.
+// The test compares each message, in both directions, with the encoding by google.golang.org/protobuf from the compiled .proto file
+// alone, and sends it over ttrpc.
 func TestEveryMessageCrossesTheBridge(t *testing.T) {
 	descriptors, types := messageDescriptors(t), messageTypes()
 	client := echo(t, types)
@@ -111,8 +112,8 @@ func TestNilMessageIsEmpty(t *testing.T) {
 	}
 }
 
-// FuzzUnmarshal decodes any bytes as each message in turn: what is accepted is
-// the same when it is encoded and decoded again.
+// FuzzUnmarshal decodes arbitrary bytes as each message in turn. An accepted message must stay the same when it is encoded and
+// decoded again.
 func FuzzUnmarshal(f *testing.F) {
 	types := messageTypes()
 	names := slices.Sorted(maps.Keys(types))
@@ -137,7 +138,7 @@ func FuzzUnmarshal(f *testing.F) {
 		if err := proto.Unmarshal(again, second); err != nil {
 			t.Fatalf("%T decodes, but not after it was encoded again: %v", m, err)
 		}
-		// Not with m itself: bytes that are there and empty are not there afterwards.
+		// The comparison is not with m, because bytes fields that are present and empty are absent after encoding.
 		third := reflect.New(goType).Interface().(proto.Message)
 		twice, err := proto.Marshal(second)
 		if err == nil {
@@ -177,7 +178,7 @@ func messageDescriptors(t *testing.T) map[protoreflect.FullName]protoreflect.Mes
 	return descriptors
 }
 
-// messageTypes finds the struct of every message that a method takes, returns or holds.
+// messageTypes returns the struct types of all messages that a method takes, returns or contains.
 func messageTypes() map[protoreflect.FullName]reflect.Type {
 	types := map[protoreflect.FullName]reflect.Type{}
 	var walk func(t reflect.Type)
@@ -204,7 +205,7 @@ func messageTypes() map[protoreflect.FullName]reflect.Type {
 	return types
 }
 
-// echo serves, and returns a client of, one method a message that returns what it was sent.
+// echo serves one method for each message, which returns the message it was sent, and returns a client.
 func echo(t *testing.T, types map[protoreflect.FullName]reflect.Type) *ttrpc.Client {
 	t.Helper()
 	server, err := ttrpc.NewServer()
@@ -234,7 +235,7 @@ func echo(t *testing.T, types map[protoreflect.FullName]reflect.Type) *ttrpc.Cli
 	return client
 }
 
-// fill returns a message of the type with a different value in every field, two elements in every list and map.
+// fill returns a message of the type with a different value in each field, and two elements in each list and map.
 func fill(goType reflect.Type) any {
 	count := 0
 	var set func(v reflect.Value)
@@ -277,7 +278,7 @@ func fill(goType reflect.Type) any {
 	return message.Interface()
 }
 
-// sameMessage compares a generated message with a dynamic one, field by field, by the names that both have from the .proto file.
+// sameMessage compares a generated message with a dynamic one, field by field, by their names in the .proto file.
 func sameMessage(t *testing.T, generated reflect.Value, independent protoreflect.Message) {
 	t.Helper()
 	name := independent.Descriptor().FullName()
@@ -332,13 +333,13 @@ func sameValue(t *testing.T, generated reflect.Value, independent protoreflect.V
 		sameMessage(t, generated.Elem(), independent.Message())
 		return
 	}
-	want := reflect.ValueOf(independent.Interface()) // An enum is a number on both sides.
+	want := reflect.ValueOf(independent.Interface()) // an enum is a number on both sides
 	if got := generated.Convert(want.Type()); !reflect.DeepEqual(want.Interface(), got.Interface()) {
 		t.Errorf("%s:\nwant %v\ngot  %v", field.FullName(), want, got)
 	}
 }
 
-// protoName is a field's name in the .proto file, which its struct tag keeps.
+// protoName returns a field's name in the .proto file, from the field's struct tag.
 func protoName(field reflect.StructField) string {
 	for part := range strings.SplitSeq(field.Tag.Get("protobuf"), ",") {
 		if name, ok := strings.CutPrefix(part, "name="); ok {

@@ -1,5 +1,6 @@
-// Package guestpath says where in a guest a volume is mounted. Kata Containers derives the path from the Storage's source, so that host and guest
-// agree on it without a word: a folder below Root whose name is the source in base64url with padding (RFC 4648, section 5).
+// Package guestpath computes where in a guest a volume is mounted. Kata Containers derives the path from the Storage's source, so
+// that host and guest need not exchange it: a directory below Root whose name is the source in base64url with padding (RFC 4648,
+// section 5).
 package guestpath
 
 import (
@@ -9,10 +10,11 @@ import (
 	"strings"
 )
 
-// Root is the folder of the volumes' mount points.
+// Root is the directory of the volumes' mount points.
 const Root = "/run/kata-containers/sandbox/storage"
 
-// MaxSource is the longest source, in bytes, whose encoding is still a file name: 252 of the 255 bytes of NAME_MAX (linux/limits.h).
+// MaxSource is the greatest length of a source, in bytes, whose encoding is still a valid file name: it then has 252 bytes of the
+// 255 of NAME_MAX (linux/limits.h).
 const MaxSource = 189
 
 // Of returns the guest path of a Storage's source, such as "02/01".
@@ -23,7 +25,7 @@ func Of(source string) (string, error) {
 	return Root + "/" + base64.URLEncoding.EncodeToString([]byte(source)), nil
 }
 
-// Source returns the source whose guest path is path. It accepts only what Of returns: path comes from others.
+// Source returns the source whose guest path is path. It accepts only results of Of, because path is untrusted.
 func Source(path string) (string, error) {
 	name, ok := strings.CutPrefix(path, Root+"/")
 	if !ok || len(name) > base64.URLEncoding.EncodedLen(MaxSource) {
@@ -37,7 +39,7 @@ func Source(path string) (string, error) {
 	if err := check(source); err != nil {
 		return "", fmt.Errorf("guest path %q: %w", path, err)
 	}
-	if base64.URLEncoding.EncodeToString(decoded) != name { // The decoder skips line ends.
+	if base64.URLEncoding.EncodeToString(decoded) != name { // the decoder skips line ends
 		return "", fmt.Errorf("guest path %q: not the encoding of its source %q", path, source)
 	}
 	return source, nil

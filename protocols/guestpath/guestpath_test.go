@@ -40,12 +40,12 @@ func TestGuestPathIsAFileName(t *testing.T) {
 func TestSourceRefusesWhatOfNeverReturns(t *testing.T) {
 	for _, guest := range []string{
 		"", "/", "MDIvMDE=", Root, Root + "/",
-		Root + "/MDIvMDE",                       // not padded
-		Root + "/MDIvMDF=",                      // bits after the end
-		Root + "/MDIvMDE=/",                     // below
-		Root + "/../storage/MDIvMDE=",           // not clean
+		Root + "/MDIvMDE",                       // no padding
+		Root + "/MDIvMDF=",                      // nonzero bits after the end
+		Root + "/MDIvMDE=/",                     // a trailing slash
+		Root + "/../storage/MDIvMDE=",           // not a clean path
 		Root + "/MDIv\nMDE=",                    // a line end, which the decoder skips
-		Root + "/L2Rldi92ZGI+",                  // the other alphabet
+		Root + "/L2Rldi92ZGI+",                  // the alphabet of plain base64
 		Root + "/AA==",                          // a zero byte
 		Root + "/" + strings.Repeat("QUFB", 64), // longer than a file name
 	} {

@@ -1,6 +1,6 @@
-// Package modulelist is the list of kernel modules in a guest's image, as both sides know it: package rootfs chooses the modules and writes the list,
-// and the agent as PID 1 loads them, for the guest has no modprobe. The list is a text file: one absolute path a line, in load order, each to be given
-// to finit_module(2) without parameters.
+// Package modulelist defines the list of kernel modules in a guest's image. Package rootfs chooses the modules and writes the list.
+// The agent, as PID 1, loads them, because the guest has no modprobe. The list is a text file with one absolute path per line, in
+// load order. Each module is passed to finit_module(2) without parameters.
 package modulelist
 
 import (
@@ -12,29 +12,29 @@ import (
 	"strings"
 )
 
-// Path is the list's file in the guest. Every image of package rootfs has it, maybe empty.
+// Path is the list's path in the guest. Every image of package rootfs has the list; it may be empty.
 const Path = "/etc/directvol/modules"
 
-// VsockTransport is the module through which the host reaches the agent: virtio's vsock, by its name without ".ko".
+// VsockTransport is the name, without ".ko", of the module through which the host reaches the agent: virtio's vsock.
 const VsockTransport = "vmw_vsock_virtio_transport"
 
-// Names returns the modules that every image has, by their names, with what they need: vsock on virtio's PCI transport, by which the agent is
-// reached, then the modules of its storages, and the power button, by which a host ends a guest that it cannot reach. Debian's kernel for virtual
-// machines has ext4 built in.
+// Names returns the names of the modules that every image has, together with the modules that these need: vsock on virtio's PCI
+// transport, by which the host reaches the agent; the modules for the agent's storages; and the power button, by which a host ends
+// a guest that it cannot reach. Debian's kernel for virtual machines has ext4 built in.
 func Names() []string {
 	return []string{"virtio_pci", VsockTransport, "virtio_blk", "xfs", "virtio_scsi", "sd_mod", "virtiofs", "button"}
 }
 
-// Bounds of a list.
+// Limits of a list.
 const (
-	// maxPath is the longest path in bytes, PATH_MAX of linux/limits.h.
+	// maxPath is the greatest length of a path in bytes, PATH_MAX of linux/limits.h.
 	maxPath = 4096
-	// maxModules is how many paths a list has at most: a kernel of Debian has some four thousand modules in all.
+	// maxModules is the greatest number of paths. A Debian kernel has about 4000 modules in all.
 	maxModules = 10_000
 )
 
-// Read reads a list. Empty lines are passed over. A relative path, one that is too long, and too many are errors; the paths before are returned with
-// them.
+// Read reads a list and skips empty lines. A relative path, a path that is too long, and too many paths are errors; the paths before
+// the error are returned with it.
 func Read(r io.Reader) (paths []string, err error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxPath+1)
@@ -57,7 +57,7 @@ func Read(r io.Reader) (paths []string, err error) {
 	return paths, nil
 }
 
-// Text returns the list of some paths as its file has it. Read returns them again.
+// Text returns the list of the paths in the file's format, which Read reads.
 func Text(paths []string) ([]byte, error) {
 	var b strings.Builder
 	if len(paths) > maxModules {

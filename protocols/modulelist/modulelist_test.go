@@ -31,7 +31,7 @@ func TestListThatIsNoneIsRefused(t *testing.T) {
 	}
 }
 
-// What is read is written the same way, and is read again.
+// An accepted list must be unchanged after writing and reading it again.
 func FuzzRead(f *testing.F) {
 	f.Add([]byte("/lib/modules/6.1.0/kernel/fs/xfs/xfs.ko\n/a.ko\n"))
 	f.Add([]byte("\n\n/a.ko\r\n"))

@@ -1,5 +1,5 @@
-// Package output is how programs write for people and for other programs: sizes in a unit that fits, tables, one JSON object a line, and progress
-// that moves. It knows nothing of command lines: package program does.
+// Package output formats the output of programs for people and for other programs: sizes in a suitable unit, tables, one JSON
+// object per line, and progress that is updated in place. Package program handles command lines.
 package output
 
 import (
@@ -11,17 +11,17 @@ import (
 	"text/tabwriter"
 )
 
-// Size is a number of bytes. It prints in the largest binary unit (IEC 80000-13) of which there is at least one: 320.0 MiB.
+// Size is a number of bytes. It prints in the largest binary unit (IEC 80000-13) in which it is at least one: 320.0 MiB.
 type Size uint64
 
-// String writes the size with one decimal, and whole bytes below 1 KiB.
+// String returns the size with one decimal, or in whole bytes below 1 KiB.
 func (s Size) String() string {
 	if s < 1<<10 {
 		return fmt.Sprintf("%d bytes", uint64(s))
 	}
 	value, unit := float64(s)/(1<<10), 0
 	const units = "KMGTPE"
-	for value >= 1023.95 && unit < len(units)-1 { // which one decimal would round to 1024.0
+	for value >= 1023.95 && unit < len(units)-1 { // larger values would round to 1024.0
 		value, unit = value/(1<<10), unit+1
 	}
 	return fmt.Sprintf("%.1f %ciB", value, units[unit])
@@ -32,10 +32,10 @@ type Usage struct {
 	Unit      string `json:"unit"`
 	Total     uint64 `json:"total"`
 	Used      uint64 `json:"used"`
-	Available uint64 `json:"available"` // to a user without privileges
+	Available uint64 `json:"available"` // for a user without privileges
 }
 
-// String writes all three figures, bytes in the unit that fits.
+// String returns all three figures; bytes are in a suitable unit.
 func (u Usage) String() string {
 	show := func(n uint64) string { return strconv.FormatUint(n, 10) }
 	if u.Unit == "BYTES" {
@@ -44,7 +44,7 @@ func (u Usage) String() string {
 	return fmt.Sprintf("%s: total %s, used %s, available %s", strings.ToLower(u.Unit), show(u.Total), show(u.Used), show(u.Available))
 }
 
-// Answer writes what a program has found to its standard output: v as one line of JSON, or text, which ends with a newline.
+// Answer writes a program's result to its standard output: v as one line of JSON, or text, which must end with a newline.
 func Answer(w io.Writer, asJSON bool, v any, text string) error {
 	if asJSON {
 		return json.NewEncoder(w).Encode(v)
@@ -53,5 +53,5 @@ func Answer(w io.Writer, asJSON bool, v any, text string) error {
 	return err
 }
 
-// Table aligns cells, which a tab ends, in columns. The caller flushes it.
+// Table aligns tab-terminated cells in columns. The caller must flush it.
 func Table(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 2, ' ', 0) }

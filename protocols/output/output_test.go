@@ -43,7 +43,7 @@ func TestAnswerIsJSONOrText(t *testing.T) {
 	}
 }
 
-// A log gets a line now and then, however long a step stands still; ten minutes are no six hundred lines.
+// A log gets a line only now and then, however long a step takes. Before, ten minutes made six hundred lines.
 func TestStepInALogIsALineNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
@@ -54,7 +54,7 @@ func TestStepInALogIsALineNowAndThen(t *testing.T) {
 		if took := s.End("ok"); took != 25*time.Second {
 			t.Errorf("took\nwant 25s\ngot  %v", took)
 		}
-		time.Sleep(time.Minute) // nothing comes any more
+		time.Sleep(time.Minute) // nothing more is written
 		want := "fetch …\n  10.0 s  fetch …, 1.0 MiB\n  20.0 s  fetch …, 1.0 MiB\n  25.0 s  fetch: ok\n"
 		if got := log.String(); got != want {
 			t.Errorf("\nwant %q\ngot  %q", want, got)

@@ -9,23 +9,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How often a step shows that it moves: on a terminal its line is rewritten, in a log each is a line of its own, after one when it begins.
+// The intervals at which a running step is shown: on a terminal its line is rewritten; in a log each time is a new line, after a
+// first line at the step's beginning.
 const (
 	terminalTick = 250 * time.Millisecond
 	logTick      = 10 * time.Second
 )
 
-// Progress shows the steps of a program, one at a time, while they run and when they have ended. A nil *Progress shows nothing.
+// Progress shows the steps of a program, one at a time, while they run and after they have ended. A nil *Progress shows nothing.
 type Progress struct {
 	w        io.Writer
 	terminal bool
 	columns  int // of the terminal
 }
 
-// NewProgress writes to w. Where w is a terminal, the step that runs is one line that is rewritten.
+// NewProgress returns a Progress that writes to w. If w is a terminal, a running step is a single line that is rewritten.
 func NewProgress(w io.Writer) *Progress {
 	p := &Progress{w: w, columns: 80}
-	file, ok := w.(interface{ Fd() uintptr }) // an *os.File, or what wraps one
+	file, ok := w.(interface{ Fd() uintptr }) // an *os.File or a wrapper of one
 	if !ok {
 		return p
 	}
@@ -36,14 +37,14 @@ func NewProgress(w io.Writer) *Progress {
 	return p
 }
 
-// Note writes a line below the steps. No step may be running.
+// Note writes an extra line below the steps. No step may be running.
 func (p *Progress) Note(format string, args ...any) {
 	if p != nil {
 		fmt.Fprintf(p.w, "           "+format+"\n", args...)
 	}
 }
 
-// Step is something that a program does.
+// Step is one step of a program's work.
 type Step struct {
 	progress *Progress
 	name     string
@@ -54,7 +55,7 @@ type Step struct {
 	text string
 }
 
-// Begin begins a step, which the caller ends with End.
+// Begin begins a step. The caller must end it with End.
 func (p *Progress) Begin(name string) *Step {
 	s := &Step{progress: p, name: name, began: time.Now(), stop: func() {}}
 	if p == nil {
@@ -67,21 +68,21 @@ func (p *Progress) Begin(name string) *Step {
 	return s
 }
 
-// Say says how far the step is, or what it has found. Only the last text is shown. It may be called from any goroutine.
+// Say sets the text about the step's progress or findings. Only the last text is shown. Say may be called from any goroutine.
 func (s *Step) Say(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.text = text
 }
 
-// Said returns the last text of Say.
+// Said returns the text of the last Say.
 func (s *Step) Said() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.text
 }
 
-// End replaces the line that moves with one that stays: how long the step took, its name and its outcome. It returns how long that was.
+// End ends the step and replaces its line by a final one, with the duration, the name and the outcome. It returns the duration.
 func (s *Step) End(outcome string) time.Duration {
 	s.stop()
 	took := time.Since(s.began)
@@ -91,7 +92,7 @@ func (s *Step) End(outcome string) time.Duration {
 	return took
 }
 
-// tick shows the step again and again, until stop returns.
+// tick shows the step at intervals until stop returns.
 func (s *Step) tick() (stop func()) {
 	interval := logTick
 	if s.progress.terminal {
@@ -117,7 +118,7 @@ func (s *Step) tick() (stop func()) {
 	}
 }
 
-// show writes the line of a step that runs.
+// show writes the line of a running step.
 func (s *Step) show() {
 	line := fmt.Sprintf("%6.1f s  %s …", time.Since(s.began).Seconds(), s.name)
 	if text := s.Said(); text != "" {
@@ -130,7 +131,7 @@ func (s *Step) show() {
 	}
 }
 
-// overwrite writes a line in place of the last one where a terminal can.
+// overwrite writes a line. On a terminal the line replaces the previous one.
 func (p *Progress) overwrite(line string) {
 	if p.terminal {
 		line = "\r\x1b[K" + line
@@ -138,7 +139,7 @@ func (p *Progress) overwrite(line string) {
 	fmt.Fprint(p.w, line)
 }
 
-// cut shortens a line that is rewritten in place to a terminal's width: one that wraps would leave rows behind.
+// cut shortens a line to a terminal's width, because a line that wraps could not be rewritten completely.
 func cut(line string, columns int) string {
 	runes := []rune(line)
 	if len(runes) < columns {

@@ -1,7 +1,8 @@
-// Package pcipath reads and writes PCI paths, which name a device by the slots on the way to it and not by bus numbers, for those are the guest's to
-// choose: "02/01" is slot 1 behind the bridge in slot 2 of the root bus. A segment is SS or SS.F, slot and function in hexadecimal, as in the last
-// parts of the kernel's DDDD:BB:SS.F (PCI_SLOT and PCI_FUNC of linux/pci.h). A path of three or more segments may begin with the bus number of a
-// root complex of its own (QEMU's docs/pci_expander_bridge.txt): 0x20 or more, which no slot can be.
+// Package pcipath parses and formats PCI paths. A PCI path identifies a device by the slots on the way to it, not by bus numbers,
+// because the guest chooses those: "02/01" is slot 1 behind the bridge in slot 2 of the root bus. A segment is SS or SS.F, slot and
+// function in hexadecimal, like the last parts of the kernel's DDDD:BB:SS.F (PCI_SLOT and PCI_FUNC of linux/pci.h). A path of three
+// or more segments may begin with the bus number of a separate root complex (QEMU's docs/pci_expander_bridge.txt): 0x20 or more,
+// which is not a valid slot.
 package pcipath
 
 import (
@@ -10,29 +11,29 @@ import (
 	"strings"
 )
 
-// MaxSegments bounds a path: deeper than any machine.
+// MaxSegments is the greatest number of segments. No machine is that deep.
 const MaxSegments = 16
 
 const (
 	maxSlot     = 0x1f
 	maxFunction = 7
-	minRooted   = 3 // Fewer segments never begin with a root bus.
+	minRooted   = 3 // shorter paths never begin with a root bus
 )
 
-// Slot is one step: a device, and a function of it, on the bus that the steps before it lead to.
+// Slot is one step of a path: a device and its function, on the bus to which the previous steps lead.
 type Slot struct {
 	Device   uint8 // 0 to 0x1f
 	Function uint8 // 0 to 7
 }
 
-// Path leads from a root bus to a device, over one slot or more.
+// Path leads from a root bus to a device, through one or more slots.
 type Path struct {
-	// RootBus is the number of the root bus: 0, or at least 0x20 for that of an expander (pxb). In sysfs it is pci0000:RR.
+	// RootBus is the number of the root bus: 0, or at least 0x20 for an expander bus (pxb). Its name in sysfs is pci0000:RR.
 	RootBus uint8
 	Slots   []Slot
 }
 
-// Parse reads a path. Every number in it is within the bounds of PCI.
+// Parse parses a path and checks that each number is valid in PCI.
 func Parse(text string) (Path, error) {
 	segments := strings.SplitN(text, "/", MaxSegments+1)
 	if len(segments) > MaxSegments {
@@ -54,7 +55,7 @@ func Parse(text string) (Path, error) {
 	return p, nil
 }
 
-// String is what Parse reads, each slot with two digits and a function only where it is not 0.
+// String returns the path in the notation that Parse accepts, with two digits for each slot, and functions only if not 0.
 func (p Path) String() string {
 	var segments []string
 	if p.RootBus != 0 {
@@ -66,7 +67,7 @@ func (p Path) String() string {
 	return strings.Join(segments, "/")
 }
 
-// String is the slot as a device's name in sysfs ends, such as "02.0".
+// String returns the slot in the notation that ends a device's name in sysfs, such as "02.0".
 func (s Slot) String() string { return fmt.Sprintf("%02x.%x", s.Device, s.Function) }
 
 func parseSlot(segment string) (Slot, error) {
@@ -85,7 +86,7 @@ func parseSlot(segment string) (Slot, error) {
 	return s, nil
 }
 
-// hex reads at most so many digits.
+// hex parses a hexadecimal number of at most so many digits.
 func hex(digits string, most int) (uint8, bool) {
 	if len(digits) > most {
 		return 0, false

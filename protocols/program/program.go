@@ -1,13 +1,13 @@
-// Package program is what all programs here have in common towards those who start them: --help and --version, signals, errors of one line, and
-// these exit statuses:
+// Package program contains what all programs of this repository have in common: --help and --version, signals, errors on one line,
+// and these exit statuses:
 //
-//	0    it did what it was asked
-//	1    it failed, and the standard error says why
-//	2    the command line is wrong, and nothing was tried
-//	130  Ctrl-C or another signal ended it, as a shell reports it
-//	141  nobody reads the standard output any more, as a shell reports SIGPIPE
+//	0    success
+//	1    failure; the standard error says why
+//	2    wrong command line; nothing was tried
+//	130  ended by Ctrl-C or another signal, as a shell reports it
+//	141  nothing reads the standard output any more, as a shell reports SIGPIPE
 //
-// A program may have further statuses of its own, by WithStatus.
+// A program may have further statuses of its own (WithStatus).
 package program
 
 import (
@@ -35,15 +35,15 @@ const (
 	Unread      = 141
 )
 
-// ErrReported is the error of a command that has already said what failed, in its place in the output.
+// ErrReported is the error of a command that has already reported its failure in its output.
 var ErrReported = errors.New("it failed")
 
-// usageError is that of a wrong command line.
+// usageError is the error of a wrong command line.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// Usage makes err, of a command that has tried nothing yet, an error of the command line. The nil error stays nil.
+// Usage marks err as an error of the command line. The command must not have tried anything yet. Usage(nil) is nil.
 func Usage(err error) error {
 	if err == nil {
 		return nil
@@ -51,10 +51,10 @@ func Usage(err error) error {
 	return usageError{err}
 }
 
-// Usagef is Usage of a new error.
+// Usagef is Usage for a new error.
 func Usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// statusError is the error of a command that has an exit status of its own.
+// statusError is an error with its own exit status.
 type statusError struct {
 	error
 	status int
@@ -62,7 +62,8 @@ type statusError struct {
 
 func (e statusError) Unwrap() error { return e.error }
 
-// WithStatus makes err end the program with an exit status of its own, which is none of those above. The nil error stays nil.
+// WithStatus makes err end the program with the given exit status, which must differ from those above. It returns nil for a nil
+// err.
 func WithStatus(status int, err error) error {
 	if err == nil {
 		return nil
@@ -70,8 +71,9 @@ func WithStatus(status int, err error) error {
 	return statusError{err, status}
 }
 
-// Main runs a command as this process, and ends it. SIGINT, SIGTERM and SIGHUP end the command's context, those that nohup or a shell
-// ignores excepted; a second one ends the process at once. A reader that goes away does not: writes to it fail.
+// Main runs a command as this process, and exits. SIGINT, SIGTERM and SIGHUP end the command's context, except those that nohup or
+// a shell ignores; a second signal ends the process at once. A closed standard output does not end the process: writes to it
+// fail.
 func Main(root *cobra.Command) {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	var ends []os.Signal
@@ -85,8 +87,8 @@ func Main(root *cobra.Command) {
 	os.Exit(Run(ctx, root, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// Run runs a command with arguments and returns its exit status. Errors go to stderr, on one line that begins with the program's name.
-// A command's RunE returns Usage where the command line is wrong; cobra's own errors are of that kind.
+// Run runs a command with arguments and returns its exit status. Errors are written to stderr on one line that begins with the
+// program's name. A command's RunE must return a Usage error for a wrong command line; cobra's own errors count as such.
 func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	tried := false
 	prepare(root, &tried)
@@ -115,13 +117,13 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 	return Failed
 }
 
-// IsUnread says of an error that nobody reads the standard output any more. The EPIPE of a socket is another matter.
+// IsUnread reports whether err means that nothing reads the standard output any more. An EPIPE of a socket does not count.
 func IsUnread(err error) bool {
 	write, ok := errors.AsType[*fs.PathError](err)
 	return ok && write.Path == os.Stdout.Name() && errors.Is(err, unix.EPIPE)
 }
 
-// NoArgs is for commands that take flags alone.
+// NoArgs refuses arguments, for commands that take only flags.
 func NoArgs(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return Usagef("unexpected argument %q", args[0])
@@ -129,13 +131,13 @@ func NoArgs(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// prepare sets what all programs have in common. tried becomes true when the command itself begins.
+// prepare sets the properties that all programs have in common. tried becomes true when the command itself begins.
 func prepare(root *cobra.Command, tried *bool) {
 	root.Version = version.String()
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.SilenceErrors, root.SilenceUsage = true, true // Run prints the error
 	if root.HasSubCommands() {
-		root.Args = nil // so that cobra suggests a command for one that is misspelt
+		root.Args = nil // makes cobra suggest a command for a misspelt one
 		root.CompletionOptions.HiddenDefaultCmd = true
 	} else {
 		root.CompletionOptions.DisableDefaultCmd = true
@@ -163,7 +165,7 @@ func oneLine(err error) string {
 	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\t' }), " ")
 }
 
-// interruption says that a command was interrupted, and what its error adds to that.
+// interruption returns the message for an interrupted command, with what its error adds.
 func interruption(ctx context.Context, err error) string {
 	text := err.Error()
 	switch {

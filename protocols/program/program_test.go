@@ -15,7 +15,7 @@ import (
 	"github.com/directvol/directvol/protocols/version"
 )
 
-// example is a program with one verb, which does what run does.
+// example returns a program with one verb, which calls run.
 func example(run func(cmd *cobra.Command) error) *cobra.Command {
 	root := &cobra.Command{Use: "example", Short: "Be an example"}
 	verb := &cobra.Command{Use: "verb", Short: "Do it", Args: NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd) }}
@@ -89,7 +89,7 @@ func TestVersionAndHelpAreAnswers(t *testing.T) {
 	}
 }
 
-// Only where the standard output is concerned: a socket whose other side has gone is no reader that has.
+// Only an EPIPE of the standard output counts; an EPIPE of a socket does not.
 func TestReaderThatHasGoneIsKnownFromASocket(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package service makes ttrpc's untyped methods typed: a server registers functions on messages, a client gets the response's type back, and a
-// table of descriptions lets a program walk a service without knowing it.
+// Package service adds types to ttrpc's untyped methods: a server registers functions on messages, a client gets the response's
+// type back, and a table of method descriptions lets a program handle a service generically.
 package service
 
 import (
@@ -15,18 +15,18 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// maxErrorLength bounds the message of an error on the wire, in bytes.
+// maxErrorLength limits the message of an error on the wire, in bytes.
 const maxErrorLength = 4 << 10
 
-// Message is a pointer to T that is a message.
+// Message is a pointer type *T that implements proto.Message.
 type Message[T any] interface {
 	*T
 	proto.Message
 }
 
-// Method makes a unary ttrpc method of f, to be listed in a ttrpc.ServiceDesc. A payload that does not decode is answered with
-// codes.InvalidArgument and never reaches f. f's error keeps its gRPC code; its text is made fit for the wire, because ttrpc drops the whole
-// connection over a status that does not encode.
+// Method makes f a unary ttrpc method, for a ttrpc.ServiceDesc. A payload that cannot be decoded is answered with
+// codes.InvalidArgument without calling f. The error of f keeps its gRPC code. Its text is made valid UTF-8 of limited length,
+// because ttrpc drops the whole connection if a status cannot be encoded.
 func Method[Q, R any, PQ Message[Q], PR Message[R]](f func(context.Context, PQ) (PR, error)) ttrpc.Method {
 	return func(ctx context.Context, unmarshal func(any) error) (any, error) {
 		request := PQ(new(Q))
@@ -41,8 +41,9 @@ func Method[Q, R any, PQ Message[Q], PR Message[R]](f func(context.Context, PQ) 
 	}
 }
 
-// Call makes a unary call and returns its response. Its errors carry a gRPC code, also where ttrpc gives a bare one: a context that ended is
-// codes.DeadlineExceeded or codes.Canceled, a connection that ended codes.Unavailable, an answer that does not decode codes.Internal.
+// Call makes a unary call and returns its response. Its errors always have a gRPC code, even if ttrpc's do not:
+// codes.DeadlineExceeded or codes.Canceled if the context ended, codes.Unavailable if the connection ended, codes.Internal if the
+// answer cannot be decoded.
 //
 //	stats, err := service.Call[agentpb.VolumeStatsResponse](ctx, client, agentpb.AgentServiceName, "GetVolumeStats", request)
 func Call[R any, PR Message[R]](ctx context.Context, client *ttrpc.Client, service, method string, request proto.Message) (PR, error) {
@@ -54,7 +55,7 @@ func Call[R any, PR Message[R]](ctx context.Context, client *ttrpc.Client, servi
 	return nil, callError(err)
 }
 
-// callError gives an error of ttrpc's client the code that it lacks.
+// callError adds the missing code to an error of ttrpc's client.
 func callError(err error) error {
 	var network *net.OpError
 	switch _, ok := status.FromError(err); {
@@ -69,16 +70,16 @@ func callError(err error) error {
 	}
 }
 
-// wireError is err as it may go on the wire.
+// wireError returns err in a form that can be sent.
 func wireError(err error) error {
 	st, ok := status.FromError(err)
 	if !ok && wireText(err.Error()) == err.Error() {
-		return err // ttrpc finds the code of the standard library's errors.
+		return err // ttrpc determines the codes of the standard library's errors
 	}
 	return status.Error(st.Code(), wireText(st.Message()))
 }
 
-// wireText is text as valid UTF-8 of bounded length.
+// wireText returns text as valid UTF-8 of limited length.
 func wireText(text string) string {
 	if len(text) > maxErrorLength {
 		text = text[:maxErrorLength]
@@ -86,13 +87,13 @@ func wireText(text string) string {
 	return strings.ToValidUTF8(text, "")
 }
 
-// MethodDesc describes a unary method. NewRequest and NewResponse return empty messages of its types.
+// MethodDesc describes a unary method. NewRequest and NewResponse return empty messages of the method's types.
 type MethodDesc struct {
 	Service, Method         string
 	NewRequest, NewResponse func() proto.Message
 }
 
-// Describe makes the description of a method with the request type Q and the response type R.
+// Describe returns the description of a method with request type Q and response type R.
 func Describe[Q, R any, PQ Message[Q], PR Message[R]](service, method string) MethodDesc {
 	return MethodDesc{
 		Service: service, Method: method,

@@ -20,7 +20,7 @@ import (
 	"github.com/directvol/directvol/protocols/service"
 )
 
-// serve serves methods as the agent's and returns a client of them.
+// serve serves methods as the agent's service and returns a client.
 func serve(t *testing.T, methods map[string]ttrpc.Method, options ...ttrpc.ClientOpts) *ttrpc.Client {
 	t.Helper()
 	server, err := ttrpc.NewServer()
@@ -100,7 +100,7 @@ func TestMalformedPayloadIsInvalidArgumentAndTheConnectionLives(t *testing.T) {
 	}
 }
 
-// ttrpc drops the connection over a status whose text is no UTF-8 or makes the frame too long.
+// ttrpc drops the connection if a status's text is not UTF-8 or makes the frame too long.
 func TestAnyErrorFitsTheWire(t *testing.T) {
 	var failure error
 	client := serve(t, map[string]ttrpc.Method{

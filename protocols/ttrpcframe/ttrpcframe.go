@@ -1,7 +1,6 @@
-// Package ttrpcframe reads and writes what ttrpc puts on a connection
-// (github.com/containerd/ttrpc, PROTOCOL.md and proto/ttrpc.proto): a header of
-// ten bytes, and a request or a response. It is for those who must look at a
-// call without ttrpc's server: to answer it at once, or to send it elsewhere.
+// Package ttrpcframe parses and formats ttrpc's frames (github.com/containerd/ttrpc, PROTOCOL.md and proto/ttrpc.proto): a header
+// of ten bytes, and a request or a response. It is for code that must inspect a call without ttrpc's server, to answer it at once
+// or to forward it.
 package ttrpcframe
 
 import (
@@ -16,11 +15,11 @@ import (
 const (
 	// HeaderBytes is the length of a header.
 	HeaderBytes = 10
-	// MaxLength is how many bytes may follow it.
+	// MaxLength is the greatest number of bytes after a header.
 	MaxLength = 4 << 20
 )
 
-// Type is what a frame carries.
+// Type is the type of a frame.
 type Type uint8
 
 // The types of frames.
@@ -30,35 +29,34 @@ const (
 	TypeData     Type = 3
 )
 
-// Header begins a frame.
+// Header is the header of a frame.
 type Header struct {
-	Length   uint32 // of what follows the header, in bytes
-	StreamID uint32 // odd for those that a client begins
+	Length   uint32 // bytes after the header
+	StreamID uint32 // odd for streams that a client begins
 	Type     Type
 	Flags    uint8
 }
 
-// ParseHeader reads the header at the beginning of b, which holds HeaderBytes or
-// more. Its Length is whatever the other side has written.
+// ParseHeader parses the header at the beginning of b, which must have at least HeaderBytes bytes. The Length is not checked.
 func ParseHeader(b []byte) Header {
 	return Header{binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:]), Type(b[8]), b[9]}
 }
 
-// Append writes the header behind b.
+// Append appends the header to b.
 func (h Header) Append(b []byte) []byte {
 	b = binary.BigEndian.AppendUint32(b, h.Length)
 	b = binary.BigEndian.AppendUint32(b, h.StreamID)
 	return append(b, byte(h.Type), h.Flags)
 }
 
-// Request is a call. Its fields lie in the bytes that it was read from.
+// Request is a call. Its slices refer to the bytes from which it was parsed.
 type Request struct {
 	Service, Method, Payload []byte
-	TimeoutNano              int64 // 0 where the caller sets none
+	TimeoutNano              int64 // 0 if the caller sets none
 	HasMetadata              bool
 }
 
-// Fields of ttrpc.Request, ttrpc.Response and google.rpc.Status.
+// Field numbers of ttrpc.Request, ttrpc.Response and google.rpc.Status.
 const (
 	requestService     = 1
 	requestMethod      = 2
@@ -73,10 +71,10 @@ const (
 	metadataValue      = 2
 )
 
-// errField is a field that is not of its type.
+// errField means that a field has the wrong type.
 var errField = errors.New("a field of another type")
 
-// ParseRequest reads a request. What it does not know it passes over.
+// ParseRequest parses a request. It skips unknown fields.
 func ParseRequest(b []byte) (Request, error) {
 	var r Request
 	for len(b) > 0 {
@@ -96,8 +94,7 @@ func ParseRequest(b []byte) (Request, error) {
 	return r, nil
 }
 
-// set takes a field's value, which is whole; false means that it is of another
-// type than the field.
+// set sets a field from its complete encoded value. It returns false if the value has another type than the field.
 func (r *Request) set(number protowire.Number, kind protowire.Type, value []byte) bool {
 	if number == requestTimeoutNano {
 		timeout, _ := protowire.ConsumeVarint(value)
@@ -120,8 +117,7 @@ func (r *Request) set(number protowire.Number, kind protowire.Type, value []byte
 	return kind == protowire.BytesType
 }
 
-// WithMetadata returns a request's frame, which is whole, with one more pair of metadata,
-// before those that it has.
+// WithMetadata returns a complete request frame with one more metadata pair, before the existing ones.
 func WithMetadata(whole []byte, key, value string) []byte {
 	pair := protowire.AppendString(protowire.AppendTag(nil, metadataKey, protowire.BytesType), key)
 	pair = protowire.AppendString(protowire.AppendTag(pair, metadataValue, protowire.BytesType), value)
@@ -132,8 +128,8 @@ func WithMetadata(whole []byte, key, value string) []byte {
 	return append(b, whole[HeaderBytes:]...)
 }
 
-// WithTimeout returns a request's frame, which is whole, with another time-out: of a field
-// that comes twice the last one holds.
+// WithTimeout returns a complete request frame with another timeout. It appends the field: if a field occurs twice, the last one
+// counts.
 func WithTimeout(whole []byte, nanos int64) []byte {
 	header := ParseHeader(whole)
 	header.Length += uint32(protowire.SizeTag(requestTimeoutNano) + protowire.SizeVarint(uint64(nanos)))
@@ -142,7 +138,7 @@ func WithTimeout(whole []byte, nanos int64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(b, requestTimeoutNano, protowire.VarintType), uint64(nanos))
 }
 
-// AppendResponse writes the frame of a successful answer behind b.
+// AppendResponse appends the frame of a successful answer to b.
 func AppendResponse(b []byte, streamID uint32, payload []byte) []byte {
 	length := protowire.SizeTag(responsePayload) + protowire.SizeBytes(len(payload))
 	b = Header{Length: uint32(length), StreamID: streamID, Type: TypeResponse}.Append(b)
@@ -150,7 +146,7 @@ func AppendResponse(b []byte, streamID uint32, payload []byte) []byte {
 	return protowire.AppendBytes(b, payload)
 }
 
-// AppendError writes the frame of an answer that is an error behind b.
+// AppendError appends the frame of an answer with an error to b.
 func AppendError(b []byte, streamID uint32, code codes.Code, text string) []byte {
 	status := protowire.AppendVarint(protowire.AppendTag(nil, statusCode, protowire.VarintType), uint64(code))
 	status = protowire.AppendString(protowire.AppendTag(status, statusMessage, protowire.BytesType), text)

@@ -42,7 +42,7 @@ func TestResponseIsReadByTtrpc(t *testing.T) {
 	}
 }
 
-// FuzzRequest holds ParseRequest against ttrpc's own reading.
+// FuzzRequest compares ParseRequest with ttrpc's own decoding.
 func FuzzRequest(f *testing.F) {
 	f.Add(whole(f, &ttrpc.Request{Service: "grpc.AgentService", Method: "GetVolumeStats", Payload: []byte("\x0a\x04/run"), TimeoutNano: 1}))
 	f.Add([]byte{0x0a, 0xff})
@@ -55,7 +55,7 @@ func FuzzRequest(f *testing.F) {
 		}
 		var want ttrpc.Request
 		if err := proto.Unmarshal(b, &want); err != nil {
-			return // text that is no UTF-8, or a broken part of metadata
+			return // text that is not UTF-8, or malformed metadata
 		}
 		if string(r.Service) != want.Service || string(r.Method) != want.Method || !bytes.Equal(r.Payload, want.Payload) || r.TimeoutNano != want.TimeoutNano || r.HasMetadata != (len(want.Metadata) > 0) {
 			t.Errorf("%x\nwant %v\ngot  %+v", b, &want, r)

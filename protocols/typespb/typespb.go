@@ -1,3 +1,3 @@
-// Package typespb holds the messages that agentpb shares with the network side of a runtime: proto package "types". protocols/proto is the
-// source; everything but this file is generated from it.
+// Package typespb contains the messages that agentpb shares with the network part of a runtime: proto package "types". Everything
+// except this file is generated from protocols/proto.
 package typespb

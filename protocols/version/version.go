@@ -1,18 +1,18 @@
-// Package version holds the one version that every program of this repository has.
+// Package version contains the one version of all programs of this repository.
 package version
 
 import "runtime/debug"
 
-// Number is the version, by the rules of semver.org, of the release that this source becomes. The release's tag is "v" and
-// Number: .ci/dist compares them.
+// Number is the version (semver.org) of the next release of this source. The release's tag is "v" followed by Number; .ci/dist
+// checks that.
 const Number = "0.1.0"
 
-// source is what the linker is given by make: the tag of the commit that was built, or the commit. It is empty in a build
-// without git or without make.
+// source is set by make through the linker: the tag of the built commit, or the commit. It is empty in a build without git or
+// without make.
 var source string
 
-// String is what --version prints, and what the agent answers to Health.Version: Number alone in a release, and
-// Number-dev+COMMIT in what is built between two.
+// String returns the version for --version and for the agent's answer to Health.Version: Number in a release, and
+// Number-dev+COMMIT in a build between releases.
 func String() string {
 	module := ""
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -21,7 +21,7 @@ func String() string {
 	return text(source, module)
 }
 
-// text is String of a source and of the module's version, which `go install PACKAGE@VERSION` gives a program.
+// text returns String for a source and for the module version, which a program has if built by `go install PACKAGE@VERSION`.
 func text(source, module string) string {
 	switch {
 	case source == "v"+Number, source == "" && module == "v"+Number:

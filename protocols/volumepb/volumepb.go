@@ -1,3 +1,3 @@
-// Package volumepb holds the messages and services that directvol's agent has beyond Kata's: ttrpc, proto package "directvol.v1".
-// protocols/proto is the source; everything but this file is generated from it.
+// Package volumepb contains the messages and services of directvol's agent that Kata's agent does not have: ttrpc, proto package
+// "directvol.v1". Everything except this file is generated from protocols/proto.
 package volumepb

@@ -12,7 +12,7 @@ import (
 
 	"github.com/bufbuild/protocompile"
 	"github.com/bufbuild/protocompile/linker"
-	_ "github.com/gogo/protobuf/plugin/marshalto" // The three plugins that make gogofaster fast register themselves.
+	_ "github.com/gogo/protobuf/plugin/marshalto" // the three plugins that make gogofaster fast; they register themselves
 	_ "github.com/gogo/protobuf/plugin/size"
 	_ "github.com/gogo/protobuf/plugin/unmarshal"
 	gogoproto "github.com/gogo/protobuf/proto"
@@ -25,10 +25,10 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// modulePrefix is what the go_package options begin with; what follows is the package's folder.
+// modulePrefix is the beginning of every go_package option. The rest is the package's directory.
 const modulePrefix = "github.com/directvol/directvol/protocols/"
 
-// generate returns the generated files by their path below protocols/.
+// generate returns the generated files by their paths below protocols/.
 func generate(ctx context.Context, protoDir string) (map[string][]byte, error) {
 	compiled, err := compile(ctx, protoDir)
 	if err != nil {
@@ -54,7 +54,7 @@ func generate(ctx context.Context, protoDir string) (map[string][]byte, error) {
 	return generated, nil
 }
 
-// compile returns the .proto files of a folder, in the order of their names, comments kept.
+// compile returns the .proto files of a directory, sorted by name, with their comments.
 func compile(ctx context.Context, protoDir string) (linker.Files, error) {
 	paths, err := filepath.Glob(filepath.Join(protoDir, "*.proto"))
 	if err != nil {
@@ -77,13 +77,13 @@ func compile(ctx context.Context, protoDir string) (linker.Files, error) {
 	return compiled, nil
 }
 
-// goPackage is one package to generate; gogo's generator takes one at a time.
+// goPackage is one package to generate. gogo's generator processes one package at a time.
 type goPackage struct {
 	name  string
 	files []protoreflect.FileDescriptor
 }
 
-// packagesOf sorts files by the package that their go_package names.
+// packagesOf groups files by the package in their go_package option.
 func packagesOf(compiled linker.Files) []goPackage {
 	files := map[string][]protoreflect.FileDescriptor{}
 	for _, file := range compiled {
@@ -97,12 +97,12 @@ func packagesOf(compiled linker.Files) []goPackage {
 	return packages
 }
 
-// goPackageOf is the import path of the Go that stands for a file's messages.
+// goPackageOf returns the import path of the Go package for a file's messages.
 func goPackageOf(file protoreflect.FileDescriptor) string {
 	return protodesc.ToFileDescriptorProto(file).GetOptions().GetGoPackage()
 }
 
-// codeGeneratorRequest is what protoc would hand to its plugin: every file after those that it imports.
+// codeGeneratorRequest returns the request that protoc would send to its plugin: every file comes after those that it imports.
 func codeGeneratorRequest(files []protoreflect.FileDescriptor) (*plugin.CodeGeneratorRequest, error) {
 	request := &plugin.CodeGeneratorRequest{}
 	added := map[string]bool{}
@@ -137,12 +137,12 @@ func codeGeneratorRequest(files []protoreflect.FileDescriptor) (*plugin.CodeGene
 	return request, nil
 }
 
-// messages runs gogo's generator with the choices of protoc-gen-gogofaster: unknown fields are skipped when they are read, and not kept.
+// messages runs gogo's generator with the options of protoc-gen-gogofaster: decoding skips unknown fields and does not keep them.
 func messages(request *plugin.CodeGeneratorRequest) (map[string][]byte, error) {
 	for _, choose := range []func(*gogodescriptor.FileDescriptorProto){
 		vanity.TurnOnMarshalerAll, vanity.TurnOnSizerAll, vanity.TurnOnUnmarshalerAll,
 		vanity.TurnOffGoUnrecognizedAll, vanity.TurnOffGoUnkeyedAll, vanity.TurnOffGoSizecacheAll,
-		vanity.TurnOffGoStringerAll, // fmt prints the struct; gogo's text format would be linked for it.
+		vanity.TurnOffGoStringerAll, // fmt prints the struct instead; otherwise gogo's text format would be linked
 	} {
 		vanity.ForEachFile(request.ProtoFile, choose)
 	}

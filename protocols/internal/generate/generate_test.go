@@ -34,7 +34,7 @@ func TestCommittedCodeIsWhatTheProtosGenerate(t *testing.T) {
 	}
 }
 
-// generatedIn returns the .pb.go files of the packages below a folder.
+// generatedIn returns the .pb.go files of the packages below a directory.
 func generatedIn(t *testing.T, dir string) map[string][]byte {
 	t.Helper()
 	names, err := fs.Glob(os.DirFS(dir), "*/*.pb.go")
@@ -50,7 +50,7 @@ func generatedIn(t *testing.T, dir string) map[string][]byte {
 	return files
 }
 
-// testdata/wire.txt was written from the protocol, not from the .proto files.
+// testdata/wire.txt was written by hand from the protocol, not from the .proto files.
 func TestNumbersOfTheWireNeverMove(t *testing.T) {
 	frozen, err := os.ReadFile("../../proto/testdata/wire.txt")
 	if err != nil {
@@ -79,7 +79,7 @@ func TestNumbersOfTheWireNeverMove(t *testing.T) {
 	}
 }
 
-// linesOf describes a file in the words of testdata/wire.txt.
+// linesOf describes a file in the format of testdata/wire.txt.
 func linesOf(file protoreflect.FileDescriptor) []string {
 	lines := enumLines(file.Enums())
 	for i := range file.Services().Len() {

@@ -10,8 +10,9 @@ import (
 	"strings"
 )
 
-// prune cuts what serves gogo's registries and its reflection from a generated file: descriptors, registration, the XXX methods. The registries
-// keep every message and the text format linked, a fifth of a small agent, and nothing here asks them.
+// prune removes from a generated file everything that only serves gogo's registries and reflection: descriptors, registration, and
+// the XXX methods. The registries would keep every message and the text format linked, a fifth of a small agent, and nothing here
+// uses them.
 func prune(name string, source []byte) ([]byte, error) {
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, name, source, parser.ParseComments)
@@ -35,7 +36,7 @@ func prune(name string, source []byte) ([]byte, error) {
 	return formatted, nil
 }
 
-// registration reports whether a declaration is there for the registries or for reflection alone.
+// registration reports whether a declaration only serves the registries or reflection.
 func registration(decl ast.Decl) bool {
 	switch d := decl.(type) {
 	case *ast.FuncDecl:
@@ -56,7 +57,7 @@ func registration(decl ast.Decl) bool {
 	return false
 }
 
-// start is where a declaration begins, its comment included.
+// start returns the position at which a declaration begins, including its comment.
 func start(decl ast.Decl) token.Pos {
 	switch d := decl.(type) {
 	case *ast.FuncDecl:
