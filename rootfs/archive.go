@@ -15,13 +15,13 @@ import (
 	"github.com/u-root/u-root/pkg/cpio"
 )
 
-// archive collects an image's files by path, without the leading slash, as cpio has them.
+// archive collects an image's files by their paths without the leading slash, as in cpio.
 type archive struct {
 	records map[string]cpio.Record
 }
 
-// newArchive gives an archive with what every image holds: the mount points of a guest's PID 1, and the console, which
-// the kernel opens before devtmpfs is mounted (init/main.c, console_on_rootfs).
+// newArchive returns an archive with the files of every image: the mount points for a guest's PID 1, and the console, which the
+// kernel opens before devtmpfs is mounted (init/main.c, console_on_rootfs).
 func newArchive() *archive {
 	a := &archive{records: map[string]cpio.Record{}}
 	for _, dir := range []string{"dev", "etc", "proc", "run", "sys"} {
@@ -32,7 +32,7 @@ func newArchive() *archive {
 	return a
 }
 
-// addFile adds a regular file at an absolute, clean path that nothing has yet, and the folders above it.
+// addFile adds a regular file at an absolute, clean and unused path, and the directories above it.
 func (a *archive) addFile(guest string, mode uint64, data []byte) error {
 	if !path.IsAbs(guest) || path.Clean(guest) != guest || guest == "/" || strings.ContainsAny(guest, "\x00\n") {
 		return fmt.Errorf("guest path %q: want an absolute path without . and .. in it", guest)
@@ -57,8 +57,8 @@ func (a *archive) addFile(guest string, mode uint64, data []byte) error {
 	return nil
 }
 
-// checkInit refuses an image that cannot boot: one without /init, or whose /init wants a dynamic linker that is not in
-// the image (the kernel then says only that there is no working init).
+// checkInit refuses an image that cannot boot: an image without /init, or with an /init that needs a dynamic linker that is not in
+// the image (the kernel's message would only be that there is no working init).
 func (a *archive) checkInit() error {
 	init, ok := a.records["init"]
 	if !ok {
@@ -84,8 +84,8 @@ func (a *archive) checkInit() error {
 	return nil
 }
 
-// WriteTo writes the archive, its entries sorted, so that a folder comes before what is in it, owned by root, as of
-// time zero, with inode numbers counted from one.
+// WriteTo writes the archive. The entries are sorted, so that a directory comes before its contents. They are owned by root, have
+// time zero, and inode numbers from one.
 func (a *archive) WriteTo(w io.Writer) (int64, error) {
 	counted := &countingWriter{w: w}
 	out := cpio.Newc.Writer(counted)

@@ -1,9 +1,9 @@
-// Package rootfs builds the image that a guest boots from: an initramfs with the programs it is given and the few kernel
-// modules they need, beside the kernel that goes with it. It needs no root, and the same input gives the same bytes.
+// Package rootfs builds the image from which a guest boots: an initramfs with the given programs and the few kernel modules that
+// they need, together with the matching kernel. It does not need root, and the same input gives the same bytes.
 //
-// The image is a cpio archive in the "newc" format, not compressed: the kernel's documents
-// (Documentation/driver-api/early-userspace/buffer-format.rst) define it. Compression would not pay: under emulation a
-// guest inflates gzip in the time that the smaller image saves, and xz takes half a second longer.
+// The image is a cpio archive in the "newc" format (Documentation/driver-api/early-userspace/buffer-format.rst in the kernel's
+// sources). It is not compressed, because that does not save time: under emulation a guest takes as long to inflate gzip as the
+// smaller image saves, and half a second longer for xz.
 package rootfs
 
 import (
@@ -18,43 +18,43 @@ import (
 	"github.com/directvol/directvol/rootfs/kernel"
 )
 
-// Program is a file of the host that the guest can run.
+// Program is a file of the host to be put into the image.
 type Program struct {
-	// Guest is its absolute path in the guest.
+	// Guest is the program's absolute path in the guest.
 	Guest string
-	// Host is the file it is made from.
+	// Host is the path of the program's file on the host.
 	Host string
 }
 
-// Image is what to build.
+// Image describes an image to build.
 type Image struct {
-	// Kernel is where the kernel comes from; the zero value is Debian's package.
+	// Kernel is the source of the kernel; the zero value is Debian's package.
 	Kernel kernel.Source
-	// Modules names modules beside modulelist.Names. Those built into the kernel are passed over.
+	// Modules are the names of modules in addition to modulelist.Names. Modules that are built into the kernel are skipped.
 	Modules []string
-	// Programs go into the image with mode 0755. One must be /init, which the kernel starts as PID 1.
+	// Programs are put into the image with mode 0755. One must be /init, which the kernel starts as PID 1.
 	Programs []Program
-	// Out and KernelOut are the host files for the image and its kernel, in folders that are there. Each is replaced whole or
-	// not at all.
+	// Out and KernelOut are the host paths for the image and its kernel. Their directories must exist. Each file is replaced completely
+	// or not at all.
 	Out, KernelOut string
 }
 
-// Result is what was built.
+// Result describes the built files.
 type Result struct {
 	// Kernel is the kernel's release, as the guest's uname -r prints it.
 	Kernel string `json:"kernel"`
 	// Modules are the modules' paths in the guest, in load order.
 	Modules []string `json:"modules"`
-	// Image and ImageBytes are the image's path on the host and its size.
+	// Image is the image's path on the host, and ImageBytes its size.
 	Image      string `json:"image"`
 	ImageBytes int64  `json:"image_bytes"`
-	// KernelImage and KernelBytes are the same of the kernel.
+	// KernelImage is the kernel's path on the host, and KernelBytes its size.
 	KernelImage string `json:"kernel_image"`
 	KernelBytes int64  `json:"kernel_bytes"`
 }
 
-// Build makes the image and copies its kernel. After an error, a cancelled ctx included, both files are as they were, or
-// the kernel alone is new.
+// Build makes the image and copies its kernel. After an error, including a cancelled ctx, both files are unchanged, or only the
+// kernel is new.
 func Build(ctx context.Context, img Image) (Result, error) {
 	if img.Out == "" || img.KernelOut == "" {
 		return Result{}, errors.New("build image: a path for the image or for the kernel is missing: name both")
@@ -62,7 +62,7 @@ func Build(ctx context.Context, img Image) (Result, error) {
 	if filepath.Clean(img.Out) == filepath.Clean(img.KernelOut) {
 		return Result{}, fmt.Errorf("build image: %s is to be both the image and the kernel", img.Out)
 	}
-	for _, file := range []string{img.Out, img.KernelOut} { // before something is downloaded
+	for _, file := range []string{img.Out, img.KernelOut} { // checked before anything is downloaded
 		if err := hasFolder(file); err != nil {
 			return Result{}, fmt.Errorf("build image: %w", err)
 		}
@@ -96,7 +96,7 @@ func Build(ctx context.Context, img Image) (Result, error) {
 	return result, nil
 }
 
-// addModules puts the modules in, with the list of them, and returns their guest paths in load order.
+// addModules adds the modules and their list to the image, and returns their guest paths in load order.
 func addModules(a *archive, k *kernel.Kernel, names []string) ([]string, error) {
 	modules, err := k.Order(names...)
 	if err != nil {
@@ -131,7 +131,7 @@ func addModules(a *archive, k *kernel.Kernel, names []string) ([]string, error) 
 func addPrograms(a *archive, programs []Program) error {
 	for _, p := range programs {
 		info, err := os.Stat(p.Host)
-		if err == nil && !info.Mode().IsRegular() { // a device may have no end
+		if err == nil && !info.Mode().IsRegular() { // a device's content may be endless
 			err = fmt.Errorf("%s is no regular file", p.Host)
 		}
 		if err != nil {

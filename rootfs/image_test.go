@@ -21,7 +21,7 @@ import (
 	"github.com/directvol/directvol/rootfs/kernel/kerneltest"
 )
 
-// defaultTree is a kernel with the default modules, some of them built in.
+// defaultTree makes a kernel with the default modules, some of them built in.
 func defaultTree(t *testing.T) string {
 	return kerneltest.Tree(t, map[string][]string{
 		"kernel/drivers/virtio/virtio.ko":                    {"depends="},
@@ -36,7 +36,7 @@ func defaultTree(t *testing.T) string {
 	}, "kernel/drivers/block/virtio_blk.ko", "kernel/drivers/scsi/sd_mod.ko")
 }
 
-// testImage is an image of a small kernel and a static /init, its outputs in a new folder.
+// testImage returns an image with a small kernel and a static /init, whose outputs are in a new directory.
 func testImage(t *testing.T) Image {
 	t.Helper()
 	host := filepath.Join(t.TempDir(), "init")
@@ -79,7 +79,7 @@ func contentOf(t *testing.T, records []cpio.Record, name string) string {
 
 func TestSameInputSameBytes(t *testing.T) {
 	var images [][]byte
-	for range 2 { // other folders, other times of the same files
+	for range 2 { // the same files, in another directory and with other times
 		img := testImage(t)
 		img.Modules = []string{"scsi-debug"}
 		if _, err := Build(t.Context(), img); err != nil {
@@ -187,7 +187,7 @@ func TestRefusedBuildLeavesFilesAlone(t *testing.T) {
 	}
 }
 
-// Whoever forgets --program has not to wait for a kernel first.
+// If --program is missing, the error must come before a kernel is downloaded.
 func TestProgramsAreCheckedBeforeAKernelIsLookedFor(t *testing.T) {
 	img := testImage(t)
 	img.Kernel = kernel.Source{Dir: filepath.Join(t.TempDir(), "gone")}
@@ -242,7 +242,7 @@ func TestWriteThatFailsHalfwayLeavesFileAlone(t *testing.T) {
 	checkOnly(t, file, "old")
 }
 
-// checkOnly checks that file has this content and is alone in its folder.
+// checkOnly checks that the file has this content and is alone in its directory.
 func checkOnly(t *testing.T, file, want string) {
 	t.Helper()
 	got, err := os.ReadFile(file)
@@ -255,7 +255,7 @@ func checkOnly(t *testing.T, file, want string) {
 	}
 }
 
-// dynamicProgram makes an ELF executable that asks for glibc's dynamic linker and holds nothing else.
+// dynamicProgram makes an ELF executable that asks for glibc's dynamic linker and contains nothing else.
 func dynamicProgram(t *testing.T) []byte {
 	t.Helper()
 	const headerSize, segmentSize = 64, 56

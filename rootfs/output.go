@@ -10,10 +10,10 @@ import (
 	"path/filepath"
 )
 
-// replaceFile gives file the bytes that write produces, and returns how many. They go to a temporary file beside it that
-// takes its place only when it is whole: on an error, or when ctx ends, file is as it was.
+// replaceFile replaces a file by the bytes that write produces, and returns their number. It writes a temporary file beside it, which
+// replaces the file only when it is complete. After an error, or if ctx ends, the file is unchanged.
 func replaceFile(ctx context.Context, file string, write func(io.Writer) (int64, error)) (int64, error) {
-	// A device or a folder is not what anyone wants replaced.
+	// A device or a directory must not be replaced.
 	if info, err := os.Lstat(file); err == nil && !info.Mode().IsRegular() {
 		return 0, errors.New("it exists and is no regular file")
 	}
@@ -21,7 +21,7 @@ func replaceFile(ctx context.Context, file string, write func(io.Writer) (int64,
 	if err != nil {
 		return 0, err
 	}
-	defer os.Remove(temp.Name()) // gone already where all went well
+	defer os.Remove(temp.Name()) // fails after success, because the file was renamed
 	defer temp.Close()
 	buffered := bufio.NewWriterSize(contextWriter{ctx, temp}, 1<<20)
 	n, err := write(buffered)
@@ -40,7 +40,7 @@ func replaceFile(ctx context.Context, file string, write func(io.Writer) (int64,
 	return n, os.Rename(temp.Name(), file)
 }
 
-// hasFolder refuses a file whose folder is not there: a path that is misspelt must not become one.
+// hasFolder refuses a file whose directory does not exist, because a misspelt path must not be made.
 func hasFolder(file string) error {
 	dir := filepath.Dir(file)
 	switch info, err := os.Stat(dir); {
@@ -52,7 +52,7 @@ func hasFolder(file string) error {
 	return nil
 }
 
-// contextWriter refuses to write once its context has ended.
+// contextWriter fails writes after its context has ended.
 type contextWriter struct {
 	ctx context.Context
 	w   io.Writer

@@ -18,14 +18,14 @@ import (
 	"github.com/directvol/directvol/protocols/output"
 )
 
-// metaPackage depends on the newest kernel for virtual machines of the release that apt knows.
+// metaPackage is the package that depends on the newest kernel for virtual machines in apt's release.
 const metaPackage = "linux-image-cloud-amd64"
 
-// maxPackages bounds how many packages a kernel is split into; Debian's are up to four.
+// maxPackages limits how many packages a kernel may be split into. Debian's kernels have up to four.
 const maxPackages = 16
 
-// aptConfig, read after the host's own settings, keeps apt away from the host's state: no lock, no change of user (the
-// folder may be closed to apt's), no hook, and no index but the packages'.
+// aptConfig is read after the host's own settings, and keeps apt from using the host's state: no lock, no change of user (the
+// directory may be inaccessible to apt's user), no hooks, and no indexes except the packages'.
 const aptConfig = `Debug::NoLocking "true";
 APT::Sandbox::User "root";
 Acquire::Languages "none";
@@ -35,7 +35,7 @@ Acquire::Languages "none";
 #clear APT::Update::Post-Invoke-Success;
 `
 
-// aptPackage is one package as apt's lists describe it; the cache remembers it as JSON.
+// aptPackage is a package as apt's lists describe it. The cache stores it as JSON.
 type aptPackage struct {
 	Name    string `json:"package"`
 	Version string `json:"version"`
@@ -44,7 +44,7 @@ type aptPackage struct {
 
 var hexSum = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// debianPackages gives the paths of the packages of Debian's kernel in src's cache, downloaded when they are not there whole.
+// debianPackages returns the paths of Debian's kernel packages in src's cache. It downloads them if they are missing or incomplete.
 func debianPackages(ctx context.Context, src Source) ([]string, error) {
 	if debs, ok := cachedPackages(src.Cache, src.Suite); ok {
 		return debs, nil
@@ -76,8 +76,8 @@ func debianPackages(ctx context.Context, src Source) ([]string, error) {
 	return a.download(ctx, packages, src.Cache)
 }
 
-// noteFile is where a cache remembers which packages make the kernel of a suite: JSON, one aptPackage a line. Each suite
-// has a file of its own, and so has none, which means what the host's apt is set up for.
+// noteFile returns the path of the file in which a cache records the packages of a suite's kernel: JSON, one aptPackage per line.
+// Each suite has its own file, and so does the empty suite, which stands for the configuration of the host's apt.
 func noteFile(cache, suite string) string {
 	if suite == "" {
 		return filepath.Join(cache, "kernel.json")
@@ -85,7 +85,7 @@ func noteFile(cache, suite string) string {
 	return filepath.Join(cache, "kernel-"+suite+".json")
 }
 
-// cachedPackages finds the packages that an earlier call downloaded, if all still have the bytes they had.
+// cachedPackages returns the packages that an earlier call downloaded, if their contents are unchanged.
 func cachedPackages(cache, suite string) ([]string, bool) {
 	data, err := os.ReadFile(noteFile(cache, suite))
 	if err != nil {
@@ -103,10 +103,10 @@ func cachedPackages(cache, suite string) ([]string, bool) {
 	}
 }
 
-// file is where cache keeps the package. Its SHA-256 must have been checked to be one.
+// file returns the package's path in the cache. The caller must have checked the format of the SHA-256.
 func (p aptPackage) file(cache string) string { return filepath.Join(cache, p.SHA256+".deb") }
 
-// cached says whether the package is in cache, with the bytes it should have.
+// cached reports whether the package is in the cache with the right content.
 func (p aptPackage) cached(cache string) bool {
 	if !hexSum.MatchString(p.SHA256) {
 		return false
@@ -115,13 +115,13 @@ func (p aptPackage) cached(cache string) bool {
 	return err == nil && sum == p.SHA256
 }
 
-// apt runs apt's programs with all their state in one folder, so that neither root nor fresh lists on the host are needed.
+// apt runs apt's programs with all their state in one directory, so that they need neither root nor up-to-date lists on the host.
 type apt struct {
 	work     string
 	options  []string
-	lists    string // a folder for package lists; empty is the host's
+	lists    string // a directory for package lists; empty means the host's
 	progress *output.Progress
-	archive  archive // zero is all sources of the host
+	archive  archive // the zero value means all sources of the host
 }
 
 func newApt(work string, progress *output.Progress) (*apt, error) {
@@ -142,7 +142,8 @@ func newApt(work string, progress *output.Progress) (*apt, error) {
 	return &apt{work: work, options: options, lists: filepath.Join(work, "lists"), progress: progress}, nil
 }
 
-// run runs one of apt's programs in the download folder and returns what it prints. The error is its last complaint.
+// run runs one of apt's programs in the download directory and returns its output. The error contains the last line of the
+// program's standard error.
 func (a *apt) run(ctx context.Context, program string, args ...string) ([]byte, error) {
 	options := slices.Clone(a.options)
 	if a.lists != "" {
@@ -151,7 +152,7 @@ func (a *apt) run(ctx context.Context, program string, args ...string) ([]byte, 
 	cmd := exec.CommandContext(ctx, program, append(options, args...)...)
 	cmd.Dir = filepath.Join(a.work, "download")
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive")
-	cmd.WaitDelay = 5 * time.Second // its transport programs hold the pipes too
+	cmd.WaitDelay = 5 * time.Second // apt's transport programs hold the pipes too
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
@@ -175,7 +176,7 @@ func (a *apt) update(ctx context.Context) error {
 	})
 }
 
-// resolve fetches the package lists and follows the meta package to the packages of one kernel.
+// resolve fetches the package lists and finds the packages of one kernel by the meta package's dependencies.
 func (a *apt) resolve(ctx context.Context) ([]aptPackage, error) {
 	if err := a.update(ctx); err != nil {
 		return nil, a.archive.explain(err)
@@ -191,8 +192,9 @@ func (a *apt) resolve(ctx context.Context) ([]aptPackage, error) {
 	return a.closure(ctx, image)
 }
 
-// closure lists the package image and those of the same kernel that it depends on, directly or not. Debian's kernels were
-// one package until trixie and are split since; other dependencies are for a host that boots the kernel.
+// closure returns the package image and the packages of the same kernel on which it depends, directly or indirectly. Until trixie,
+// Debian's kernels were a single package; since then they are split. Other dependencies matter only to a host that boots the
+// kernel.
 func (a *apt) closure(ctx context.Context, image string) ([]aptPackage, error) {
 	release := strings.TrimPrefix(image, "linux-image-")
 	var packages []aptPackage
@@ -219,7 +221,7 @@ func (a *apt) closure(ctx context.Context, image string) ([]aptPackage, error) {
 	return packages, nil
 }
 
-// download brings packages into cache, those not there yet, and leaves a note that later calls find them by.
+// download downloads missing packages into the cache, and writes the note by which later calls find them.
 func (a *apt) download(ctx context.Context, packages []aptPackage, cache string) ([]string, error) {
 	var debs []string
 	var note bytes.Buffer
@@ -241,7 +243,7 @@ func (a *apt) download(ctx context.Context, packages []aptPackage, cache string)
 	return debs, os.Rename(temp, noteFile(cache, a.archive.suite))
 }
 
-// downloadOne fetches pkg, checks its bytes and moves it into cache.
+// downloadOne downloads pkg, checks its SHA-256 and moves it into the cache.
 func (a *apt) downloadOne(ctx context.Context, pkg aptPackage, cache string) error {
 	dir := filepath.Join(a.work, "download")
 	err := watch(ctx, a.progress, "download "+pkg.Name, dir, func(ctx context.Context) error {
@@ -265,7 +267,8 @@ func (a *apt) downloadOne(ctx context.Context, pkg aptPackage, cache string) err
 	return os.Rename(debs[0], pkg.file(cache))
 }
 
-// controlField gives a field of the first package in control data (deb-control(5)); folded lines are not needed here.
+// controlField returns a field of the first package in control data (deb-control(5)). It does not support folded lines, which are
+// not needed here.
 func controlField(control []byte, field string) string {
 	for line := range strings.SplitSeq(string(control), "\n") {
 		if line == "" {
@@ -280,7 +283,7 @@ func controlField(control []byte, field string) string {
 
 var kernelName = regexp.MustCompile(`^linux-image-[0-9][0-9a-z.+~-]*$`)
 
-// kernelDependency finds the kernel's package in a Depends field.
+// kernelDependency returns the kernel's package in a Depends field.
 func kernelDependency(depends string) (string, error) {
 	for relation := range strings.SplitSeq(depends, ",") {
 		if words := strings.Fields(relation); len(words) > 0 && kernelName.MatchString(words[0]) {
@@ -290,10 +293,10 @@ func kernelDependency(depends string) (string, error) {
 	return "", fmt.Errorf("package %s depends on no linux-image package: %.200q", metaPackage, depends)
 }
 
-// partName matches the first half of the name of a kernel's package; the other half is the kernel's release.
+// partName matches the first part of a kernel package's name; the rest is the kernel's release.
 var partName = regexp.MustCompile(`^linux-[a-z]+-$`)
 
-// kernelParts finds the packages of the kernel of that release in a Depends field.
+// kernelParts returns the packages of the kernel with the given release in a Depends field.
 func kernelParts(depends, release string) []string {
 	var parts []string
 	for relation := range strings.FieldsFuncSeq(depends, func(r rune) bool { return r == ',' || r == '|' }) {

@@ -14,12 +14,12 @@ import (
 	"github.com/directvol/directvol/rootfs/kernel/kerneltest"
 )
 
-// fakePackage is what a fake apt offers: a package file, what apt's lists say its SHA-256 is, and its dependencies.
+// fakePackage is a package of a fake apt: its file, its SHA-256 according to apt's lists, and its dependencies.
 type fakePackage struct{ name, deb, sum, depends string }
 
-// fakeApt puts an apt-get and an apt-cache first on PATH that offer the packages, and targets as the host's sources. It
-// returns a folder: apt-get update puts its options there, and its source list; it fails with what a file refusal says, and does not
-// end where there is a file hang.
+// fakeApt puts an apt-get and an apt-cache first in PATH, which offer the packages, with targets as the host's sources. It returns a
+// directory in which apt-get update writes its options and its source list. If the directory contains a file refusal, apt-get
+// update fails with that file's text; if it contains a file hang, apt-get does not end.
 func fakeApt(t *testing.T, targets string, packages ...fakePackage) string {
 	t.Helper()
 	bin := t.TempDir()
@@ -58,7 +58,7 @@ cat '` + bin + `'/lists/"$name"
 	return bin
 }
 
-// unsplit are the packages of a kernel like bookworm's, whose package file apt's lists say has this SHA-256.
+// unsplit returns the packages of a kernel like bookworm's. sum is the SHA-256 of the package file according to apt's lists.
 func unsplit(deb, sum string) []fakePackage {
 	const name = "linux-image-6.1.0-9-cloud-amd64"
 	return []fakePackage{
@@ -67,7 +67,7 @@ func unsplit(deb, sum string) []fakePackage {
 	}
 }
 
-// split are the packages of a kernel like that of trixie's backports, and the files of those with files of the kernel.
+// split returns the packages of a kernel like that of trixie's backports, and the package files that contain files of the kernel.
 func split(t *testing.T) (packages []fakePackage, debs []string) {
 	t.Helper()
 	const release = "7.3.4+deb13-cloud-amd64"
@@ -159,7 +159,7 @@ func TestDownloadRefusesOtherBytes(t *testing.T) {
 	}
 }
 
-// apt-get sits in poll(2) where it cannot write.
+// apt-get waits in poll(2) forever if it cannot write.
 func TestFullDiskEndsADownloadThatHangs(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a small disk takes a mount: run as root: go test -run FullDisk ./rootfs/kernel")
@@ -232,7 +232,7 @@ func TestSplitKernelIsItsPackagesAndNoOthers(t *testing.T) {
 	packages, debs := split(t)
 	fakeApt(t, "", packages...)
 	cache := t.TempDir()
-	for _, path := range []string{os.Getenv("PATH"), ""} { // the second time from the cache
+	for _, path := range []string{os.Getenv("PATH"), ""} { // the second time only the cache is used
 		t.Setenv("PATH", path)
 		k, err := Open(t.Context(), Source{Cache: cache})
 		if err != nil {
@@ -253,7 +253,7 @@ func TestSplitKernelIsItsPackagesAndNoOthers(t *testing.T) {
 
 func TestDownloadGoesOnWhereItEnded(t *testing.T) {
 	packages, _ := split(t)
-	last := &packages[3] // modules
+	last := &packages[3] // the package with the modules
 	sum := last.sum
 	last.sum = strings.Repeat("0", 64)
 	fakeApt(t, "", packages...)
@@ -266,7 +266,7 @@ func TestDownloadGoesOnWhereItEnded(t *testing.T) {
 	}
 	last.sum = sum
 	for i := range packages[:3] {
-		packages[i].deb = "" // not offered again
+		packages[i].deb = "" // no longer offered
 	}
 	fakeApt(t, "", packages...)
 	if _, err := Open(t.Context(), Source{Cache: cache}); err != nil {

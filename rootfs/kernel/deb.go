@@ -23,20 +23,21 @@ import (
 )
 
 const (
-	maxEntries  = 1 << 17 // entries of a package
-	maxUnpacked = 4 << 30 // bytes of all files taken from a package
+	maxEntries  = 1 << 17 // entries in a package
+	maxUnpacked = 4 << 30 // bytes of all files unpacked from a package
 )
 
 // wanted matches the files of a kernel package that are unpacked.
 var wanted = regexp.MustCompile(`^(boot/vmlinuz-[^/]+|(usr/)?lib/modules/[^/]+/(vmlinuz|modules\.builtin(\.modinfo)?|kernel/.+\.ko(\.xz|\.zst)?))$`)
 
-// unpackOnce gives the folder with the files of all debs, unpacked below cache by the first call for the same bytes.
+// unpackOnce returns the directory with the files of all debs. The first call for the same bytes unpacks them below the cache.
 func unpackOnce(ctx context.Context, debs []string, cache string, progress *output.Progress) (string, error) {
 	sum, err := jointSum(debs)
 	if err != nil {
 		return "", err
 	}
-	// The name covers what is taken too: another version of this program must not find a folder that lacks something.
+	// The name also depends on the set of wanted files, so that another version of this program does not use a directory that lacks
+	// files.
 	dir := filepath.Join(cache, fmt.Sprintf("kernel-%s-%08x", sum, crc32.ChecksumIEEE([]byte(wanted.String()))))
 	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		return dir, err
@@ -63,20 +64,20 @@ func unpackOnce(ctx context.Context, debs []string, cache string, progress *outp
 	if err := os.Chmod(temp, 0o755); err != nil {
 		return "", err
 	}
-	if err := os.Rename(temp, dir); err != nil && !errors.Is(err, fs.ErrExist) { // another process may have been first
+	if err := os.Rename(temp, dir); err != nil && !errors.Is(err, fs.ErrExist) { // another process may have been faster
 		return "", err
 	}
 	return dir, nil
 }
 
-// unpackDeb lets dpkg-deb decompress the package and unpacks its tar stream into dir.
+// unpackDeb runs dpkg-deb to decompress the package, and unpacks its tar stream into dir.
 func unpackDeb(ctx context.Context, deb, dir string) error {
 	tool, err := exec.LookPath("dpkg-deb")
 	if err != nil {
 		return errors.New("dpkg-deb is not installed: install dpkg, or unpack the package elsewhere and name the folder (--kernel-dir)")
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends dpkg-deb when its output is refused
+	defer cancel() // ends dpkg-deb if its output is refused
 	cmd := exec.CommandContext(ctx, tool, "--fsys-tarfile", deb)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -91,21 +92,21 @@ func unpackDeb(ctx context.Context, deb, dir string) error {
 	refused := unpackErr != nil && ctx.Err() == nil && !errors.Is(unpackErr, io.ErrUnexpectedEOF)
 	if unpackErr != nil {
 		cancel()
-		out.Close() // dpkg-deb's own children write to it, and outlive it until they fail
+		out.Close() // dpkg-deb's children write to the pipe, and outlive dpkg-deb until a write fails
 	}
 	waitErr := cmd.Wait()
 	complaint := lastLine(stderr.Bytes())
 	switch {
 	case refused:
-		return unpackErr // dpkg-deb was ended for it
-	case complaint != "" && waitErr != nil: // the cause of an unpackErr too
+		return unpackErr // dpkg-deb was ended because of this error
+	case complaint != "" && waitErr != nil: // also the cause of unpackErr, if any
 		return fmt.Errorf("%s: %w", complaint, waitErr)
 	}
 	return errors.Join(unpackErr, waitErr)
 }
 
-// unpackTar writes the wanted files of a tar stream into dir and nothing outside of it; other entries are passed over.
-// A name that leads out of the archive's root is refused, wanted or not. Links and special files are never made.
+// unpackTar writes the wanted files of a tar stream into dir, and nothing outside of dir. It skips other entries. It refuses a name
+// that leads out of the archive's root, even for an unwanted entry. It never makes links or special files.
 func unpackTar(r io.Reader, dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -117,7 +118,7 @@ func unpackTar(r io.Reader, dir string) error {
 	for range maxEntries {
 		header, err := archive.Next()
 		if errors.Is(err, io.EOF) {
-			_, err := io.Copy(io.Discard, r) // the padding, so that the writer can finish
+			_, err := io.Copy(io.Discard, r) // reads the padding, so that the writer can finish
 			return err
 		}
 		if err != nil {
@@ -152,7 +153,8 @@ func unpackFile(root *os.Root, name string, r io.Reader) error {
 	return errors.Join(err, f.Close())
 }
 
-// jointSum names a set of files by their bytes, whatever their order: one file by its SHA-256, several by that of theirs.
+// jointSum returns a name for a set of files that depends on their bytes but not on their order: the SHA-256 of a single file, or the
+// SHA-256 of several files' SHA-256s.
 func jointSum(files []string) (string, error) {
 	var sums []string
 	for _, file := range files {
@@ -170,7 +172,7 @@ func jointSum(files []string) (string, error) {
 	return hex.EncodeToString(joint[:]), nil
 }
 
-// fileSum is the SHA-256 of a file, in hexadecimal.
+// fileSum returns the SHA-256 of a file in hexadecimal.
 func fileSum(file string) (string, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -184,7 +186,7 @@ func fileSum(file string) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// lastLine is the last line of a program's complaints: the one that says what ended it.
+// lastLine returns the last line of a program's messages, which usually says why it failed.
 func lastLine(output []byte) string {
 	output = bytes.TrimSpace(output)
 	return string(output[bytes.LastIndexByte(output, '\n')+1:])

@@ -16,7 +16,7 @@ import (
 	"github.com/directvol/directvol/rootfs/kernel/kerneltest"
 )
 
-// tarOf makes a tar stream; a header without a size gets that of its content, its own name.
+// tarOf makes a tar stream. The content of each file is the file's own name; a header without a size gets that length.
 func tarOf(t *testing.T, headers ...tar.Header) *bytes.Buffer {
 	t.Helper()
 	var out bytes.Buffer
@@ -180,13 +180,13 @@ func TestSplitPackagesMakeOneKernelInAnyOrder(t *testing.T) {
 	}
 }
 
-// buildDeb makes a kernel package with one module, a.
+// buildDeb makes a kernel package with one module, named a.
 func buildDeb(t *testing.T) string {
 	t.Helper()
 	return debOfTree(t, kerneltest.Tree(t, map[string][]string{"kernel/a.ko": {"depends="}}))
 }
 
-// debOf makes a package of files.
+// debOf makes a package that contains the given files.
 func debOf(t *testing.T, files map[string][]byte) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -196,7 +196,7 @@ func debOf(t *testing.T, files map[string][]byte) string {
 	return debOfTree(t, dir)
 }
 
-// debOfTree makes a package of the files in dir.
+// debOfTree makes a package that contains the files in dir.
 func debOfTree(t *testing.T, dir string) string {
 	t.Helper()
 	tool, err := exec.LookPath("dpkg-deb")
@@ -212,7 +212,7 @@ func debOfTree(t *testing.T, dir string) string {
 	return deb
 }
 
-// filesBelow lists the files below dir, with spaces between.
+// filesBelow returns the files below dir, separated by spaces.
 func filesBelow(t *testing.T, dir string) string {
 	t.Helper()
 	var files []string
@@ -228,7 +228,7 @@ func filesBelow(t *testing.T, dir string) string {
 	return strings.Join(files, " ")
 }
 
-// dpkg-deb has children of its own, which write on after it was ended.
+// dpkg-deb has child processes, which continue to write after dpkg-deb has ended.
 func TestRefusedPackageEndsItsUnpacker(t *testing.T) {
 	bin := t.TempDir()
 	var archive bytes.Buffer

@@ -12,34 +12,34 @@ import (
 	"strings"
 )
 
-// Kernel is one kernel's files in a folder, which it only reads.
+// Kernel describes the files of one kernel in a directory. It only reads them.
 type Kernel struct {
 	// Version is the kernel's release, as uname -r prints it in the guest.
 	Version string
 	// Image is the host path of the bootable image, vmlinuz.
 	Image string
 
-	root    string              // the host's folder that stands for lib/modules/VERSION
+	root    string              // the host directory that contains lib/modules/VERSION's content
 	files   map[string]string   // module name → path below root
-	builtIn map[string]bool     // module names, and the aliases that such modules carry
-	aliases map[string][]string // alias → names of loadable modules, sorted; nil until asked for
+	builtIn map[string]bool     // names of built-in modules, and their aliases
+	aliases map[string][]string // alias → names of loadable modules, sorted; nil until needed
 }
 
 // Module is one loadable module of a Kernel.
 type Module struct {
-	// Name is the module's name as the kernel has it, with underscores.
+	// Name is the module's name in the kernel's spelling, with underscores.
 	Name string
-	// Path is where it lies below lib/modules/VERSION once decompressed, slash separated: kernel/fs/xfs/xfs.ko.
+	// Path is the module's path below lib/modules/VERSION after decompression, with slashes: kernel/fs/xfs/xfs.ko.
 	Path string
 
 	file string // host path
 }
 
-// Read returns the module, decompressed, ready for finit_module(2).
+// Read returns the decompressed module, ready for finit_module(2).
 func (m Module) Read() ([]byte, error) { return readModule(m.file) }
 
-// version is what a release may look like: it becomes part of paths here and in the guest, and the kernel holds 64
-// bytes (include/uapi/linux/utsname.h).
+// version matches a valid kernel release. The release becomes part of paths on the host and in the guest, and the kernel's limit is
+// 64 bytes (include/uapi/linux/utsname.h).
 var version = regexp.MustCompile(`^[0-9][0-9A-Za-z.+~_-]{0,63}$`)
 
 func openDir(dir string) (*Kernel, error) {
@@ -51,7 +51,7 @@ func openDir(dir string) (*Kernel, error) {
 		return nil, fmt.Errorf("kernel folder %s holds %d kernels (boot/vmlinuz-* or lib/modules/*/vmlinuz): name one that has the files of one kernel, from all packages where it is split", dir, len(images))
 	}
 	k := &Kernel{files: map[string]string{}, builtIn: map[string]bool{}}
-	for k.Version, k.Image = range images { // the only one
+	for k.Version, k.Image = range images { // there is exactly one
 	}
 	if !version.MatchString(k.Version) {
 		return nil, fmt.Errorf("kernel folder %s: %q is no kernel version", dir, k.Version)
@@ -65,8 +65,8 @@ func openDir(dir string) (*Kernel, error) {
 	return k, nil
 }
 
-// findImages finds boot images by their kernels' versions. Debian has them in /boot, and since forky beside the modules,
-// from where installing copies them to /boot.
+// findImages returns the boot images by their kernels' versions. Debian's packages have them in /boot, and since forky beside the
+// modules; installation then copies them to /boot.
 func findImages(dir string) (map[string]string, error) {
 	images := map[string]string{}
 	for _, place := range []string{"boot/vmlinuz-*", "lib/modules/*/vmlinuz", "usr/lib/modules/*/vmlinuz"} {
@@ -87,12 +87,12 @@ func findImages(dir string) (map[string]string, error) {
 	return images, nil
 }
 
-// escapeGlob lets a folder's name hold characters that mean something in a pattern.
+// escapeGlob escapes the characters in a directory's name that have a meaning in a pattern.
 func escapeGlob(dir string) string {
 	return regexp.MustCompile(`[\\*?\[]`).ReplaceAllString(dir, `\$0`)
 }
 
-// moduleRoot finds the modules where Debian has them: in /lib until bookworm, in /usr/lib since trixie.
+// moduleRoot returns the directory of the modules in Debian's packages: below /lib until bookworm, below /usr/lib since trixie.
 func moduleRoot(dir, version string) (string, error) {
 	for _, lib := range []string{"lib", "usr/lib"} {
 		root := filepath.Join(dir, lib, "modules", version)
@@ -103,7 +103,7 @@ func moduleRoot(dir, version string) (string, error) {
 	return "", fmt.Errorf("kernel folder %s has no lib/modules/%s/kernel: name one that holds the kernel's modules too", dir, version)
 }
 
-// index notes where each module lies and which ones are part of the kernel image.
+// index records each module's path, and which modules are built into the kernel image.
 func (k *Kernel) index() error {
 	err := filepath.WalkDir(filepath.Join(k.root, "kernel"), func(file string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
@@ -129,12 +129,13 @@ func (k *Kernel) index() error {
 	return k.indexBuiltIn()
 }
 
-// BuiltInList returns modules.builtin, which says to the guest what it need not load.
+// BuiltInList returns modules.builtin, which lists the modules that the guest need not load.
 func (k *Kernel) BuiltInList() ([]byte, error) {
 	return os.ReadFile(filepath.Join(k.root, "modules.builtin"))
 }
 
-// indexBuiltIn reads modules.builtin: a line names a module as it would lie in the folder (Documentation/kbuild/kbuild.rst).
+// indexBuiltIn reads modules.builtin. A line is the path that the module would have if it were loadable
+// (Documentation/kbuild/kbuild.rst).
 func (k *Kernel) indexBuiltIn() error {
 	f, err := os.Open(filepath.Join(k.root, "modules.builtin"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -156,7 +157,7 @@ func (k *Kernel) indexBuiltIn() error {
 	return k.indexBuiltInAliases()
 }
 
-// indexBuiltInAliases reads modules.builtin.modinfo: the built-in modules' .modinfo entries, each key after the module's
+// indexBuiltInAliases reads modules.builtin.modinfo: the .modinfo entries of the built-in modules. Each key follows the module's
 // name and a dot (Documentation/kbuild/kbuild.rst).
 func (k *Kernel) indexBuiltInAliases() error {
 	file := filepath.Join(k.root, "modules.builtin.modinfo")
@@ -176,12 +177,12 @@ func (k *Kernel) indexBuiltInAliases() error {
 	return nil
 }
 
-// moduleName gives the name of the module in a file, false if the file is none.
+// moduleName returns the name of the module in a file, and false if the file is not a module.
 func moduleName(file string) (string, bool) {
 	name, ok := strings.CutSuffix(uncompressed(path.Base(filepath.ToSlash(file))), ".ko")
 	return normalise(name), ok && name != ""
 }
 
-// normalise gives the one spelling of a module's name that the kernel knows: dashes and underscores mean the same
-// (scripts/Makefile.lib turns the first into the second).
+// normalise returns the kernel's spelling of a module's name. Dashes and underscores are equivalent (scripts/Makefile.lib turns
+// dashes into underscores).
 func normalise(name string) string { return strings.ReplaceAll(name, "-", "_") }

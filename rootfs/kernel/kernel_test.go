@@ -57,7 +57,7 @@ func TestOpenFindsTheImageBesideTheModules(t *testing.T) {
 	dir := kerneltest.Tree(t, map[string][]string{"kernel/a.ko": nil})
 	beside := filepath.Join(dir, "lib", "modules", kerneltest.Version, "vmlinuz")
 	kerneltest.WriteFile(t, beside, []byte("a kernel image"))
-	for _, want := range []string{filepath.Join(dir, "boot", "vmlinuz-"+kerneltest.Version), beside} { // installed, the kernel has both
+	for _, want := range []string{filepath.Join(dir, "boot", "vmlinuz-"+kerneltest.Version), beside} { // an installed kernel has both files
 		k, err := Open(t.Context(), Source{Dir: dir})
 		if err != nil {
 			t.Fatal(err)

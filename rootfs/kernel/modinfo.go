@@ -19,14 +19,14 @@ const (
 	maxModinfo = 1 << 20  // bytes of a .modinfo section
 )
 
-// modinfo is what a module says about itself, as far as loading it depends on that.
+// modinfo contains the entries of a module's .modinfo section that matter for loading.
 type modinfo struct {
-	depends []string // modules that must be loaded before, by name
-	pre     []string // modules that should be, by name or by alias
+	depends []string // names of modules that must be loaded before
+	pre     []string // names or aliases of modules that should be loaded before
 	aliases []string
 }
 
-// parseModinfo reads a .modinfo section: NUL-terminated "key=value" strings, with any padding between them.
+// parseModinfo parses a .modinfo section: NUL-terminated "key=value" strings with any padding between them.
 func parseModinfo(section []byte) (modinfo, error) {
 	var info modinfo
 	if len(section) > maxModinfo {
@@ -52,7 +52,7 @@ func parseModinfo(section []byte) (modinfo, error) {
 	return info, nil
 }
 
-// softdepPre picks the names after "pre:" (modprobe.d(5)). Names before any such word count for nothing, as in modprobe.
+// softdepPre returns the names after "pre:" (modprobe.d(5)). Like modprobe, it ignores names before the first such word.
 func softdepPre(value string) []string {
 	var names []string
 	pre := false
@@ -67,7 +67,7 @@ func softdepPre(value string) []string {
 	return names
 }
 
-// readModinfo reads the .modinfo section of the module in file. Of an uncompressed module it reads no more than that.
+// readModinfo reads the .modinfo section of the module in file. If the module is not compressed, it reads only that section.
 func readModinfo(file string) (modinfo, error) {
 	if file != uncompressed(file) {
 		data, err := readModule(file)
@@ -103,12 +103,12 @@ func elfModinfo(r io.ReaderAt) (modinfo, error) {
 	return parseModinfo(data)
 }
 
-// uncompressed gives the name that a module's file has once it is decompressed.
+// uncompressed returns the name of a module's file without the suffix of its compression.
 func uncompressed(file string) string {
 	return strings.TrimSuffix(strings.TrimSuffix(file, ".xz"), ".zst")
 }
 
-// readModule reads the module in file, decompressed.
+// readModule reads and decompresses the module in file.
 func readModule(file string) ([]byte, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -122,7 +122,7 @@ func readModule(file string) ([]byte, error) {
 	return data, nil
 }
 
-// decompress reads all of a module that is compressed as the end of its file's name says.
+// decompress decompresses a module with the method given by its file name's extension.
 func decompress(r io.Reader, ext string) ([]byte, error) {
 	switch ext {
 	case ".xz":
@@ -132,7 +132,7 @@ func decompress(r io.Reader, ext string) ([]byte, error) {
 		}
 		r = unpacked
 	case ".zst":
-		// Without a limit a frame's header alone decides how much is allocated.
+		// Without a limit, the frame's header alone would decide how much memory is allocated.
 		unpacked, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxModule))
 		if err != nil {
 			return nil, fmt.Errorf("decompress: %w", err)

@@ -15,7 +15,7 @@ import (
 	"github.com/directvol/directvol/rootfs/kernel/kerneltest"
 )
 
-// compress makes what a module's file with that ending holds.
+// compress compresses data with the method of the file name extension.
 func compress(t testing.TB, ext string, data []byte) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -74,14 +74,15 @@ func TestReadModuleIsBounded(t *testing.T) {
 	}
 }
 
-// zstdZeros makes a frame of a few KB that becomes n zeros or a few more: blocks of one byte repeated (RFC 8878, 3.1.1.2).
+// zstdZeros makes a frame of a few KB that decompresses to n zeros or slightly more: blocks of one repeated byte (RFC 8878,
+// 3.1.1.2).
 func zstdZeros(n int) []byte {
 	const blockSize, windowOf8MiB, rle = 128 << 10, (23 - 10) << 3, 1
 	frame := []byte{0x28, 0xb5, 0x2f, 0xfd, 0, windowOf8MiB}
 	for ; n > 0; n -= blockSize {
 		header := blockSize<<3 | rle<<1
 		if n <= blockSize {
-			header |= 1 // the last
+			header |= 1 // the last block
 		}
 		frame = append(frame, byte(header), byte(header>>8), byte(header>>16), 0)
 	}
@@ -103,7 +104,7 @@ func TestReadModuleRefusesDamage(t *testing.T) {
 	}
 }
 
-// A frame's header says how much of the output must be kept to decode the rest (RFC 8878, 3.1.1.1.2).
+// A frame's header says how much output must be kept in memory to decode the rest (RFC 8878, 3.1.1.1.2).
 func TestReadModuleRefusesAHugeWindow(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "m.ko.zst")
 	const windowOfOneGiB = (30 - 10) << 3
@@ -137,7 +138,7 @@ func FuzzModinfo(f *testing.F) {
 				t.Errorf("%s gives %d bytes, more than %d", ext, len(plain), maxModule)
 			}
 		}
-		_, _ = elfModinfo(bytes.NewReader(data)) // an object from anywhere
+		_, _ = elfModinfo(bytes.NewReader(data)) // an untrusted object
 		info, err := parseModinfo(data)
 		inObject, objectErr := elfModinfo(bytes.NewReader(kerneltest.Object(data)))
 		if (err == nil) != (objectErr == nil) || !reflect.DeepEqual(info, inObject) {
@@ -148,7 +149,7 @@ func FuzzModinfo(f *testing.F) {
 				t.Errorf("name %q taken from %q", name, data)
 			}
 		}
-		for _, name := range info.pre { // a comma separates nothing here
+		for _, name := range info.pre { // commas do not separate these names
 			if name == "" || strings.ContainsAny(name, " \x00") {
 				t.Errorf("name %q taken from %q", name, data)
 			}

@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// Order returns the modules to load for names, each after everything it needs, none twice. What is built into the
-// kernel image is left out. The guest needs neither modprobe nor depmod: loading one by one in this order is enough.
+// Order returns the modules to load for names, each after everything that it needs, and none twice. It omits modules that are built
+// into the kernel image. The guest needs neither modprobe nor depmod: it just loads the modules in this order.
 //
-// A softdep counts where the kernel has it, by name or by alias. What is built in answers it: xfs asks for crc32c and
-// gets the portable one of Debian's kernel. That differs from modprobe, which would add crc32c-intel; but that one loads
-// only on CPUs with the instruction, and a list in which every line must succeed is worth more. It can be named.
+// A softdep is included if the kernel has it, by name or by alias. A built-in module satisfies a softdep: xfs asks for crc32c and
+// gets the built-in portable one of Debian's kernel. modprobe would also load crc32c-intel. But that module loads only on CPUs with
+// the instruction, and in this list every line must succeed. A caller can request crc32c-intel by its name.
 //
-// An unknown name and a cycle are errors that name the modules.
+// An unknown name is an error, and so is a cycle; the error names the modules.
 func (k *Kernel) Order(names ...string) ([]Module, error) {
 	r := resolver{kernel: k, done: map[string]bool{}}
 	for _, name := range names {
@@ -31,7 +31,7 @@ type resolver struct {
 	kernel *Kernel
 	order  []Module
 	done   map[string]bool
-	chain  []string // the modules being visited, the outermost first
+	chain  []string // the modules being visited, outermost first
 }
 
 func (r *resolver) visit(name string) error {
@@ -67,7 +67,7 @@ func (r *resolver) visitNeeds(name string, info modinfo) error {
 			return err
 		}
 		for _, provider := range providers {
-			if provider == name { // it may carry the alias that it asks for
+			if provider == name { // the module itself may have the alias that it asks for
 				continue
 			}
 			if err := r.visit(provider); err != nil {
@@ -90,8 +90,8 @@ func (r *resolver) neededBy() string {
 	return ", needed by " + r.chain[len(r.chain)-1]
 }
 
-// providers lists the modules that a softdep means: the one of that name, built in or not, else all that carry it as an
-// alias, unless a built-in one does.
+// providers returns the modules that satisfy a softdep: the module with that name, built in or not, or otherwise all modules with
+// that alias, unless a built-in module has the alias.
 func (k *Kernel) providers(soft string) ([]string, error) {
 	name := normalise(soft)
 	if _, ok := k.files[name]; ok || k.builtIn[name] {
@@ -105,7 +105,8 @@ func (k *Kernel) providers(soft string) ([]string, error) {
 	return k.aliases[name], nil
 }
 
-// indexAliases reads every module once, which is why it waits for a softdep that nothing else answers.
+// indexAliases indexes the aliases of all modules. It reads every module, so it runs only when a softdep cannot be resolved
+// otherwise.
 func (k *Kernel) indexAliases() error {
 	aliases := map[string][]string{}
 	for _, name := range slices.Sorted(maps.Keys(k.files)) {

@@ -15,16 +15,17 @@ import (
 )
 
 const (
-	// watchInterval is how often a folder is looked at while something is written to it.
+	// watchInterval is the interval at which watch checks a directory.
 	watchInterval = time.Second
-	// fullLooks is how many times in a row its disk must be full: a file that apt removes again may fill it for a moment.
+	// fullLooks is how many checks in a row must find the disk full, because apt may fill it briefly with a file that it removes again.
 	fullLooks = 3
-	// fullBytes is less than a disk has free that is not full, by what its filesystem keeps for itself.
+	// fullBytes is the limit of free space below which a disk counts as full. It is not 0, because a filesystem may keep some space for
+	// itself.
 	fullBytes = 1 << 20
 )
 
-// watch runs work as a step, and shows how many bytes dir holds meanwhile. Where dir's disk is full it ends work's context, and returns
-// an error that says so: apt-get would wait for ever.
+// watch runs work as a step, and shows the size of dir meanwhile. If dir's disk is full, watch ends work's context and returns an
+// error that says so, because apt-get would wait forever.
 func watch(ctx context.Context, progress *output.Progress, name, dir string, work func(ctx context.Context) error) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
@@ -64,27 +65,27 @@ func watch(ctx context.Context, progress *output.Progress, name, dir string, wor
 	return err
 }
 
-// fullDisk is the error of a folder whose disk is full.
+// fullDisk is the error for a directory whose disk is full.
 type fullDisk string
 
 func (dir fullDisk) Error() string {
 	return fmt.Sprintf("the disk of %s is full: make room, some 300 MB in all, or name a folder on another disk (--cache)", string(dir))
 }
 
-// isFull says of the disk below dir that it has no room for another file of some size, or for another file.
+// isFull reports whether the disk of dir has no room for another small file.
 func isFull(dir string) bool {
 	var st unix.Statfs_t
 	if unix.Statfs(dir, &st) != nil {
 		return false
 	}
 	free := st.Bavail
-	if os.Geteuid() == 0 { // whom the filesystem's reserve is for
+	if os.Geteuid() == 0 { // root may also use the filesystem's reserve
 		free = st.Bfree
 	}
 	return free*uint64(st.Bsize) < fullBytes || st.Files > 0 && st.Ffree == 0
 }
 
-// folderBytes adds up the files below dir; those that vanish meanwhile count for nothing.
+// folderBytes returns the size of all files below dir. It ignores files that vanish meanwhile.
 func folderBytes(dir string) (total output.Size) {
 	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil {

@@ -1,10 +1,9 @@
 // Package kernel finds a guest's kernel: its boot image, and its modules in the order in which they must be loaded.
 //
-// A kernel comes from Debian's package linux-image-cloud-amd64 (downloaded with apt-get, never installed), from package
-// files, or from an unpacked folder. Its files are laid out as boot/vmlinuz-VERSION or lib/modules/VERSION/vmlinuz, and
-// lib/modules/VERSION/kernel, in one package or split over several; there is no modules.dep (depmod makes that where a
-// kernel is installed), so what a module needs is read from its own .modinfo section (the kernel's
-// include/linux/module.h, MODULE_INFO).
+// A kernel comes from Debian's package linux-image-cloud-amd64 (downloaded with apt-get, never installed), from package files, or from
+// an unpacked directory. Its files are boot/vmlinuz-VERSION or lib/modules/VERSION/vmlinuz, and lib/modules/VERSION/kernel, in one
+// package or split over several. There is no modules.dep, because depmod makes that file only when a kernel is installed. So the
+// package reads each module's dependencies from its .modinfo section (the kernel's include/linux/module.h, MODULE_INFO).
 package kernel
 
 import (
@@ -18,8 +17,8 @@ import (
 	"github.com/directvol/directvol/protocols/output"
 )
 
-// defaultCache is where downloaded and unpacked packages are kept when a Source names no other folder: wherever the program is started, the
-// same one.
+// defaultCache returns the directory for downloaded and unpacked packages if a Source does not name one. It does not depend on the
+// working directory.
 func defaultCache() (string, error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
@@ -28,25 +27,25 @@ func defaultCache() (string, error) {
 	return filepath.Join(dir, "directvol"), nil
 }
 
-// Source says where a kernel comes from. The zero value is Debian's package for virtual machines.
+// Source describes where a kernel comes from. The zero value is Debian's package for virtual machines.
 type Source struct {
-	// Suite is the suite of Debian's archive that the package is taken from, such as trixie-backports, at the mirror that
-	// the host's apt uses; empty is what the host's apt prefers.
+	// Suite is the suite of Debian's archive with the package, such as trixie-backports, at the mirror that the host's apt uses. Empty
+	// means the suite that the host's apt prefers.
 	Suite string
-	// Debs are the package files of one kernel, several where it is split. They are unpacked, not installed.
+	// Debs are the paths of the package files of one kernel, several if it is split. They are unpacked, not installed.
 	Debs []string
-	// Dir is a folder with a kernel package's files: boot/vmlinuz-VERSION or lib/modules/VERSION/vmlinuz, and
-	// lib/modules/VERSION, or the latter below usr/.
+	// Dir is a directory with a kernel package's files: boot/vmlinuz-VERSION or lib/modules/VERSION/vmlinuz, and lib/modules/VERSION.
+	// The latter two may be below usr/.
 	Dir string
-	// Cache is a folder, made when it is missing, for packages downloaded and unpacked; empty is directvol in the user's cache folder
-	// (os.UserCacheDir). Its
-	// files are found by the package's SHA-256; removing it is always safe and is how a newer kernel is fetched.
+	// Cache is the directory for downloaded and unpacked packages; a missing one is made. Empty means directvol in the user's cache
+	// directory (os.UserCacheDir). Its files are found by the packages' SHA-256. Removing the directory is always safe; a newer kernel is
+	// downloaded then.
 	Cache string
-	// Progress shows what is downloaded or unpacked; nil is silent.
+	// Progress shows what is being downloaded or unpacked; nil shows nothing.
 	Progress *output.Progress
 }
 
-// Check says what is wrong with a Source, before anything is looked for.
+// Check returns an error if a Source is invalid. It does not access any file.
 func (src Source) Check() error {
 	switch {
 	case slices.Contains(src.Debs, ""):
@@ -61,8 +60,8 @@ func (src Source) Check() error {
 	return nil
 }
 
-// Open finds the kernel that src names. Without Debs and Dir the packages are downloaded once; with the packages in the
-// cache neither the network nor apt is used.
+// Open finds the kernel that src describes. Without Debs and Dir it downloads the packages once. If they are in the cache, it uses
+// neither the network nor apt.
 func Open(ctx context.Context, src Source) (*Kernel, error) {
 	if err := src.Check(); err != nil {
 		return nil, err

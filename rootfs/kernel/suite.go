@@ -11,19 +11,19 @@ import (
 	"strings"
 )
 
-// suiteName is what a suite may be called: it becomes part of a source entry and of a file's name.
+// suiteName matches a valid suite name. The name becomes part of a source entry and of a file name.
 var suiteName = regexp.MustCompile(`^[a-z][a-z0-9.-]{0,63}$`)
 
-// archive is where apt gets one suite from: the mirror of Debian's archive that the host uses, trusted as the host
-// trusts it.
+// archive is the source from which apt gets one suite: the mirror of Debian's archive that the host uses, with the same trusted keys
+// as on the host.
 type archive struct {
 	suite    string
 	uri      string
-	signedBy string // as in a .sources file, maybe of several lines; empty trusts all of the host's keys
-	file     string // the host's, which names uri
+	signedBy string // as in a .sources file, possibly of several lines; empty trusts all of the host's keys
+	file     string // the host's file that contains uri
 }
 
-// entry is the archive as a .sources file (sources.list(5), "Deb822-style format").
+// entry returns the archive in the format of a .sources file (sources.list(5), "Deb822-style format").
 func (r archive) entry() string {
 	entry := "Types: deb\nURIs: " + r.uri + "\nSuites: " + r.suite + "\nComponents: main\n"
 	if r.signedBy != "" {
@@ -32,7 +32,7 @@ func (r archive) entry() string {
 	return entry
 }
 
-// explain adds to a failure of apt-get update what can be done about it.
+// explain adds advice to a failure of apt-get update.
 func (r archive) explain(err error) error {
 	switch {
 	case r.suite == "":
@@ -45,8 +45,8 @@ func (r archive) explain(err error) error {
 	return err
 }
 
-// useSuite leaves apt one source, the suite at the host's mirror. What the host has installed, pinned or made its default
-// release says nothing about that suite's packages, so apt does not see it.
+// useSuite gives apt a single source: the suite at the host's mirror. apt does not see the host's installed packages, pins and
+// default release, because they do not apply to that suite's packages.
 func (a *apt) useSuite(ctx context.Context, suite string) error {
 	found, err := a.hostArchive(ctx)
 	if err != nil {
@@ -68,8 +68,8 @@ func (a *apt) useSuite(ctx context.Context, suite string) error {
 	return nil
 }
 
-// hostArchive finds the mirror of Debian's archive that the host's apt uses. The host may have no package lists, as a
-// fresh container has none; apt knows the origin of a source only with them, so they are fetched then.
+// hostArchive finds the mirror of Debian's archive that the host's apt uses. apt knows the origin of a source only if it has package
+// lists. If the host has none, like a fresh container, hostArchive fetches them.
 func (a *apt) hostArchive(ctx context.Context) (archive, error) {
 	host := *a
 	host.lists = ""
@@ -85,8 +85,8 @@ func (a *apt) hostArchive(ctx context.Context) (archive, error) {
 
 var errNoArchive = errors.New("apt knows no archive of Debian's: check the network and apt's sources (sources.list(5))")
 
-// findArchive asks apt for the package lists of Debian's section main. The archives of updates and of security fixes,
-// which do not hold every suite, have a dash in their codenames.
+// findArchive asks apt for the package lists of Debian's section main. It skips the archives of updates and security fixes, which do
+// not have every suite; their codenames contain a dash.
 func (a *apt) findArchive(ctx context.Context) (archive, error) {
 	targets, err := a.run(ctx, "apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI) $(SOURCESENTRY)",
 		"Created-By: Packages", "Origin: Debian", "Component: main")
@@ -99,7 +99,7 @@ func (a *apt) findArchive(ctx context.Context) (archive, error) {
 			continue
 		}
 		file := fields[2]
-		if colon := strings.LastIndexByte(file, ':'); colon >= 0 { // then comes the entry's number
+		if colon := strings.LastIndexByte(file, ':'); colon >= 0 { // the entry's number follows the colon
 			file = file[:colon]
 		}
 		return readArchive(file, fields[1])
@@ -107,7 +107,7 @@ func (a *apt) findArchive(ctx context.Context) (archive, error) {
 	return archive{}, errNoArchive
 }
 
-// readArchive looks in a file of the host's sources up what Signed-By says of the archive at uri: apt 2.6 does not tell.
+// readArchive looks up Signed-By for the archive at uri in a source file of the host, because apt 2.6 does not report it.
 func readArchive(file, uri string) (archive, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -125,19 +125,19 @@ func readArchive(file, uri string) (archive, error) {
 	return archive{uri: strings.TrimRight(uri, "/"), signedBy: signedBy, file: file}, nil
 }
 
-// sameURI compares two addresses of an archive: apt adds a slash at the end, and drops the empty host of a file's.
+// sameURI reports whether two addresses of an archive are equal. apt adds a slash at the end, and drops the empty host of a file URI.
 func sameURI(a, b string) bool {
 	plain := func(uri string) string { return strings.Replace(strings.TrimRight(uri, "/"), ":///", ":/", 1) }
 	return plain(a) == plain(b)
 }
 
-// stanzaSignedBy reads a .sources file: it returns Signed-By, all its lines, of the first stanza in use that has uri.
+// stanzaSignedBy returns, from a .sources file, all lines of Signed-By in the first enabled stanza that contains uri.
 func stanzaSignedBy(data, uri string) (string, bool) {
 	fields, name := map[string]string{}, ""
 	for line := range strings.SplitSeq(data+"\n", "\n") {
 		switch {
 		case strings.HasPrefix(line, "#"):
-		case strings.TrimSpace(line) == "": // ends a stanza
+		case strings.TrimSpace(line) == "": // the stanza ends
 			if stanzaHas(fields, uri) {
 				return strings.TrimSpace(fields["signed-by"]), true
 			}
@@ -162,7 +162,7 @@ func stanzaHas(fields map[string]string, uri string) bool {
 // sourceLine matches an entry of a sources.list file: its options and its address.
 var sourceLine = regexp.MustCompile(`^\s*deb\s+(?:\[([^\]]*)\]\s*)?([^\s#]+)`)
 
-// lineSignedBy reads a sources.list file: it returns the option signed-by of the first entry that has uri.
+// lineSignedBy returns, from a sources.list file, the option signed-by of the first entry that contains uri.
 func lineSignedBy(data, uri string) (string, bool) {
 	for line := range strings.Lines(data) {
 		entry := sourceLine.FindStringSubmatch(line)

@@ -1,5 +1,5 @@
-// Command directvol-rootfs makes a bootable guest image from Debian's kernel package and the programs it is given.
-// All it does is in package rootfs; this is its command line.
+// Command directvol-rootfs makes a bootable guest image from Debian's kernel package and the given programs. It is the command line
+// of package rootfs.
 package main
 
 import (
@@ -64,7 +64,7 @@ finit_module(2). The same input makes the same bytes.`,
 	return cmd
 }
 
-// parsePrograms reads GUESTPATH=FILE.
+// parsePrograms parses GUESTPATH=FILE arguments.
 func parsePrograms(texts []string) (programs []rootfs.Program, err error) {
 	for _, text := range texts {
 		guest, host, ok := strings.Cut(text, "=")

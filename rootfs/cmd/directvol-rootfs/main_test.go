@@ -15,7 +15,7 @@ import (
 	"github.com/directvol/directvol/rootfs/kernel/kerneltest"
 )
 
-// result is what a run left.
+// result is the outcome of a run.
 type result struct {
 	exit        int
 	out, errors string
@@ -79,7 +79,7 @@ func TestAnswerIsForPeopleOrPrograms(t *testing.T) {
 	}
 }
 
-// A path that is misspelt becomes no folder, and nothing is downloaded for it.
+// A misspelt path must not be made as a directory, and nothing must be downloaded for it.
 func TestMissingFolderIsRefusedAndNotMade(t *testing.T) {
 	t.Setenv("PATH", "")
 	init := filepath.Join(t.TempDir(), "init")

@@ -1,5 +1,5 @@
-// Package kerneltest makes small kernels for tests: folders laid out as Debian's kernel package is, with modules that
-// are ELF objects holding nothing but a .modinfo section. No such kernel boots.
+// Package kerneltest makes small kernels for tests: directories with the layout of Debian's kernel package, whose modules are ELF
+// objects with nothing but a .modinfo section. These kernels cannot boot.
 package kerneltest
 
 import (
@@ -12,11 +12,11 @@ import (
 	"testing"
 )
 
-// Version is the release of the kernels made here.
+// Version is the release of the kernels that this package makes.
 const Version = "6.1.0-1-cloud-amd64"
 
-// Tree makes a kernel in a new temporary folder and returns it. Modules are the .modinfo entries of each module, by path
-// below lib/modules/Version, such as kernel/fs/xfs/xfs.ko; builtIn are the lines of modules.builtin.
+// Tree makes a kernel in a new temporary directory and returns the directory. modules contains the .modinfo entries of each module,
+// by path below lib/modules/Version, such as kernel/fs/xfs/xfs.ko. builtIn contains the lines of modules.builtin.
 func Tree(t testing.TB, modules map[string][]string, builtIn ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -32,7 +32,7 @@ func Tree(t testing.TB, modules map[string][]string, builtIn ...string) string {
 	return dir
 }
 
-// Module makes an ELF object whose .modinfo section holds entries, each "key=value".
+// Module makes an ELF object whose .modinfo section contains the entries, each "key=value".
 func Module(entries ...string) []byte {
 	var modinfo []byte
 	for _, entry := range entries {
@@ -41,7 +41,7 @@ func Module(entries ...string) []byte {
 	return Object(modinfo)
 }
 
-// Object makes an ELF object with these bytes as its .modinfo section.
+// Object makes an ELF object with the given bytes as its .modinfo section.
 func Object(modinfo []byte) []byte {
 	const headerSize, sectionSize = 64, 64
 	names := "\x00.modinfo\x00.shstrtab\x00"
@@ -59,13 +59,13 @@ func Object(modinfo []byte) []byte {
 	var object bytes.Buffer
 	for _, part := range []any{header, modinfo, []byte(names), sections} {
 		if err := binary.Write(&object, binary.LittleEndian, part); err != nil {
-			panic(err) // only a wrong type above can cause it
+			panic(err) // only possible after a wrong type above
 		}
 	}
 	return object.Bytes()
 }
 
-// WriteFile writes a file and makes the folders above it.
+// WriteFile writes a file and makes the directories above it.
 func WriteFile(t testing.TB, file string, data []byte) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
