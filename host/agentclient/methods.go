@@ -30,8 +30,8 @@ var (
 	// Kata's agent counts the request's storages once more, and later unmounts them one time too few.
 	createSandbox   = method{agentpb.AgentServiceName, "CreateSandbox", false}
 	createContainer = method{agentpb.AgentServiceName, "CreateContainer", false}
-	// Kata's agent fails the second call ("Invalid container id", "failed to get sandbox sender channel"). That would hide that
-	// the first call succeeded.
+	// Kata's agent fails the second call ("Invalid container id", "failed to get sandbox sender channel"). A repetition
+	// would hide that the first call succeeded.
 	removeContainer = method{agentpb.AgentServiceName, "RemoveContainer", false}
 	destroySandbox  = method{agentpb.AgentServiceName, "DestroySandbox", false}
 )

@@ -253,8 +253,8 @@ func (d *Disk) Lock() error {
 	return nil
 }
 
-// Unlock releases the locks for a QEMU that is about to use the disk. That QEMU takes its own locks when a device uses the
-// disk. In between, another QEMU may lock the disk first, and the intended one is then refused.
+// Unlock releases the locks for a QEMU that is about to use the disk. The intended QEMU takes its own locks only when
+// a device uses the disk. In between, another QEMU may lock the disk first, and the intended one is then refused.
 func (d *Disk) Unlock() error {
 	err := unix.FcntlFlock(d.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK, Start: firstLock, Len: afterLocks - firstLock})
 	if err != nil {

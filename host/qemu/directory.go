@@ -14,8 +14,8 @@ import (
 )
 
 // directory is a VM's runtime directory. The VM holds a lock on the directory itself (flock(2)) while it uses it, so the
-// kernel frees the directory when the process that started the VM ends. That process may leave stale sockets, which the
-// next VM replaces.
+// kernel frees the directory when the process that started the VM ends. Stale sockets of an ended process are
+// replaced by the next VM.
 type directory struct {
 	file *os.File
 	path string

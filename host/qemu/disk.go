@@ -164,8 +164,9 @@ func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
 	return Attached{}, err
 }
 
-// takeUp returns, locked, a disk that the VM already has or whose attach was interrupted. It returns nil if there is no
-// such disk or it must be attached anew. It refuses a disk whose path now leads to another file. A half-attached disk that
+// takeUp returns, locked, a disk that the VM already has or whose attach was interrupted. It returns nil if there is
+// no such disk, or if the VM's disk with this id differs from want, has left or is leaving. It refuses a disk whose path
+// now leads to another file. A half-attached disk that
 // has left is undone: no caller has learned its place.
 func (vm *VM) takeUp(ctx context.Context, want Disk) (*disk, error) {
 	d, err := vm.disks.acquire(ctx, want.ID)

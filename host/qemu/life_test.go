@@ -358,7 +358,8 @@ func TestADirectoryWhoseOwnerWasKilledIsTakenOver(t *testing.T) {
 			kill(t, vm)
 			break
 		}
-		if ctx.Err() != nil || !strings.Contains(err.Error(), "is taken") { // the backend holds the lock until it is killed, after its parent
+		if ctx.Err() != nil || !strings.Contains(err.Error(), "is taken") { // the backend's socket is taken until the
+		// backend is killed, after its parent
 			t.Fatal(err)
 		}
 	}

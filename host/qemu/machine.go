@@ -25,7 +25,7 @@ var _ sandbox.Machine = Machine{}
 // until the deadline.
 var errNothingBoots = errors.New("no agent would start: set Kernel, and Initrd to an image (directvol-rootfs makes both), or BootDisks with a root file system")
 
-// StartMachine starts a VM for a sandbox. It adds cfg.Append to the kernel options of every sandbox.
+// StartMachine starts a VM for a sandbox. The kernel gets the options of every sandbox, followed by cfg.Append.
 func StartMachine(ctx context.Context, cfg Config) (Machine, error) {
 	if cfg.Initrd == "" && len(cfg.BootDisks) == 0 || cfg.Kernel == "" {
 		return Machine{}, errNothingBoots

@@ -69,7 +69,7 @@ func startProcess(ctx context.Context, name string, cmd *exec.Cmd) (*process, er
 	}
 }
 
-// signalKill sends the process SIGKILL. That fails only if the process has ended.
+// signalKill sends the process SIGKILL, which fails only if the process has ended.
 func (p *process) signalKill() { _ = p.cmd.Process.Kill() }
 
 // kill kills the process and waits for its end. It fails if the process has not ended after patience.

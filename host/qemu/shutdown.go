@@ -53,7 +53,7 @@ func (vm *VM) AwaitShutdown(ctx context.Context) (Shutdown, error) {
 }
 
 // Kill ends the VM at once, like pulling the plug, and returns when the VM has ended. If ctx ends first, the error names
-// what is still running: a QEMU that waits for a disk that does not answer. That QEMU ends when the disk answers.
+// what is still running: a QEMU that waits for a disk that does not answer, and that ends when the disk answers.
 func (vm *VM) Kill(ctx context.Context) error {
 	vm.qemu.signalKill()
 	select {

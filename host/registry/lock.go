@@ -98,8 +98,8 @@ func (s *Stores) makeDir() error {
 	return checkAbove(s.dir)
 }
 
-// checkAbove refuses a directory that users other than this user and root could move away. That requires the right to write a
-// directory above it; a sticky directory that many may write still protects each owner's names. The check ends at a directory
+// checkAbove refuses a directory that users other than this user and root could move away. Moving the directory away
+// requires the right to write a directory above it; a sticky directory that many may write still protects each owner's names. The check ends at a directory
 // of this user that nobody else may enter: everything below it is this user's.
 func checkAbove(dir string) error {
 	real, err := filepath.EvalSymlinks(dir)

@@ -42,7 +42,7 @@ func (c Correction) String() string {
 	}
 }
 
-// mount makes VMs mount and unmount the disk. Each attempt is a new VM, without anything cached by the one before.
+// mount makes VMs mount and unmount the disk. Each attempt is a new VM, with nothing cached from the previous VM.
 func (r *rescue) mount(ctx context.Context) error {
 	err := r.tries(ctx)
 	switch {
@@ -75,7 +75,7 @@ func (r *rescue) mountReplayed(ctx context.Context, refused error) error {
 }
 
 // replay runs e2fsck -p. e2fsck opens a block device exclusively, so replay must give up its own exclusive opening meanwhile.
-// That leaves two gaps, before e2fsck opens the device and after it closes it, and perhaps a third, because e2fsck reopens the
+// There are two gaps, before e2fsck opens the device and after it closes it, and perhaps a third, because e2fsck reopens the
 // device after the replay. If something mounts the device in a gap, e2fsck notices and gives up, or taking the device back
 // fails. As always, a program that opens the device without a lock and not exclusively is not stopped. QEMU is excluded all
 // the time, because e2fsck inherits the locks.

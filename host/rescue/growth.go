@@ -48,8 +48,8 @@ func (g growth) sector(size extent) []byte {
 // Recovery may begin with any size up to this one: once it reaches the superblock in the log, it ends with this size or a
 // later growth's. A new group's superblock only shows that a growth had begun, and proves nothing.
 //
-// A kernel can also shrink an xfs, by less than a group; the old groups then briefly have the larger size. That does no harm.
-// As long as the log contains the smaller size, recovery ends with that size, whatever size it begins with. After that, nothing
+// A kernel can also shrink an xfs, by less than a group; the old groups then briefly have the larger size. A shrink
+// does no harm. As long as the log contains the smaller size, recovery ends with that size, whatever size it begins with. After that, nothing
 // in the log refers to space beyond the smaller size. If the kernel's messages still suggest that (mayLeadBeyond), the kernel
 // has found other damage, which a larger size does not repair: the mount fails again, and the superblock is restored.
 func provenGrowth(ctx context.Context, disk io.ReaderAt, diskBytes uint64) (growth, error) {
@@ -110,7 +110,7 @@ func (s superblock) largest(ctx context.Context, disk io.ReaderAt) (group uint64
 // For Linux 6.1 the proven size would be enough. Since "xfs: AGF length has never been bounds checked" (2023), a kernel accepts
 // only the last group as short. A group that was the last one between two growths is short in the log up to the second growth.
 // The log begins between two of the growths. The size at that point is the right one to begin with; from there the kernel follows
-// the log. That size is recorded nowhere, but each group that was once the last one is recognizable, because growfs wrote it
+// the log. No field records that size, but each group that was once the last one is recognizable, because growfs wrote it
 // short. startsBelow counts each such group as whole, because more than one growth may have enlarged it. A wrong size costs an
 // attempt: recovery leads beyond it, and the next size is tried.
 func (s superblock) startsBelow(ctx context.Context, disk io.ReaderAt, proven superblock) (starts []extent, err error) {

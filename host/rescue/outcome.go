@@ -152,7 +152,7 @@ func (r *rescue) recovered(mounted bool) {
 func parentIn(status string) int {
 	for lines := bufio.NewScanner(strings.NewReader(status)); lines.Scan(); {
 		if value, ok := strings.CutPrefix(lines.Text(), "PPid:"); ok {
-			parent, _ := strconv.Atoi(strings.TrimSpace(value)) // 0 is the parent of no process that matters here
+			parent, _ := strconv.Atoi(strings.TrimSpace(value)) // 0 after an error: no process of interest
 			return parent
 		}
 	}

@@ -360,7 +360,7 @@ func (r *rescue) handOver() error {
 	return r.disk.Unlock()
 }
 
-// takeBack takes the disk back from a VM that has ended. What is still held stays held.
+// takeBack takes the disk back from a VM that has ended. Locks that are still held stay held.
 func (r *rescue) takeBack() (err error) {
 	if r.lock == nil {
 		if r.lock, err = registry.Default().Lock(r.disk.File(), "directvol rescue"); err != nil {

@@ -62,8 +62,8 @@ func (b *Backend) whenTimePassed() {
 	}
 }
 
-// dispatch handles one event. Kicks need no work here, because the loop serves both queues afterwards. Client events only mark
-// what that should do.
+// dispatch handles one event. Kicks need no work here, because the loop serves both queues after the events. Client
+// events only mark the connections that have work.
 func (b *Backend) dispatch(ev *unix.EpollEvent) error {
 	switch source(ev.Fd) {
 	case sourceWake:

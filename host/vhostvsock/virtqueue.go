@@ -15,15 +15,14 @@ const (
 	descKnown     = descNext | descWrite // indirect tables are not offered
 	availNoSignal = 1 << 0               // VRING_AVAIL_F_NO_INTERRUPT
 
-	// maxQueueSize bounds SET_VRING_NUM; it is QEMU's own limit.
+	// maxQueueSize limits the size in SET_VRING_NUM. It is QEMU's own limit.
 	maxQueueSize = 1024
 )
 
-// virtqueue is the device's side of a split ring (virtio 1.2, section 2.7). It
-// takes chains in order and completes each before it takes the next one.
+// virtqueue is the device's side of a split ring (virtio 1.2, section 2.7). It takes chains in order and completes each before it
+// takes the next one.
 //
-// Everything in the ring is the guest's to write. An error means that the ring
-// is malformed and must not be used any more.
+// The guest may write anything into the ring. An error means that the ring is malformed and must not be used any more.
 type virtqueue struct {
 	mem      *memory
 	size     uint16
@@ -32,21 +31,20 @@ type virtqueue struct {
 	used     []byte
 	eventIdx bool // VIRTIO_RING_F_EVENT_IDX was negotiated
 
-	nextAvail uint16 // of the avail ring: the next entry to take
-	nextUsed  uint16 // of the used ring: the next entry to fill
+	nextAvail uint16 // the next entry of the avail ring to take
+	nextUsed  uint16 // the next entry of the used ring to fill
 
-	// signalled is nextUsed as it was when the guest was last considered for a
-	// signal; it means nothing before the first time.
+	// signalled is the value of nextUsed when wantsSignal last checked. It is undefined before the first check.
 	signalled      uint16
 	everConsidered bool
 
-	held  bool // chain holds a chain that was not completed yet
+	held  bool // chain contains a chain that is not completed yet
 	head  uint16
 	chain segments
 }
 
-// newVirtqueue finds the three parts of a ring in memory. base is the avail
-// entry to begin with; the used index goes on from where the ring has it.
+// newVirtqueue finds the three parts of a ring in memory. base is the first avail entry to take. The used index continues from its
+// value in the ring.
 func newVirtqueue(mem *memory, size uint32, addr vringAddr, base uint16, eventIdx bool) (*virtqueue, error) {
 	if size == 0 || size > maxQueueSize || size&(size-1) != 0 {
 		return nil, fmt.Errorf("queue size %d: want a power of 2 up to %d", size, maxQueueSize)
@@ -71,9 +69,8 @@ func newVirtqueue(mem *memory, size uint32, addr vringAddr, base uint16, eventId
 	return q, nil
 }
 
-// next returns the next chain, or none when the guest has given no more. Until
-// complete it is the same one. All of its descriptors are for us to write
-// (writable) or all to read; anything else is malformed.
+// next returns the next chain, or none if the guest has provided no more. Until complete is called, next returns the same chain. All
+// descriptors of the chain must be writable for the device if writable is set, and readable otherwise; any other chain is malformed.
 func (q *virtqueue) next(writable bool) (segments, error) {
 	if q.held {
 		return q.chain, nil
@@ -103,7 +100,7 @@ func (q *virtqueue) walk(i uint16, writable bool) error {
 		if count == q.size {
 			return fmt.Errorf("longer than the queue of %d, it loops", q.size)
 		}
-		var d [descSize]byte // a copy: the guest cannot change what was checked
+		var d [descSize]byte // a copy, which the guest cannot change after the checks
 		copy(d[:], q.desc[descSize*int(i):])
 		addr := binary.LittleEndian.Uint64(d[:])
 		length := binary.LittleEndian.Uint32(d[8:])
@@ -123,8 +120,7 @@ func (q *virtqueue) walk(i uint16, writable bool) error {
 	}
 }
 
-// complete gives the chain that next returned back to the guest, with the
-// number of bytes that were written into it.
+// complete returns the chain from next to the guest, with the number of bytes written into it.
 func (q *virtqueue) complete(written int) {
 	slot := q.used[4+8*int(q.nextUsed%q.size):]
 	binary.LittleEndian.PutUint32(slot, uint32(q.head))
@@ -132,12 +128,12 @@ func (q *virtqueue) complete(written int) {
 	q.nextUsed++
 	q.nextAvail++
 	q.held = false
-	// flags and idx are one word and both are ours. The entry is visible before it.
+	// flags and idx share a word, and the device owns both. The store of idx makes the entry visible before idx.
 	atomic.StoreUint32((*uint32)(unsafe.Pointer(&q.used[0])), uint32(q.nextUsed)<<16)
 }
 
-// wantsSignal says whether the guest asked to be told of what was completed
-// since the last time (virtio 1.2, sections 2.7.7 and 2.7.8).
+// wantsSignal reports whether the guest wants a signal for the chains completed since the last check (virtio 1.2, sections 2.7.7 and
+// 2.7.8).
 func (q *virtqueue) wantsSignal() bool {
 	from, to := q.signalled, q.nextUsed
 	first := !q.everConsidered
@@ -152,11 +148,11 @@ func (q *virtqueue) wantsSignal() bool {
 	return first || to-event-1 < to-from
 }
 
-// awaitKick asks the guest to kick when it adds the next chain. It returns
-// true when there is one already, which may come without a kick.
+// awaitKick asks the guest to kick when it adds the next chain. It returns true if there is a chain already, because that one may come
+// without a kick.
 func (q *virtqueue) awaitKick() bool {
 	if q.eventIdx {
-		// A full barrier: the guest sees the new value, or we see its chain.
+		// A full barrier: either the guest sees the new value, or the device sees the guest's chain.
 		store16(q.used, 4+8*int(q.size), q.nextAvail)
 	}
 	return load16(q.avail, 2) != q.nextAvail

@@ -6,15 +6,13 @@ import (
 	"unsafe"
 )
 
-// sliceMemory is a guest's memory of one region over b, at the same addresses
-// for the guest and for the front end.
+// sliceMemory returns a guest memory of one region over b, at the same addresses for the guest and for the front end.
 func sliceMemory(b []byte, at uint64) *memory {
 	s := regionSpec{guestAddr: at, userAddr: at, size: uint64(len(b))}
 	return &memory{regions: []region{{regionSpec: s, data: b}}}
 }
 
-// alignedBytes is memory whose beginning is aligned as a page's would be for
-// all that rings need.
+// alignedBytes returns n bytes whose beginning is aligned like a page, as far as rings need it.
 func alignedBytes(n int) []byte {
 	words := make([]uint64, (n+31)/8)
 	b := unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), len(words)*8)
@@ -37,8 +35,8 @@ func TestWords16AreIndependent(t *testing.T) {
 	}
 }
 
-// TestSignalsFollowTheUsedEvent checks wantsSignal against virtio 1.2, section
-// 2.7.7.2: a signal is due when the entry that used_event names was completed.
+// TestSignalsFollowTheUsedEvent checks wantsSignal against virtio 1.2, section 2.7.7.2: a signal is due when the entry named by
+// used_event was completed.
 func TestSignalsFollowTheUsedEvent(t *testing.T) {
 	for _, c := range []struct {
 		from, to, event uint16
@@ -82,7 +80,7 @@ func TestSignalsWithoutEventIndexFollowTheFlag(t *testing.T) {
 	}
 }
 
-// testQueue lays a ring at the beginning of b.
+// testQueue makes a ring at the beginning of b.
 func testQueue(t testing.TB, b []byte, size uint32, base uint16) *virtqueue {
 	t.Helper()
 	const at = 0x10000
