@@ -15,7 +15,7 @@ type proxy struct {
 	to string // QEMU's socket
 
 	mu      sync.Mutex
-	number  int      // of connections so far
+	number  int      // connections so far
 	which   int      // the connection that is cut, by its number
 	left    [2]int   // bytes that it still forwards, to QEMU and from it; -1 for no limit
 	cuts    int      // how many were cut

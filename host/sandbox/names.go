@@ -10,7 +10,7 @@ import (
 // maxVolumeID is the greatest length of a volume's id in bytes, as in CSI.
 const maxVolumeID = 128
 
-// checkID refuses an invalid volume id. Any other bytes are allowed, including paths.
+// checkID refuses an empty or too long volume id. Any bytes are allowed, so an id may be a path.
 func checkID(id string) error {
 	if id == "" || len(id) > maxVolumeID {
 		return also(ErrInfeasible, fmt.Errorf("volume id %.140q: want 1 to %d bytes, got %d", id, maxVolumeID, len(id)))
