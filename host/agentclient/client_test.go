@@ -281,7 +281,7 @@ func TestGuestThatDoesNotReadHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// hostile answers every request with the same bytes. It returns the address to dial.
+// hostile answers on every connection with the same bytes. It returns the listener to dial.
 func hostile(t *testing.T, answer string) net.Listener {
 	t.Helper()
 	listener := listen(t)

@@ -358,8 +358,7 @@ func TestADirectoryWhoseOwnerWasKilledIsTakenOver(t *testing.T) {
 			kill(t, vm)
 			break
 		}
-		if ctx.Err() != nil || !strings.Contains(err.Error(), "is taken") { // the backend's socket is taken until the
-		// backend is killed, after its parent
+		if ctx.Err() != nil || !strings.Contains(err.Error(), "is taken") { // the backend's socket is taken until the backend is killed, after its parent
 			t.Fatal(err)
 		}
 	}

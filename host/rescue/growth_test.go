@@ -132,7 +132,7 @@ func primaryBytes(t *testing.T, path string) uint64 {
 // errRefused is the error of a VM whose kernel refuses to mount.
 var errRefused = mountError{errors.New("structure needs cleaning"), true}
 
-// asked runs a rescue in which attempt replaces the VM. begins receives the size with which each attempt began.
+// asked returns a rescue in which attempt replaces the VM. begins receives the size with which each attempt began.
 func asked(t *testing.T, path string, attempt func(number int) error) (r *rescue, begins *[]uint64) {
 	t.Helper()
 	r, begins = afterVM(t, "xfs", path), new([]uint64)

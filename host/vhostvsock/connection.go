@@ -10,7 +10,7 @@ import (
 // client's socket buffer. The guest receives it as buf_alloc. It is the size of one of Linux's largest packets.
 const bufAlloc = maxPacketPayload
 
-// creditStep is how many bytes the client must read before the guest is told; the next packet to the guest then tells it.
+// creditStep is how many more bytes the client must read before the guest gets new credit, with the next packet to it.
 //
 // Smaller steps are slow with Linux guests. A guest receives in buffers of 4 KiB, and with many streams on one processor its
 // kernel runs a stream's reader after each buffer. An echo server with permanent credit then answers each 4 KiB separately,
