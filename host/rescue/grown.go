@@ -166,8 +166,8 @@ func (r *rescue) reclaim(ctx context.Context) error {
 // mountGrown is the last attempt for an xfs whose mount is refused. If a growth is proven, mountGrown writes into the primary
 // superblock a size with which the recovery of the log can begin, and mounts again.
 //
-// It writes one sector, which a disk writes atomically, and changes only the size in it, to one from which recovery reaches
-// the size in the log. The sector is on the disk before a VM starts that might read it. Unless the mount succeeds, the old
+// It writes one sector, which a disk writes atomically, and changes only the size in it. So the disk has either the
+// old size, or one from which recovery reaches the size in the log. The sector is on the disk before a VM starts that might read it. Unless the mount succeeds, the old
 // sector is restored after that VM has ended. So no log is recovered with one size and interrupted with another. The log
 // itself stays unchanged until a recovery has succeeded. The old sector is restored only over a sector that mountGrown has
 // written, because a sector that recovery has written is newer.

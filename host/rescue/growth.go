@@ -49,8 +49,8 @@ func (g growth) sector(size extent) []byte {
 // later growth's. A new group's superblock only shows that a growth had begun, and proves nothing.
 //
 // A kernel can also shrink an xfs, by less than a group; the old groups then briefly have the larger size. A shrink
-// does no harm. As long as the log contains the smaller size, recovery ends with that size, whatever size it begins with. After that, nothing
-// in the log refers to space beyond the smaller size. If the kernel's messages still suggest that (mayLeadBeyond), the kernel
+// does no harm. As long as the log contains the smaller size, recovery ends with that size, whatever size it begins
+// with. Once the log no longer contains it, nothing in the log refers to space beyond the smaller size. If the kernel's messages still suggest that (mayLeadBeyond), the kernel
 // has found other damage, which a larger size does not repair: the mount fails again, and the superblock is restored.
 func provenGrowth(ctx context.Context, disk io.ReaderAt, diskBytes uint64) (growth, error) {
 	primary, err := readPrimary(disk)
