@@ -14,25 +14,23 @@ import (
 )
 
 const (
-	// conditionLimit is the promise: a real fault shows in the condition by
-	// then. It is the agent's and holds on any machine.
+	// conditionLimit is the time within which the agent promises to report a real fault as a condition. The limit holds on any machine.
 	conditionLimit = 10 * time.Second
 
-	// staysFor is how long an abnormal condition is then looked at.
+	// staysFor is how long the demo then watches an abnormal condition.
 	staysFor = 3 * time.Second
 
-	// askInterval is how often it is asked for.
+	// askInterval is the pause between two requests for the condition.
 	askInterval = 100 * time.Millisecond
 
-	// breakAfter is what a writer has acknowledged when its disk breaks.
+	// breakAfter is the number of bytes that a writer has acknowledged before the demo breaks its disk.
 	breakAfter = 8 * miB
 
-	// bystander is what the other volume's writer writes meanwhile.
+	// bystander is the number of bytes that the other volume's writer writes meanwhile.
 	bystander = 32 * miB
 )
 
-// breakAndHeal is the second half: each volume's disk fails under a writer
-// while the other's works, and is mended again.
+// breakAndHeal is the second half of the demo: each volume's disk fails under a writer and is repaired, while the other volume's disk works.
 func breakAndHeal(ctx context.Context, s *transcript, volumes []volume) error {
 	ext4, xfs := volumes[0], volumes[1]
 	s.section("Both again; the disk below %s fails every write", ext4.FSType)
@@ -69,10 +67,10 @@ func breakAndHeal(ctx context.Context, s *transcript, volumes []volume) error {
 	return nil
 }
 
-// part is what a step does with its volume.
+// part is one part of a step, which works on the volume.
 type part func(v volume, ctx context.Context, say func(string)) error
 
-// step runs parts that need no more than the volume, one after the other.
+// step runs parts that need only the volume, one after the other.
 func (v volume) step(ctx context.Context, s *transcript, name string, parts ...part) error {
 	return s.step(ctx, v.FSType+": "+name, func(ctx context.Context, say func(string)) error {
 		for _, part := range parts {
@@ -84,8 +82,7 @@ func (v volume) step(ctx context.Context, s *transcript, name string, parts ...p
 	})
 }
 
-// failUnderWriter breaks the disk under a writer, and holds the condition to
-// its promise while the other volume stays healthy under a writer of its own.
+// failUnderWriter breaks the disk under a writer. It checks that the condition appears within conditionLimit, and that the other volume, which has its own writer, stays healthy.
 func (v volume) failUnderWriter(ctx context.Context, s *transcript, other volume) error {
 	writer, err := v.StartWriter(ctx, 0)
 	if err != nil {
@@ -130,9 +127,7 @@ func (v volume) awaitAbnormal(ctx context.Context) (string, error) {
 	return v.AwaitCondition(ctx, vm.Abnormal)
 }
 
-// staysAbnormal asks both volumes for a while: this one is to stay abnormal, the
-// other healthy. ext4's journal meets the fault only with its next commit, some
-// seconds later: that is waited for.
+// staysAbnormal checks both volumes for a while: this one must stay abnormal, the other one healthy. The journal of ext4 meets the fault only at its next commit, some seconds later, so staysAbnormal waits for that commit.
 func (v volume) staysAbnormal(ctx context.Context, say func(string), other volume) error {
 	again := time.NewTicker(askInterval)
 	defer again.Stop()
@@ -186,8 +181,7 @@ func (v volume) healthy(ctx context.Context, _ func(string)) error {
 	return nil
 }
 
-// remembers holds ext4 to what it does after a fault: it works, says that its
-// superblock records errors, and is not grown.
+// remembers checks the behaviour of ext4 after a fault: it works, reports that its superblock records errors, and refuses to grow.
 func (v volume) remembers(ctx context.Context, s *transcript) error {
 	works := func(v volume, ctx context.Context, _ func(string)) error { return v.Touch(ctx) }
 	if err := v.step(ctx, s, "heal the disk, unmount, mount: it works, and says that it remembers", (volume).remount, works, func(v volume, ctx context.Context, say func(string)) error {
@@ -213,7 +207,7 @@ func (v volume) remembers(ctx context.Context, s *transcript) error {
 	})
 }
 
-// repair runs e2fsck on the detached disk, and mounts it again.
+// repair runs e2fsck on the detached disk, and mounts the volume again.
 func (v volume) repair(ctx context.Context, s *transcript) error {
 	return v.step(ctx, s, "detach, e2fsck -p, attach, mount: healthy", func(v volume, ctx context.Context, _ func(string)) error {
 		if err := v.Detach(ctx); err != nil {

@@ -12,7 +12,7 @@ import (
 
 const miB = 1 << 20
 
-// plans are the volumes of the demo. mkfs.xfs wants 300 MiB or more.
+// plans lists the volumes of the demo. mkfs.xfs requires 300 MiB or more.
 var plans = []struct {
 	fstype        string
 	before, after uint64
@@ -21,7 +21,7 @@ var plans = []struct {
 	{"xfs", 304 * miB, 640 * miB},
 }
 
-// roomBytes is how much the volumes may take on the host's disk.
+// roomBytes returns the number of bytes that the volumes may occupy on the host's disk.
 func roomBytes() (bytes uint64) {
 	for _, plan := range plans {
 		bytes += plan.after
@@ -29,18 +29,16 @@ func roomBytes() (bytes uint64) {
 	return bytes
 }
 
-// growAfter is what a writer has acknowledged when its volume is grown: long
-// before the old filesystem is full, so that the writer never notices.
+// growAfter is the number of bytes that a writer has acknowledged before its volume grows. The old filesystem is far from full then, so the writer never runs out of space.
 const growAfter = 16 * miB
 
-// volume is a volume and what is told of it.
+// volume is a volume and its part of the report.
 type volume struct {
 	*vm.Volume
 	report *VolumeReport
 }
 
-// grow is the first half: each volume is attached, written to, grown under its
-// writer, read back and detached.
+// grow is the first half of the demo: each volume is attached, written to, grown while it is written to, read back and detached.
 func grow(ctx context.Context, s *transcript, report *Report, guest *vm.Guest) ([]volume, error) {
 	var volumes []volume
 	for _, plan := range plans {
@@ -101,8 +99,7 @@ func firstBlocks(writer *remote.Writer) part {
 	}
 }
 
-// pastOldSize lets the writer go on until it has acknowledged more than even the
-// old device had, and stops it.
+// pastOldSize waits until the writer has acknowledged more bytes than the old device could hold, and then stops the writer.
 func pastOldSize(writer *remote.Writer) part {
 	return func(v volume, ctx context.Context, say func(string)) error {
 		for bytes := uint64(growAfter); ; bytes += growAfter {
@@ -117,7 +114,7 @@ func pastOldSize(writer *remote.Writer) part {
 	}
 }
 
-// mount attaches and mounts, and takes the sizes down where they are the first.
+// mount attaches and mounts the volume, and records its sizes at the first mount.
 func (v volume) mount(ctx context.Context, s *transcript) error {
 	return v.step(ctx, s, "attach the disk to the running VM and mount it", func(v volume, ctx context.Context, say func(string)) error {
 		if err := v.Mount(ctx); err != nil {
@@ -163,8 +160,7 @@ func growTo(goal uint64) part {
 	}
 }
 
-// readBack compares what the disk holds, and not the page cache: the volume is
-// mounted afresh.
+// readBack mounts the volume again before it compares the blocks, so that it reads the disk and not the page cache.
 func (v volume) readBack(ctx context.Context, s *transcript) error {
 	return v.step(ctx, s, "unmount, mount afresh, read back and compare", func(v volume, ctx context.Context, say func(string)) error {
 		if err := v.Unmount(ctx); err != nil {
@@ -192,7 +188,7 @@ func (v volume) compare(ctx context.Context, say func(string)) error {
 	return nil
 }
 
-// detach takes the disk away and has the host look at it.
+// detach detaches the disk and runs fsck on it on the host.
 func (v volume) detach(ctx context.Context, s *transcript) error {
 	return v.step(ctx, s, "unmount, detach, fsck on the host", func(v volume, ctx context.Context, say func(string)) error {
 		if err := v.Detach(ctx); err != nil {

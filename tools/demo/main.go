@@ -1,7 +1,4 @@
-// Command demo boots a VM and runs the main job in it, once with ext4 and once
-// with xfs: a disk is attached to the running VM, mounted by the agent, written
-// to, grown under its writer, read back, broken, found abnormal, repaired and
-// checked. It shows each step on the terminal and writes the facts as JSON.
+// Command demo boots a VM and runs the main job of directvol in it, once with ext4 and once with xfs: a disk is attached to the running VM, mounted by the agent, written to, grown while it is written to, read back, broken, reported as abnormal, repaired and checked. The demo prints each step on the terminal and writes its results as JSON.
 package main
 
 import (
@@ -40,8 +37,7 @@ make demo builds what it needs and runs it.`,
 	return cmd
 }
 
-// audience is the standard output. A reader that goes away ends the demo, and no
-// other broken pipe does: a socket's is a failure.
+// audience is the standard output. The demo ends when the reader of its standard output goes away; any other broken pipe, for example of a socket, is a failure.
 type audience struct {
 	io.Writer
 	gone context.CancelCauseFunc
@@ -55,7 +51,7 @@ func (a audience) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Fd lets package output know a terminal.
+// Fd lets package output recognize a terminal.
 func (a audience) Fd() uintptr {
 	if file, ok := a.Writer.(*os.File); ok {
 		return file.Fd()
@@ -73,7 +69,7 @@ func run(ctx context.Context, stdout io.Writer, out string, verbose bool) error 
 	s := newTranscript(to)
 	began := time.Now()
 	report := &Report{Error: "it did not finish", Steps: []Step{}, Volumes: []*VolumeReport{}}
-	if err := report.write(out); err != nil { // an earlier run's must not be taken for this one's
+	if err := report.write(out); err != nil { // so that nobody takes an earlier run's report for this run's
 		return fmt.Errorf("write the facts: %w; start it at the top of the checkout, as make demo does, or name another --json FILE", err)
 	}
 	err := job(watched, s, report, verbose)
@@ -99,9 +95,9 @@ func run(ctx context.Context, stdout io.Writer, out string, verbose bool) error 
 	return err
 }
 
-// job is the whole of it, from the VM's start to its end.
+// job runs the whole demo, from the start of the VM to its end.
 func job(ctx context.Context, s *transcript, report *Report, verbose bool) (err error) {
-	if err := vm.HasRoom(os.TempDir(), roomBytes()); err != nil { // before it boots
+	if err := vm.HasRoom(os.TempDir(), roomBytes()); err != nil { // checked before the VM boots
 		return err
 	}
 	options := vm.Options{}

@@ -12,8 +12,7 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// Report is what the demo found, for programs. Sizes are in bytes and the
-// guest's kernel's own.
+// Report is the demo's result, for programs. Sizes are in bytes, as the guest's kernel reports them.
 type Report struct {
 	OK       bool            `json:"ok"`
 	Error    string          `json:"error,omitempty"`
@@ -23,20 +22,20 @@ type Report struct {
 	Volumes  []*VolumeReport `json:"volumes"`
 }
 
-// Versions are those of what took part.
+// Versions are the versions of the programs that took part.
 type Versions struct {
 	Kernel string `json:"kernel"`
 	QEMU   string `json:"qemu"`
 	Agent  string `json:"agent"`
 }
 
-// Step is one step and its time.
+// Step is one step of the demo and its duration.
 type Step struct {
 	Name    string  `json:"name"`
 	Seconds float64 `json:"seconds"`
 }
 
-// VolumeReport is the transcript of one volume.
+// VolumeReport is the result for one volume.
 type VolumeReport struct {
 	FSType            string         `json:"fstype"`
 	Device            string         `json:"device"`
@@ -45,20 +44,20 @@ type VolumeReport struct {
 	FSBytesBefore     uint64         `json:"fs_bytes_before"`
 	FSBytesAfter      uint64         `json:"fs_bytes_after"`
 	VerifiedBytes     uint64         `json:"verified_bytes"` // acknowledged, read back and equal
-	Stats             []output.Usage `json:"stats"`          // the last answer's
+	Stats             []output.Usage `json:"stats"`          // of the last answer
 	ConditionsBefore  []Condition    `json:"conditions_before"`
 	ConditionsFault   []Condition    `json:"conditions_fault"`
 	ConditionsAfter   []Condition    `json:"conditions_after"`
 	SecondsToAbnormal float64        `json:"seconds_to_abnormal"` // from the fault to the first abnormal answer
-	Fsck              *vm.Fsck       `json:"fsck"`                // null until it was run
+	Fsck              *vm.Fsck       `json:"fsck"`                // null until fsck has run
 }
 
-// newVolumeReport is of a volume of which nothing is known yet.
+// newVolumeReport returns an empty report of a volume.
 func newVolumeReport(fstype string) *VolumeReport {
 	return &VolumeReport{FSType: fstype, Stats: []output.Usage{}, ConditionsBefore: []Condition{}, ConditionsFault: []Condition{}, ConditionsAfter: []Condition{}}
 }
 
-// Condition is one thing that is wrong.
+// Condition is one abnormal condition of a volume.
 type Condition struct {
 	Abnormal bool   `json:"abnormal"`
 	Message  string `json:"message"`
@@ -87,7 +86,7 @@ func (r *Report) write(path string) error {
 	return os.WriteFile(path, append(text, '\n'), 0o644)
 }
 
-// summary is the table at the end.
+// summary prints the table at the end.
 func (r *Report) summary(w io.Writer) {
 	fmt.Fprintf(w, "\nAll of it held, in %.0f s.\n\n", r.Seconds)
 	table := output.Table(w)
@@ -114,7 +113,7 @@ func (r *Report) summary(w io.Writer) {
 	table.Flush()
 }
 
-// change is how a size has changed.
+// change describes the change of a size.
 func change(before, after uint64) string {
 	return fmt.Sprintf("%v → %v", output.Size(before), output.Size(after))
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// transcript shows what happens and how long it takes.
+// transcript prints the steps and their durations.
 type transcript struct {
 	*output.Progress
 	w     io.Writer
@@ -25,13 +25,12 @@ func newTranscript(w io.Writer) *transcript {
 // stepLimit ends a step that hangs, as a base for vm.Limit.
 const stepLimit = 30 * time.Second
 
-// section begins a part of the transcript.
+// section prints the heading of a part of the transcript.
 func (s *transcript) section(format string, args ...any) {
 	fmt.Fprintf(s.w, "\n"+format+"\n", args...)
 }
 
-// step runs do as a step of the transcript. do says with say what it has found, or
-// how far it is; what it said last stays.
+// step runs do as a step of the transcript. do calls say to report its progress or its result; the last text stays on the terminal.
 func (s *transcript) step(ctx context.Context, name string, do func(ctx context.Context, say func(string)) error) error {
 	limited, cancel := context.WithTimeout(ctx, vm.Limit(stepLimit))
 	defer cancel()
@@ -49,8 +48,7 @@ func (s *transcript) step(ctx context.Context, name string, do func(ctx context.
 	return err
 }
 
-// aside is what a step has said, behind its name where there is room, and else
-// below it, a sentence a line.
+// aside formats the text of a step: after the step's name if there is room, otherwise below it, one sentence per line.
 func aside(text string) string {
 	switch {
 	case text == "":
