@@ -1,9 +1,6 @@
-// Command recording turns what script(1) has recorded of a program on a terminal into an asciicast and into an animated
-// SVG. `make recording` makes those of the demo.
+// Command recording converts a program's terminal session, recorded by script(1), into an asciicast and into an animated SVG. `make recording` converts the demo's.
 //
-// The typescript is the program's output, and the timing file of script's classic format has a line for each piece of
-// it: seconds since the piece before, and bytes. The asciicast has version 2 of
-// https://docs.asciinema.org/manual/asciicast/v2/.
+// The typescript is the program's output. The timing file, in script's classic format, has one line per piece of output: the seconds since the previous piece, and the number of bytes. The asciicast has version 2 of https://docs.asciinema.org/manual/asciicast/v2/.
 package main
 
 import (
@@ -18,10 +15,10 @@ import (
 
 func main() { program.Main(newCommand()) }
 
-// frames is how many pictures a second the SVG has at most.
+// frames is the maximum number of pictures per second in the SVG.
 const frames = 10
 
-// settings are the flags.
+// settings are the values of the flags.
 type settings struct {
 	typescript, timing string
 	cast, svg          string

@@ -7,26 +7,25 @@ import (
 	"unicode/utf8"
 )
 
-// shown is a text of a row, and the seconds from which and until which it was there. What stays is there until +Inf.
+// shown is a text in a row, with the times in seconds at which it appeared and disappeared. A text that stays to the end has the end +Inf.
 type shown struct {
 	row         int
 	text        string
 	from, until float64
 }
 
-// screen is a terminal of so many columns that is as long as its output: no row leaves it at the top.
+// screen is a terminal with a fixed number of columns that never scrolls: it is as long as its output.
 type screen struct {
 	columns     int
 	rows        [][]rune
-	row, column int // of the cursor
+	row, column int // the cursor's position
 }
 
-// play plays the pieces and returns what each row has shown, by time. It looks at the screen every so many seconds at most,
-// and at its end.
+// play plays the pieces and returns the texts that each row has shown, in the order of time. It takes a picture of the screen at most once per so many seconds, and one at the end.
 func play(pieces []piece, columns int, every float64) ([]shown, error) {
 	s := &screen{columns: columns, rows: [][]rune{nil}}
 	var all []shown
-	now := map[int]int{} // from a row to what it shows, as an index of all
+	now := map[int]int{} // maps a row to its present text, as an index into all
 	looked := math.Inf(-1)
 	for i, p := range pieces {
 		if err := s.write(p.text); err != nil {
@@ -55,11 +54,10 @@ func play(pieces []piece, columns int, every float64) ([]shown, error) {
 	return all, nil
 }
 
-// clearToEnd is the one escape sequence that the programs here use (ECMA-48, 8.3.41).
+// clearToEnd is the only escape sequence that this project's programs use (ECMA-48, 8.3.41).
 const clearToEnd = "\x1b[K"
 
-// write does what a terminal would do with text. A control character that it does not know is an error: the picture would
-// show something else than a terminal does.
+// write treats text as a terminal would. An unknown control character is an error, because the picture would then differ from a terminal's.
 func (s *screen) write(text string) error {
 	for text != "" {
 		c, size := utf8.DecodeRuneInString(text)
@@ -81,7 +79,7 @@ func (s *screen) write(text string) error {
 	return nil
 }
 
-// put writes a character at the cursor. A full row goes on in the next one.
+// put writes a character at the cursor. After a full row it continues in the next row.
 func (s *screen) put(c rune) {
 	if s.column == s.columns {
 		s.down()
@@ -96,7 +94,7 @@ func (s *screen) put(c rune) {
 	s.column++
 }
 
-// down moves the cursor a row down.
+// down moves the cursor one row down.
 func (s *screen) down() {
 	if s.row++; s.row == len(s.rows) {
 		s.rows = append(s.rows, nil)

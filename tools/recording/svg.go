@@ -8,24 +8,23 @@ import (
 	"math"
 )
 
-// A character's size in the SVG, the margin around the terminal, and the seconds for which its last picture stays.
+// The size of a character in the SVG, the margin around the terminal, and the time in seconds for which the last picture stays.
 const (
 	fontSize  = 12
-	advance   = 7.225 // of DejaVu Sans Mono and its like at that size
+	advance   = 7.225 // the width in DejaVu Sans Mono and similar fonts at that size
 	rowHeight = 16
 	margin    = 12
 	rest      = 6
 )
 
-// movie is a recording in the SVG's own time.
+// movie is a recording, converted to the time of the SVG.
 type movie struct {
 	settings
 	lines  []shown // in seconds of the recording
 	length float64 // in seconds of the SVG
 }
 
-// writeSVG writes what the rows have shown as an SVG that CSS moves. Each text is an element that is visible for its
-// time, in percent of the whole; the rows scroll up as on a terminal. Who shows no animation shows the last picture.
+// writeSVG writes the rows' texts as an SVG that CSS animates. Each text is an element that is visible for its time, in percent of the whole; the rows scroll up as on a terminal. A viewer without animation shows the last picture.
 func writeSVG(w io.Writer, set settings, lines []shown, seconds float64) error {
 	m := movie{settings: set, lines: lines, length: seconds/set.speed + rest}
 	var out bytes.Buffer
@@ -49,12 +48,12 @@ func writeSVG(w io.Writer, set settings, lines []shown, seconds float64) error {
 	return err
 }
 
-// percent is a time of the recording as a keyframe.
+// percent converts a time of the recording into a keyframe's percentage.
 func (m movie) percent(seconds float64) string {
 	return fmt.Sprintf("%.3f%%", 100*seconds/m.speed/m.length)
 }
 
-// scrolling writes the rows' way up: the last row that has been reached is always in sight.
+// scrolling writes the movement of the rows: the last row with text is always visible.
 func (m movie) scrolling(w io.Writer) {
 	fmt.Fprint(w, "@keyframes scroll{0%{transform:none}")
 	top, written := 0, 0
@@ -68,7 +67,7 @@ func (m movie) scrolling(w io.Writer) {
 	fmt.Fprintf(w, "}\n#rows{animation-name:scroll;transform:translateY(-%dpx)}\n", top*rowHeight)
 }
 
-// appearance writes when a text comes and goes.
+// appearance writes the times at which a text appears and disappears.
 func (m movie) appearance(w io.Writer, i int, line shown) {
 	fmt.Fprintf(w, "@keyframes k%d{0%%{visibility:hidden}%s{visibility:visible}", i, m.percent(line.from))
 	still := "visible"
@@ -79,9 +78,9 @@ func (m movie) appearance(w io.Writer, i int, line shown) {
 	fmt.Fprintf(w, "100%%{visibility:%s}}\n#t%d{animation-name:k%d;visibility:%s}\n", still, i, i, still)
 }
 
-// escaped is text as XML.
+// escaped returns text with the escapes of XML.
 func escaped(text string) string {
 	var out bytes.Buffer
-	_ = xml.EscapeText(&out, []byte(text)) // a buffer takes all
+	_ = xml.EscapeText(&out, []byte(text)) // writing to a buffer cannot fail
 	return out.String()
 }

@@ -9,13 +9,13 @@ import (
 	"unicode/utf8"
 )
 
-// piece is some output that came at once.
+// piece is a piece of output that was written at one time.
 type piece struct {
-	at   float64 // seconds since the recording's begin
+	at   float64 // in seconds since the start of the recording
 	text string
 }
 
-// end is when the last piece came.
+// end returns the time of the last piece.
 func end(pieces []piece) float64 {
 	if len(pieces) == 0 {
 		return 0
@@ -23,8 +23,7 @@ func end(pieces []piece) float64 {
 	return pieces[len(pieces)-1].at
 }
 
-// cut cuts a typescript at its times. script puts a line of its own at each end, which no time counts; a character that
-// two pieces share belongs to the later one.
+// cut splits a typescript at its recorded times. script adds a line of its own at the start and the end, which the timing file does not count. A character that two pieces share belongs to the later piece.
 func cut(output []byte, times string) ([]piece, error) {
 	if bytes.HasPrefix(output, []byte("Script started on ")) {
 		_, output, _ = bytes.Cut(output, []byte("\n"))
@@ -50,7 +49,7 @@ func cut(output []byte, times string) ([]piece, error) {
 	return pieces, nil
 }
 
-// wholeCharacters is how many bytes of text are left without a character that is cut at its end.
+// wholeCharacters returns the number of bytes of text without an incomplete character at its end.
 func wholeCharacters(text string) int {
 	for back := 1; back <= min(utf8.UTFMax, len(text)); back++ {
 		if rest := text[len(text)-back:]; utf8.RuneStart(rest[0]) {
