@@ -15,13 +15,13 @@ import (
 	"github.com/directvol/directvol/tools/agent-ctl/message"
 )
 
-// printer writes answers: as text, errors apart, or as JSON, one object a line.
+// printer writes answers: as text, with errors written separately, or as JSON, one object per line.
 type printer struct {
 	out, errors io.Writer
 	json        bool
 }
 
-// answer writes what became of a call: its response, or the status of its error.
+// answer writes the result of a call: the response, or the status of the error.
 func (p printer) answer(c call, response proto.Message, st *status.Status) (err error) {
 	switch {
 	case p.json:
@@ -51,14 +51,14 @@ func jsonAnswer(c call, response proto.Message, st *status.Status) []byte {
 	}
 	text, err := json.Marshal(answer)
 	if err != nil {
-		panic(err) // strings, and what message.JSON wrote
+		panic(err) // cannot happen: it encodes only strings, and the output of message.JSON
 	}
 	return text
 }
 
 const indent = "  "
 
-// textAnswer begins with the method and says the rest below it, indented.
+// textAnswer returns an answer as text: the method's name, and the fields indented below it.
 func textAnswer(c call, response proto.Message) string {
 	var text string
 	switch response := response.(type) {
@@ -88,7 +88,7 @@ func volumeStats(r *agentpb.VolumeStatsResponse) string {
 	return text.String()
 }
 
-// codeNames are gRPC's codes (google/rpc/code.proto) by their names on paper; package codes prints Go's.
+// codeNames are the names of gRPC's codes as in google/rpc/code.proto; package codes prints Go's names.
 var codeNames = [...]string{
 	codes.OK:                 "OK",
 	codes.Canceled:           "CANCELLED",
@@ -109,7 +109,7 @@ var codeNames = [...]string{
 	codes.Unauthenticated:    "UNAUTHENTICATED",
 }
 
-// codeName names a code, or numbers one that gRPC does not have.
+// codeName returns the name of a code, or its number if gRPC has no such code.
 func codeName(code codes.Code) string {
 	if int(code) < len(codeNames) {
 		return codeNames[code]

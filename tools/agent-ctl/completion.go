@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// completeMethods completes the name of a method, with what it does.
+// completeMethods completes the name of a method, and shows the method's purpose.
 func completeMethods(_ *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
 	var names []string
 	for _, m := range allMethods() {
@@ -17,7 +17,7 @@ func completeMethods(_ *cobra.Command, _ []string, begun string) ([]string, cobr
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeConnect completes the flags of the command connect. What follows an address's scheme is not known here.
+// completeConnect completes the flags of the command connect. It cannot complete the part of an address after the scheme.
 func completeConnect(cmd *cobra.Command) {
 	complete := map[string]cobra.CompletionFunc{
 		"cmd":            completeMethods,
@@ -28,7 +28,7 @@ func completeConnect(cmd *cobra.Command) {
 	}
 	for flag, function := range complete {
 		if err := cmd.RegisterFlagCompletionFunc(flag, function); err != nil {
-			panic(err) // no such flag
+			panic(err) // cannot happen: the flag exists
 		}
 	}
 }

@@ -15,16 +15,16 @@ import (
 	"github.com/directvol/directvol/protocols/program"
 )
 
-// defaultTimeout is what a runtime gives the longest of its calls.
+// defaultTimeout is the time-out that a runtime gives its longest call.
 const defaultTimeout = 60 * time.Second
 
-// forEver is the repeat count that has no end.
+// forEver is the repeat count of a loop without an end.
 const forEver = -1
 
-// hybridFlag is a switch, and takes true or false after it too.
+// hybridFlag is the name of a switch that may also be followed by true or false.
 const hybridFlag = "hybrid-vsock"
 
-// connection is what the command connect is told.
+// connection holds the flags of the command connect.
 type connection struct {
 	server       string
 	hybrid       bool
@@ -72,7 +72,7 @@ wrong, and 130 after Ctrl-C.`,
   agent-ctl connect --server-address vsock://3:1024 --timeout 0 --repeat -1 -c GetOOMEvent`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 && cmd.Flags().Changed(hybridFlag) && (args[0] == "true" || args[0] == "false") {
-				c.hybrid = args[0] == "true" // the flag's value, as kata-agent-ctl has it
+				c.hybrid = args[0] == "true" // the value after the flag, as in kata-agent-ctl
 				return nil
 			}
 			return program.NoArgs(cmd, args)
@@ -115,7 +115,7 @@ func (c *connection) run(ctx context.Context, out printer) error {
 	return c.rounds(ctx, s, calls, out)
 }
 
-// address is where the hybrid flags lead, too.
+// address returns the address to dial, also if it was given by the hybrid flags.
 func (c *connection) address() (address.Address, error) {
 	if c.server == "" {
 		return address.Address{}, errors.New("--server-address is missing: where is the agent, such as vsock://3:1024?")
@@ -145,7 +145,7 @@ func (c *connection) check() error {
 	}
 }
 
-// rounds makes all the calls, as often as they are to be repeated.
+// rounds makes all calls, as many times as --repeat asks for.
 func (c *connection) rounds(ctx context.Context, s *session, calls []call, out printer) error {
 	var failed error
 	for round := 0; c.repeat == forEver || round < c.repeat; round++ {
@@ -171,8 +171,7 @@ func (c *connection) rounds(ctx context.Context, s *session, calls []call, out p
 	return failed
 }
 
-// grown is the answer to a call as people are to see it. That to ResizeVolume is empty: the volume's stats, if the agent has them, say what
-// has become of it. JSON is the answer itself.
+// grown returns the answer to a call for people. The answer to ResizeVolume is empty, so grown returns the volume's statistics instead, if the agent has them. JSON output always has the answer itself.
 func (c *connection) grown(ctx context.Context, s *session, of call, response proto.Message, st *status.Status) proto.Message {
 	resize, ok := of.request.(*agentpb.ResizeVolumeRequest)
 	if !ok || st != nil || c.json {
@@ -180,7 +179,7 @@ func (c *connection) grown(ctx context.Context, s *session, of call, response pr
 	}
 	stats, err := findMethod("GetVolumeStats")
 	if err != nil {
-		panic(err) // it is on the wire
+		panic(err) // cannot happen: it came from the wire
 	}
 	if found, st := s.call(ctx, call{stats, &agentpb.VolumeStatsRequest{VolumeGuestPath: resize.VolumeGuestPath}}); st == nil {
 		return found

@@ -35,16 +35,15 @@ one that Kata's agent has.`,
 	}
 }
 
-// example is what a method does, in few words, and a request for it. It holds no single quote, so that a shell takes it
-// between two.
+// example is a short description of a method, and a request for the method. A request contains no single quote, so a shell accepts it between two.
 type example struct{ does, request string }
 
-// command is what follows -c.
+// command returns the argument of -c.
 func (e example) command(method string) string {
 	return strings.TrimSpace(method + " " + e.request)
 }
 
-// ours are the methods that directvol's agent has. The others are Kata's alone.
+// ours are the methods that directvol's agent implements. The other methods exist only in Kata's agent.
 var ours = map[string]bool{
 	"Check": true, "Version": true,
 	"CreateSandbox": true, "DestroySandbox": true, "CreateContainer": true, "RemoveContainer": true, "UpdateEphemeralMounts": true,
@@ -52,7 +51,7 @@ var ours = map[string]bool{
 	"CheckResizeVolume": true, "GetVolumeHealth": true, "CheckReleased": true,
 }
 
-// about says what a method does, and where it is not.
+// about returns the description of a method, and a note if an agent lacks the method.
 func about(method string) string {
 	if ours[method] {
 		return examples[method].does
@@ -60,7 +59,7 @@ func about(method string) string {
 	return examples[method].does + " [not in directvol's agent]"
 }
 
-// examples are one for each method of the wire.
+// examples has one example for each method.
 var examples = map[string]example{
 	"Check":   {"whether the agent is ready", ``},
 	"Version": {"the versions of the wire and of the agent", ``},

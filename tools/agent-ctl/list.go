@@ -31,7 +31,7 @@ named it shows the messages inside these too.`,
 	}
 }
 
-// methodsNamed returns the methods of these names, and all where there is none.
+// methodsNamed returns the methods with these names, or all methods if names is empty.
 func methodsNamed(names []string) ([]service.MethodDesc, error) {
 	if len(names) == 0 {
 		return allMethods(), nil

@@ -19,14 +19,14 @@ import (
 // session is one connection to an agent, for one call at a time.
 type session struct {
 	client  *ttrpc.Client
-	timeout time.Duration // of a call; 0 is none
-	over    chan struct{} // closed when the client has seen the connection end
-	lost    bool          // a call failed by it, which may be known before over is closed
-	hint    string        // for a connection that ends before its first answer
+	timeout time.Duration // of a call; 0 means none
+	over    chan struct{} // closed when the client has seen the end of the connection
+	lost    bool          // a call has failed because the connection was lost, which may be known before over is closed
+	hint    string        // printed if the connection ends before its first answer
 	forget  func() bool   // detaches the connection from dial's context
 }
 
-// dial connects. When ctx ends, now or later, so does the connection.
+// dial connects to the agent. The connection ends when ctx ends.
 func dial(ctx context.Context, to address.Address, timeout time.Duration) (*session, error) {
 	limited, cancel := limit(ctx, timeout)
 	defer cancel()
@@ -48,7 +48,7 @@ func (s *session) close() {
 	s.client.Close()
 }
 
-// ended reports whether there is no connection any more.
+// ended reports whether the connection has ended.
 func (s *session) ended() bool {
 	select {
 	case <-s.over:
@@ -58,7 +58,7 @@ func (s *session) ended() bool {
 	}
 }
 
-// call returns the response, or the status of what went wrong.
+// call makes a call. It returns the response, or the status of the error.
 func (s *session) call(ctx context.Context, c call) (proto.Message, *status.Status) {
 	limited, cancel := limit(ctx, s.timeout)
 	defer cancel()
@@ -76,7 +76,7 @@ func (s *session) call(ctx context.Context, c call) (proto.Message, *status.Stat
 		return nil, st
 	case ctx.Err() != nil:
 		return nil, status.New(codes.Canceled, "interrupted")
-	case limited.Err() != nil, errors.Is(err, os.ErrDeadlineExceeded): // of a write, which may be over first
+	case limited.Err() != nil, errors.Is(err, os.ErrDeadlineExceeded): // the deadline of a write, which may pass before the context's
 		return nil, status.Newf(codes.DeadlineExceeded, "no answer within %v: --timeout gives it longer", s.timeout)
 	case errors.Is(err, ttrpc.ErrClosed), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &network):
 		s.lost = true
@@ -93,8 +93,7 @@ func limit(ctx context.Context, timeout time.Duration) (context.Context, context
 	return context.WithTimeout(ctx, timeout)
 }
 
-// limitedConn gives up on an agent that does not read: ttrpc writes without a limit. What was written by halves ends the
-// connection.
+// limitedConn gives up on an agent that does not read, because ttrpc writes without a limit. A partial write ends the connection.
 type limitedConn struct {
 	net.Conn
 	timeout time.Duration

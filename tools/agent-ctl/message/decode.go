@@ -14,10 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Decode reads a JSON object into an empty message. Fields have the names of the .proto file, in whatever case, and one that the
-// message does not have is refused; so is one that comes twice. An enum is a name or a number, bytes are base64 (RFC 4648,
-// section 4), an integer may be a string of digits, and null leaves a field as it is. Errors name the field. The message is
-// to be thrown away after one.
+// Decode reads a JSON object into an empty message. Field names are those of the .proto file, in upper or lower case; an unknown field is refused, and so is a duplicate. An enum is a name or a number, bytes are base64 (RFC 4648, section 4), an integer may be a string of digits, and null leaves a field unset. Errors name the field. After an error the caller must discard the message.
 func Decode(text []byte, m proto.Message) error {
 	d := decoder{json.NewDecoder(bytes.NewReader(text))}
 	d.UseNumber()
@@ -34,7 +31,7 @@ func Decode(text []byte, m proto.Message) error {
 	return nil
 }
 
-// decoder walks the tokens. How deep it goes is bounded by the message's type. The path of what it reads is only for errors.
+// decoder walks through the tokens. The message's type bounds the depth of the recursion. The path of the current field is only used in errors.
 type decoder struct{ *json.Decoder }
 
 func (d decoder) next(path string) (json.Token, error) {
@@ -48,7 +45,7 @@ func (d decoder) next(path string) (json.Token, error) {
 	return token, nil
 }
 
-// message reads the fields of a message, whose first token was read.
+// message reads the fields of a message. The caller has read the first token.
 func (d decoder) message(v reflect.Value, token json.Token, path string) error {
 	if token != json.Delim('{') {
 		return mismatch(path, v.Type().Name(), token)
@@ -112,7 +109,7 @@ func names(fields []field) string {
 	return strings.Join(all, ", ")
 }
 
-// value reads a field, or one element of it, whose first token was read.
+// value reads a field, or one element of it. The caller has read the first token.
 func (d decoder) value(v reflect.Value, token json.Token, path string) error {
 	t := v.Type()
 	switch {
@@ -152,7 +149,7 @@ func (d decoder) list(v reflect.Value, token json.Token, path string) error {
 	return err
 }
 
-// mapping reads a map. The wire's keys are all strings.
+// mapping reads a map. All maps of the protocol have string keys.
 func (d decoder) mapping(v reflect.Value, token json.Token, path string) error {
 	if token != json.Delim('{') {
 		return mismatch(path, typeName(v.Type()), token)

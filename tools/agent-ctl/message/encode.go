@@ -10,8 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// JSON writes a message on one line, as Decode reads it: every number, string, list and map, the empty ones too, so that a
-// program finds each field; a message that is absent is left out. Integers of 64 bits are plain numbers.
+// JSON writes a message on one line, in the format that Decode reads. It writes every number, string, list and map, also empty ones, so that a program finds each field; it omits an absent message. 64-bit integers are plain numbers.
 func JSON(m proto.Message) []byte {
 	return appendMessage(nil, reflect.ValueOf(m).Elem())
 }
@@ -34,7 +33,7 @@ func appendMessage(out []byte, v reflect.Value) []byte {
 	return append(out, '}')
 }
 
-// absent says of a value that it is a message that is not there.
+// absent reports whether a value is a message that is not set.
 func absent(v reflect.Value) bool { return v.Kind() == reflect.Pointer && v.IsNil() }
 
 func appendValue(out []byte, v reflect.Value) []byte {
@@ -71,7 +70,7 @@ func appendValue(out []byte, v reflect.Value) []byte {
 	}
 }
 
-// appendEnum writes a name, or the number where this side knows none.
+// appendEnum appends an enum's name, or its number if the name is unknown.
 func appendEnum(out []byte, v reflect.Value) []byte {
 	name := enumName(v)
 	if _, known := enumNumber(v.Type(), name); known {
@@ -80,9 +79,9 @@ func appendEnum(out []byte, v reflect.Value) []byte {
 	return append(out, name...)
 }
 
-// appendString writes a string of JSON; what is no UTF-8 in it becomes U+FFFD.
+// appendString appends a JSON string; invalid UTF-8 becomes U+FFFD.
 func appendString(out []byte, text string) []byte {
-	quoted, _ := json.Marshal(text) // a string always encodes
+	quoted, _ := json.Marshal(text) // encoding a string never fails
 	return append(out, quoted...)
 }
 
@@ -98,7 +97,7 @@ func plain(v reflect.Value) string {
 	}
 }
 
-// sortedKeys returns the keys of a map; the wire's are all strings.
+// sortedKeys returns the keys of a map. All maps of the protocol have string keys.
 func sortedKeys(v reflect.Value) []string {
 	var keys []string
 	for _, key := range v.MapKeys() {

@@ -12,7 +12,7 @@ import (
 	"github.com/directvol/directvol/protocols/typespb"
 )
 
-// enums are the numbers of each enum's names. Reflection does not lead to them.
+// enums maps the names of each enum to their numbers, because reflection does not find them.
 var enums = map[reflect.Type]map[string]int32{
 	reflect.TypeFor[agentpb.HealthCheckResponse_ServingStatus](): agentpb.HealthCheckResponse_ServingStatus_value,
 	reflect.TypeFor[agentpb.VolumeUsage_Unit]():                  agentpb.VolumeUsage_Unit_value,
@@ -26,7 +26,7 @@ func enumNames(t reflect.Type) []string {
 	return slices.SortedFunc(maps.Keys(numbers), func(a, b string) int { return cmp.Compare(numbers[a], numbers[b]) })
 }
 
-// enumNumber finds a name, in whatever case.
+// enumNumber returns the number of a name, in upper or lower case.
 func enumNumber(t reflect.Type, name string) (int32, bool) {
 	for known, number := range enums[t] {
 		if strings.EqualFold(known, name) {
@@ -36,7 +36,7 @@ func enumNumber(t reflect.Type, name string) (int32, bool) {
 	return 0, false
 }
 
-// enumName is a value's name, or its number where it has none.
+// enumName returns the name of a value, or its number if it has no name.
 func enumName(v reflect.Value) string {
 	for name, number := range enums[v.Type()] {
 		if int64(number) == v.Int() {

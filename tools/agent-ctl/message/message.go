@@ -1,8 +1,4 @@
-// Package message is how people read and write the generated messages of protocols/: a request comes in as JSON (RFC 8259),
-// an answer goes out as JSON or as text, and a message's fields can be listed. Names are those of the .proto files. It walks the
-// generated structs by reflection, because they carry no descriptors. Descriptors from the .proto files (protocompile, dynamicpb) with
-// protojson were tried: protojson names the line and column of an error, not the field's path or the fields that there are, takes names
-// in one case alone, and writes 64-bit integers as strings. The decoder and the encoder would have to stay.
+// Package message reads and writes the generated messages of protocols/ in forms for people: it reads a request as JSON (RFC 8259), writes an answer as JSON or as text, and lists a message's fields. Names are those of the .proto files. The package walks through the generated structs by reflection, because they carry no descriptors. An alternative was tried: descriptors from the .proto files (protocompile, dynamicpb) with protojson. But protojson's errors name a line and column instead of the field's path and the possible fields, it accepts names in one case only, and it writes 64-bit integers as strings. The decoder and the encoder would still be needed.
 package message
 
 import (
@@ -25,8 +21,7 @@ type Field struct {
 	Type string // such as "uint64", "repeated Storage" or "map<string, string>"; an enum is its names: "BYTES|INODES"
 }
 
-// Describe describes the types of the messages, and after them each message type within, once, in the order in which they
-// are met.
+// Describe describes the types of the messages, followed by each message type inside them, once, in the order of their first use.
 func Describe(messages ...proto.Message) []Type {
 	var described []Type
 	var seen []reflect.Type
@@ -52,7 +47,7 @@ type field struct {
 	name string
 }
 
-// fieldsOf returns the fields of a generated struct that are on the wire, in the order of the .proto file.
+// fieldsOf returns the encoded fields of a generated struct, in the order of the .proto file.
 func fieldsOf(t reflect.Type) []field {
 	var fields []field
 	for _, f := range reflect.VisibleFields(t) {
@@ -66,7 +61,7 @@ func fieldsOf(t reflect.Type) []field {
 
 var bytesType = reflect.TypeFor[[]byte]()
 
-// typeName names the type of a field in the words of a .proto file. Go's names of proto's scalar types are proto's own.
+// typeName returns the name of a field's type in a .proto file. Go's names of proto's scalar types are the same as proto's.
 func typeName(t reflect.Type) string {
 	switch {
 	case enums[t] != nil:
@@ -84,7 +79,7 @@ func typeName(t reflect.Type) string {
 	}
 }
 
-// messageIn returns the message type that a field holds, or holds several of, and nil where it holds none.
+// messageIn returns the message type of a field or of its elements, and nil if the field holds no messages.
 func messageIn(t reflect.Type) reflect.Type {
 	switch {
 	case t.Kind() == reflect.Slice, t.Kind() == reflect.Map:

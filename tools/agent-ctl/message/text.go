@@ -9,16 +9,14 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Text writes a message for people to read: a line for each field, what is inside indented below it. Numbers and booleans are
-// written where they are zero too; lists, maps and messages that are empty are left out. Each line ends with a newline and
-// begins with indent. It is fit for a terminal, whatever the strings hold.
+// Text writes a message for people: one line per field, with inner messages indented below. It writes zero numbers and booleans too; it omits empty lists, maps and messages. Each line begins with indent and ends with a newline. The text is safe for a terminal, whatever the strings contain.
 func Text(m proto.Message, indent string) string {
 	var out strings.Builder
 	writeMessage(&out, indent, reflect.ValueOf(m).Elem())
 	return out.String()
 }
 
-// step is by how much what is inside is indented.
+// step is the indentation of an inner level.
 const step = "  "
 
 func writeMessage(out *strings.Builder, indent string, v reflect.Value) {
@@ -55,7 +53,7 @@ func writeValue(out *strings.Builder, indent, name string, v reflect.Value) {
 	}
 }
 
-// writeList writes numbers and strings on one line.
+// writeList writes a list of numbers and strings on one line.
 func writeList(out *strings.Builder, indent, name string, v reflect.Value) {
 	if v.Len() == 0 {
 		return
@@ -71,7 +69,7 @@ func writeList(out *strings.Builder, indent, name string, v reflect.Value) {
 	fmt.Fprintf(out, "%s%s: %s\n", indent, name, strings.Join(elements, ", "))
 }
 
-// writeString writes several lines below the name, and one beside it.
+// writeString writes a string of several lines below the name, and a string of one line next to the name.
 func writeString(out *strings.Builder, indent, name, text string) {
 	text = strings.TrimSuffix(text, "\n")
 	if !strings.Contains(text, "\n") {
@@ -84,7 +82,7 @@ func writeString(out *strings.Builder, indent, name, text string) {
 	}
 }
 
-// Printable makes a guest's text one line without control characters: they could rewrite a terminal.
+// Printable turns a guest's text into one line without control characters, which could otherwise control the terminal.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
