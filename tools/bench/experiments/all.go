@@ -11,12 +11,11 @@ import (
 type experiment struct {
 	name  string
 	lines []measure.Line
-	// open sets it up for at most so many runs.
+	// open sets the experiment up for at most runs runs.
 	open func(ctx context.Context, l *Setup, runs int) (measure.Session, error)
 }
 
-// all are the experiments, in the order that they are made in: first those that need no VM, then those in one guest, in which kata-agent comes last,
-// for its processes stay; then those with guests of their own.
+// all lists the experiments in the order in which they run: first those that need no VM; then those in the shared guest, with kata-agent last, because its processes stay; then those with guests of their own.
 var all = []experiment{
 	binarySize, systemCalls,
 	roundTrips, roundTripsApart, streams, residentMemory, resizeExt4, resizeXFS, pauseExt4, pauseXFS, probeCost, besideHung, stuckThreads, diskGrown, attach, fioCounted, fioByHand, fioShared,
@@ -24,9 +23,9 @@ var all = []experiment{
 	boot,
 }
 
-// Lines are the rows of all experiments, each once.
+// Lines returns the rows of all experiments, each once.
 func Lines() (lines []measure.Line) {
-	seen := map[string]bool{} // an echo is measured by many
+	seen := map[string]bool{} // several experiments measure the echo
 	for _, e := range all {
 		for _, l := range e.lines {
 			if !seen[l.Name] {
@@ -38,8 +37,7 @@ func Lines() (lines []measure.Line) {
 	return lines
 }
 
-// Experiments returns the experiments, to be made in the setup, that measure a wanted row, with these rows and their baselines alone. An echo that is
-// only measured beside something else is no reason to make an experiment.
+// Experiments returns the experiments that measure a wanted row, to be run in the setup, with only these rows and their baselines. An experiment does not run just because its echo is wanted: the echo is only a baseline.
 func (l *Setup) Experiments(wanted func(row string) bool) (some []measure.Experiment) {
 	for _, e := range chosen(wanted) {
 		some = append(some, measure.Experiment{Name: e.name, Lines: e.lines, Open: func(ctx context.Context, runs int) (measure.Session, error) {

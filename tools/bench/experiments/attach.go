@@ -10,7 +10,7 @@ import (
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
-// attachments are the disks that one run attaches.
+// attachments is the number of disks that one run attaches.
 const attachments = 3
 
 var attach = experiment{
@@ -39,7 +39,7 @@ var attach = experiment{
 	},
 }
 
-// attachOnce adds a disk's phases to a trial.
+// attachOnce attaches one disk, and adds the time of each phase to a trial.
 func (l *Setup) attachOnce(ctx context.Context, guest *vm.Guest, t measure.Trial) (err error) {
 	d, err := l.newDisk(ctx, guest, "attached", "ext4", diskBytes)
 	if err != nil {

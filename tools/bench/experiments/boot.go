@@ -26,8 +26,7 @@ import (
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
-// bootAppend is both guests' kernel command line. With earlyprintk the kernel's boot code (arch/x86/boot) has a console, and its first word
-// there is the kernel's start: the firmware says nothing.
+// bootAppend is the kernel command line of both guests. With earlyprintk the kernel's boot code (arch/x86/boot) has a console. Its first output marks the kernel's start, because the firmware prints nothing.
 const bootAppend = "console=ttyS0 loglevel=1 panic=-1 earlyprintk=ttyS0 " + remote.FirstDisk + "=/dev/vda"
 
 var boot = experiment{
@@ -41,7 +40,7 @@ var boot = experiment{
 			What: "of the agent's boot, until it answers Check, for which it needs vsock's modules alone"},
 	},
 	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
-		l.endGuest() // two VMs would share the processors
+		l.endGuest() // otherwise two VMs would share the processors
 		agent, err := l.bootImage(ctx, "agent", l.agentProgram())
 		if err != nil {
 			return measure.Session{}, err
@@ -66,29 +65,29 @@ var boot = experiment{
 					return nil, err
 				}
 			}
-			slices.Reverse(pair) // the other one first, the next time
+			slices.Reverse(pair) // swap the order for the next run
 			return t, nil
 		}}, nil
 	},
 }
 
-// bootable is a guest with a disk, and what it reaches, one after the other.
+// bootable is a guest with a disk, and its milestones in order.
 type bootable struct {
 	image, disk string
 	port        uint32
 	reaches     []milestone
 }
 
-// milestone is a row, and what shows that it is reached: no error.
+// milestone is a row, and a check that returns nil when the guest has reached the milestone.
 type milestone struct {
 	row    string
 	answer func(ctx context.Context, to address.Address, disk string) error
 }
 
-// firstDisk names the boot disk.
+// firstDisk is the id of the boot disk.
 const firstDisk = "first"
 
-// bootImage makes an image with one program, which is its init, and the modules that every guest has.
+// bootImage makes an image with one program as its init, and with the modules of every guest.
 func (l *Setup) bootImage(ctx context.Context, name, program string) (string, error) {
 	out := filepath.Join(l.dir, name+".cpio")
 	_, err := rootfs.Build(ctx, rootfs.Image{
@@ -99,17 +98,17 @@ func (l *Setup) bootImage(ctx context.Context, name, program string) (string, er
 	return out, err
 }
 
-// kernelSource is where make guest has the kernel from.
+// kernelSource returns the source from which `make guest` gets the kernel.
 func (l *Setup) kernelSource() kernel.Source {
 	return kernel.Source{Cache: filepath.Join(l.build.Dir, "cache"), Progress: output.NewProgress(l.log)}
 }
 
 func (l *Setup) bootKernel() string { return filepath.Join(l.dir, "vmlinuz") }
 
-// endLimit is for the end of a guest that is killed.
+// endLimit is the time limit for the end of a killed guest.
 const endLimit = 30 * time.Second
 
-// bootOnce boots a guest, and adds to a trial how long it took from the kernel's start to each milestone.
+// bootOnce boots a guest, and adds the times from the kernel's start to each milestone to a trial.
 func (l *Setup) bootOnce(ctx context.Context, b bootable, t measure.Trial) (err error) {
 	console := newFirstWord()
 	log := logrus.New()
@@ -147,7 +146,7 @@ func (l *Setup) bootOnce(ctx context.Context, b bootable, t measure.Trial) (err 
 	return nil
 }
 
-// await asks until the milestone is reached. disk is the boot disk's PCI path.
+// await repeats the check until the guest has reached the milestone. disk is the boot disk's PCI path.
 func (m milestone) await(ctx context.Context, to address.Address, disk string, ended <-chan struct{}) error {
 	again := time.NewTicker(dialInterval)
 	defer again.Stop()
@@ -175,7 +174,7 @@ func agentAnswers(ctx context.Context, to address.Address, _ string) error {
 	return client.Check(ctx)
 }
 
-// agentMounts has the agent mount the boot disk, as a host does.
+// agentMounts makes the agent mount the boot disk, as a host does.
 func agentMounts(ctx context.Context, to address.Address, disk string) error {
 	client, err := agentclient.Dial(ctx, to, agentclient.Config{})
 	if err != nil {
@@ -202,7 +201,7 @@ func echoAnswers(ctx context.Context, to address.Address, _ string) error {
 	return newEcho(ctx, conn).once()
 }
 
-// firstWord takes the time when something is first written to it.
+// firstWord is a writer that records the time of the first write.
 type firstWord struct {
 	once sync.Once
 	said chan time.Time

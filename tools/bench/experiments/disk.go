@@ -11,14 +11,14 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// disk is a scratch disk of the guest whose image lies in the host's memory, where it can: what is measured with it is not how fast this host's disk is.
+// disk is a scratch disk of the guest. If possible, its image lies in the host's memory, so that the speed of the host's disk does not matter.
 type disk struct {
 	sandbox.Volume
 	guest     *vm.Guest
-	GuestPath string // where it is mounted
+	GuestPath string // the mount point
 }
 
-// newDisk formats a disk. It is attached to nothing yet.
+// newDisk formats a disk and does not attach it.
 func (l *Setup) newDisk(ctx context.Context, guest *vm.Guest, id, fstype string, bytes uint64, options ...string) (*disk, error) {
 	image, err := vm.Scratch(ctx, l.memory, fstype, int64(bytes))
 	if err != nil {
@@ -27,10 +27,10 @@ func (l *Setup) newDisk(ctx context.Context, guest *vm.Guest, id, fstype string,
 	return &disk{Volume: sandbox.Volume{ID: id, Path: image, FSType: fstype, Options: options}, guest: guest}, nil
 }
 
-// diskBytes is the size of a disk that nothing much is done with.
+// diskBytes is the size of a disk that is hardly used.
 const diskBytes = 64 << 20
 
-// mountedDisk is one that the agent has mounted.
+// mountedDisk returns a disk that the agent has mounted.
 func (l *Setup) mountedDisk(ctx context.Context, guest *vm.Guest) (*disk, error) {
 	d, err := l.newDisk(ctx, guest, "volume", "ext4", diskBytes)
 	if err != nil {
@@ -42,7 +42,7 @@ func (l *Setup) mountedDisk(ctx context.Context, guest *vm.Guest) (*disk, error)
 	return d, d.mount(ctx)
 }
 
-// attach gives the guest the disk, mount has the agent mount it.
+// attach gives the guest the disk; mount makes the agent mount it.
 func (d *disk) attach(ctx context.Context) error { return d.guest.Attach(ctx, d.Volume) }
 
 func (d *disk) mount(ctx context.Context) (err error) {
@@ -50,14 +50,14 @@ func (d *disk) mount(ctx context.Context) (err error) {
 	return err
 }
 
-// remove takes the disk away, where it is attached, and its image.
+// remove detaches the disk if it is attached, and removes its image.
 func (d *disk) remove(ctx context.Context) error {
 	return errors.Join(d.guest.Detach(ctx, d.ID), os.Remove(d.Path))
 }
 
-// memoryFolder makes a folder in memory, or, where there is no such filesystem, below dir.
+// memoryFolder makes a folder in memory, or below dir if there is no filesystem in memory.
 func memoryFolder(dir string) (string, error) {
-	const memory = "/dev/shm" // as shm_overview(7) has it
+	const memory = "/dev/shm" // see shm_overview(7)
 	var st unix.Statfs_t
 	if unix.Statfs(memory, &st) == nil && st.Type == unix.TMPFS_MAGIC {
 		if folder, err := os.MkdirTemp(memory, "directvol-bench-"); err == nil {

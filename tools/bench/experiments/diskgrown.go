@@ -13,15 +13,13 @@ import (
 )
 
 const (
-	// ringBytes is an xfs of four whole allocation groups. XFS makes no group of fewer than 64 blocks (XFS_MIN_AG_BLOCKS), so a disk
-	// that grows by less than that lets a filesystem that is asked to follow be as large as it was: the call waits for the disk and
-	// does nothing else.
+	// ringBytes is the size of an xfs with four whole allocation groups. XFS makes no group of fewer than 64 blocks (XFS_MIN_AG_BLOCKS). After the disk has grown by less, the filesystem therefore cannot grow, and ResizeVolume waits for the disk and does nothing else.
 	ringBytes = 320 << 20
 	ringBlock = 4096
 	ringRest  = 63 * ringBlock
 	sector    = 512
 
-	// growths are the times that one run has the disk grow, as far as there is room for all runs.
+	// growths is the number of growths of the disk in one run, if the disk has room for those of all runs.
 	growths = 20
 )
 
@@ -55,8 +53,8 @@ var diskGrown = experiment{
 // growingDisk is a volume whose disk grows sector by sector.
 type growingDisk struct {
 	*disk
-	size uint64 // what it is to have next
-	each int    // growths a run
+	size uint64 // the disk's next size
+	each int    // growths per run
 }
 
 func (d *growingDisk) run(ctx context.Context, say func(string)) (measure.Trial, error) {
@@ -85,7 +83,7 @@ func (d *growingDisk) run(ctx context.Context, say func(string)) (measure.Trial,
 	return measure.Trial{"block_resize_to_answer": seen, echoLine.Name: echoes}, nil
 }
 
-// grow returns the time from QMP's answer to the agent's.
+// grow grows the disk, and returns the time from QMP's answer to the agent's answer.
 func (d *growingDisk) grow(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -116,10 +114,10 @@ func (d *growingDisk) grow(ctx context.Context) (time.Duration, error) {
 	return a.at.Sub(acknowledged), a.err
 }
 
-// looks are how often it is looked whether the agent waits.
+// looks is the number of checks whether the agent waits.
 const looks = 50
 
-// awaitWaiting returns when the agent waits for the disk: it has one more socket for the kernel's events than before.
+// awaitWaiting returns when the agent waits for the disk: then it has one more socket for uevents than before.
 func (d *growingDisk) awaitWaiting(ctx context.Context, before int) error {
 	for range looks {
 		now, err := ueventSockets(ctx, d.guest.Remote)
@@ -139,8 +137,7 @@ func ueventSockets(ctx context.Context, a *remote.Client) (int, error) {
 // ueventProtocol is NETLINK_KOBJECT_UEVENT of <linux/netlink.h>.
 const ueventProtocol = "15"
 
-// countUeventSockets reads /proc/net/netlink (net/netlink/af_netlink.c, netlink_native_seq_show), whose second column is the protocol. Sockets
-// of the kernel's own have port 0.
+// countUeventSockets counts the sockets in /proc/net/netlink (net/netlink/af_netlink.c, netlink_native_seq_show) whose second column, the protocol, is ueventProtocol. It skips the kernel's own sockets, which have port 0.
 func countUeventSockets(table string) (n int) {
 	for text := range strings.Lines(table) {
 		if fields := strings.Fields(text); len(fields) > 3 && fields[1] == ueventProtocol && fields[2] != "0" {

@@ -1,3 +1,2 @@
-// Package experiments is what the bench measures: the rows, with their targets and the floors that they are held against, and how each is brought
-// about, most of them in one guest that they share. Package measure has the rules by which runs become a row; none are here.
+// Package experiments has the measurements of the bench: the rows with their targets and floors, and the code that produces the values, most of it in one shared guest. Package measure has the rules that turn runs into a row.
 package experiments

@@ -14,7 +14,7 @@ import (
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
-// workloads are what fio does, by the end of its row's name. All go to one file, in blocks of 4 KiB, one at a time.
+// workloads maps the suffix of a row's name to fio's options. All workloads use one file, in blocks of 4 KiB, one at a time.
 var workloads = []struct {
 	name, what string
 	options    []string
@@ -26,8 +26,8 @@ var workloads = []struct {
 
 const (
 	fioFile = "64M" // the file's size
-	fioTime = "1"   // seconds for each workload that is timed
-	// fioOperations are those of each workload that is counted.
+	fioTime = "1"   // seconds for each timed workload
+	// fioOperations is the number of operations of each counted workload.
 	fioOperations = 1500
 	// fioDisk is the volume's size in bytes.
 	fioDisk = 256 << 20
@@ -35,7 +35,7 @@ const (
 
 var fioByHand = experiment{
 	name: "fio on a volume that the agent has mounted, and on the same device mounted by hand",
-	// Two runs of the same differ by more than a hundredth, so the target is for what can be counted: see fioCounted.
+	// Times of two equal runs differ by more than one percent, so the target is for the number of requests instead: see fioCounted.
 	lines: fioLines("fio_", "", "_by_hand", measure.Goal{},
 		"4 KiB %s, on an ext4 that the agent has mounted", "the same on the same device, mounted by hand"),
 	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
@@ -45,7 +45,7 @@ var fioByHand = experiment{
 		}
 		passes := []func(context.Context, measure.Trial) error{f.onVolume, f.onBareMount}
 		return measure.Session{Run: func(ctx context.Context, say func(string)) (measure.Trial, error) {
-			defer slices.Reverse(passes) // the next run begins with the other one: what drifts evens out
+			defer slices.Reverse(passes) // swap the order for the next run, so that a drift of the machine cancels out
 			t := measure.Trial{}
 			for i, pass := range passes {
 				say(fmt.Sprintf("pass %d of %d", i+1, len(passes)))
@@ -58,7 +58,7 @@ var fioByHand = experiment{
 	},
 }
 
-// fioCounted counts what the disk is asked for. It is as many requests by hand, but for the agent's own writes and syncs.
+// fioCounted counts the requests that reach the disk. Their number is the same as by hand, except for the agent's own writes and syncs.
 var fioCounted = experiment{
 	name: "the disk's requests while fio does the same work on a volume that the agent has mounted, and on the same device mounted by hand",
 	lines: []measure.Line{
@@ -111,7 +111,7 @@ var fioShared = experiment{
 	},
 }
 
-// fioLines are two lines a workload: one that has a suffix and a goal, and its baseline.
+// fioLines returns two lines per workload: a row with a suffix and a goal, and its baseline.
 func fioLines(prefix, suffix, baseline string, g measure.Goal, what, whatBaseline string) (lines []measure.Line) {
 	for _, w := range workloads {
 		lines = append(lines,
@@ -121,13 +121,13 @@ func fioLines(prefix, suffix, baseline string, g measure.Goal, what, whatBaselin
 	return lines
 }
 
-// fioBed is fio in the guest, and a disk for it that is attached.
+// fioBed is fio in the guest, with an attached disk.
 type fioBed struct {
 	*twoWays
-	words []string // what its command line begins with
+	words []string // the first words of its command line
 }
 
-// theFio is fio in the guest, with its file laid out on a volume that experiments share. It is brought there for the first of them, and stays.
+// theFio returns fio in the guest, with its file laid out on a volume that experiments share. The first experiment brings fio into the guest, where it stays.
 func (l *Setup) theFio(ctx context.Context) (f *fioBed, err error) {
 	if l.fio != nil {
 		return l.fio, nil
@@ -160,17 +160,17 @@ func (l *Setup) theFio(ctx context.Context) (f *fioBed, err error) {
 	return f, nil
 }
 
-// onVolume measures on the volume, which the agent mounts for it.
+// onVolume measures on the volume, mounted by the agent.
 func (f *fioBed) onVolume(ctx context.Context, t measure.Trial) error {
 	return f.byAgent(ctx, func(path string) error { return f.run(ctx, path, "", t) })
 }
 
-// onBareMount measures on the same device, mounted by a bare mount(2).
+// onBareMount measures on the same device, mounted by a plain mount(2).
 func (f *fioBed) onBareMount(ctx context.Context, t measure.Trial) error {
 	return f.byHand(ctx, func(path string) error { return f.run(ctx, path, "_by_hand", t) })
 }
 
-// run makes every workload below a path, for some time, and adds what it did to a trial.
+// run runs every workload below a path for some time, and adds the results to a trial.
 func (f *fioBed) run(ctx context.Context, path, suffix string, t measure.Trial) error {
 	jobs, err := f.fio(ctx, path, "--time_based", "--runtime="+fioTime)
 	if err != nil {
@@ -183,7 +183,7 @@ func (f *fioBed) run(ctx context.Context, path, suffix string, t measure.Trial) 
 	return nil
 }
 
-// count makes so many operations of every workload below a path, and adds the disk's requests to a row.
+// count makes a fixed number of operations of every workload below a path, and adds the disk's requests to a row.
 func (f *fioBed) count(ctx context.Context, path, row string, t measure.Trial) error {
 	before, err := f.requests(ctx)
 	if err != nil {
@@ -197,7 +197,7 @@ func (f *fioBed) count(ctx context.Context, path, row string, t measure.Trial) e
 	return err
 }
 
-// requests is how many the guest's kernel has completed on the disk.
+// requests returns the number of requests that the guest's kernel has completed on the disk.
 func (f *fioBed) requests(ctx context.Context) (uint64, error) {
 	path := "/sys/class/block/" + filepath.Base(f.device) + "/stat"
 	text, err := f.guest.Remote.ReadFile(ctx, path)
@@ -207,7 +207,7 @@ func (f *fioBed) requests(ctx context.Context) (uint64, error) {
 	return parseRequests(string(text))
 }
 
-// parseRequests adds up reads, writes and flushes of a disk (Documentation/block/stat.rst).
+// parseRequests returns the sum of a disk's reads, writes and flushes (Documentation/block/stat.rst).
 func parseRequests(stat string) (sum uint64, err error) {
 	fields := strings.Fields(stat)
 	for _, at := range []int{0, 4, 15} {
@@ -223,7 +223,7 @@ func parseRequests(stat string) (sum uint64, err error) {
 	return sum, nil
 }
 
-// fio runs fio in the guest, one workload after the other, and returns each one's operations a second.
+// fio runs fio in the guest, one workload after the other, and returns the operations per second of each workload.
 func (f *fioBed) fio(ctx context.Context, path string, options ...string) (map[string]float64, error) {
 	argv := append(slices.Clone(f.words), "--output-format=json", "--thread", "--ioengine=psync", "--bs=4k", "--size="+fioFile, "--filename="+path+"/fio")
 	argv = append(argv, options...)
@@ -240,7 +240,7 @@ func (f *fioBed) fio(ctx context.Context, path string, options ...string) (map[s
 	return parseFio(done.Stdout)
 }
 
-// parseFio reads fio's JSON (its HOWTO, "JSON output") and returns each job's operations a second.
+// parseFio reads fio's JSON (its HOWTO, "JSON output") and returns the operations per second of each job.
 func parseFio(output []byte) (map[string]float64, error) {
 	var answer struct {
 		Jobs []struct {

@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// hungCalls are made of each kind on the volume that hangs, so many at once, with a deadline each.
+	// hungCalls is the number of calls of each kind on the hanging volume, hungAtOnce of them at a time, each with a deadline.
 	hungCalls, hungAtOnce = 1000, 100
 	hungDeadline          = 100 * time.Millisecond
-	// hungRounds are what a run measures before and beside: of fewer the 99th percentile is the longest few, which say nothing.
+	// hungRounds is the number of calls that a run measures before the hang, and again during it. With fewer calls the 99th percentile would be just the few longest, which mean nothing.
 	hungRounds = 2000
-	// hungSettles is how long those calls have to end in the guest whose callers have given up.
+	// hungSettles is the time limit for calls whose callers have given up to end in the guest.
 	hungSettles = 10 * time.Second
 )
 
-// One disk that hangs is nobody else's trouble, and costs one thread.
+// A hanging disk must not affect other volumes, and costs one thread.
 var (
 	besideHung = hangs("statistics beside a disk that hangs", hanging.beside, []measure.Line{
 		{Name: "stats_p99_beside_hung", Unit: "µs", Baseline: "stats_p99_before_hung", Goal: measure.AtMost(1.2), What: "GetVolumeStats of a volume while another one's disk hangs and a thread waits for it, the 99th percentile of each run"},
@@ -34,7 +34,7 @@ var (
 	})
 )
 
-// hanging is a volume whose disk hangs, another, and the agent that has both.
+// hanging is a volume whose disk hangs, another volume, and the agent that has mounted both.
 type hanging struct {
 	guest  *vm.Guest
 	v      *vm.Volume
@@ -42,7 +42,7 @@ type hanging struct {
 	client *agentclient.Client
 }
 
-// hangs is an experiment with a volume that can hang.
+// hangs makes an experiment with a volume that can hang.
 func hangs(name string, run func(hanging, context.Context, func(string)) (measure.Trial, error), lines []measure.Line) experiment {
 	return experiment{name: name, lines: lines, open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		guest, err := l.theGuest(ctx)
@@ -107,7 +107,7 @@ func (h hanging) flooded(ctx context.Context, say func(string)) (t measure.Trial
 	return t, err
 }
 
-// whileItHangs has the disk hang with something to write, makes so many calls of each kind of its volume, and then do. The volume is healthy again behind it.
+// whileItHangs makes the disk hang with data to write, makes a number of calls of each kind on its volume, and then runs do. When it returns, the volume is healthy again.
 func (h hanging) whileItHangs(ctx context.Context, calls int, say func(string), do func() error) (err error) {
 	if err := h.guest.Remote.WriteFile(ctx, h.v.GuestPath+"/dirty", make([]byte, 64<<10)); err != nil {
 		return err
@@ -132,7 +132,7 @@ func (h hanging) whileItHangs(ctx context.Context, calls int, say func(string), 
 	return do()
 }
 
-// settled returns how many threads wait, when no more than one does, or none of those that do will end.
+// settled returns the number of waiting threads, once at most one thread waits or none of the waiting ones will end.
 func (h hanging) settled(ctx context.Context) (waiting int, err error) {
 	limit := time.NewTimer(hungSettles)
 	defer limit.Stop()

@@ -9,7 +9,7 @@ import (
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
-// kataVariable names the real kata-agent.
+// kataVariable is the environment variable that names the real kata-agent.
 const kataVariable = "KATA_AGENT"
 
 var kataRoundTrips = experiment{
@@ -65,7 +65,7 @@ type kata struct {
 	address address.Address
 }
 
-// theKata is the guest's kata-agent, which is started for the first experiment that wants it. Ours has no work from then on.
+// theKata returns the guest's kata-agent. The first experiment that needs kata-agent starts it; from then on our agent has no work.
 func (l *Setup) theKata(ctx context.Context) (kata, error) {
 	k := kata{program: os.Getenv(kataVariable)}
 	if k.program == "" {
@@ -76,7 +76,7 @@ func (l *Setup) theKata(ctx context.Context) (kata, error) {
 		return k, err
 	}
 	if l.kata == "" {
-		// It runs for as long as the context does: not this one, which ends when the experiment is set up.
+		// kata-agent runs as long as its context: the bench's, because ctx ends when the experiment is set up.
 		if l.kata, err = guest.StartKata(l.whole, k.program); err != nil {
 			return k, err
 		}
@@ -88,7 +88,7 @@ func (l *Setup) theKata(ctx context.Context) (kata, error) {
 	return k, err
 }
 
-// versionOf asks an agent what it is.
+// versionOf asks an agent for its version.
 func versionOf(ctx context.Context, to address.Address) (string, error) {
 	client, err := agentclient.Dial(ctx, to, agentclient.Config{})
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/directvol/directvol/tools/bench/report"
 )
 
-// addGuest adds what a guest and its QEMU say of themselves.
+// addGuest adds the facts that a guest and its QEMU report about themselves.
 func addGuest(ctx context.Context, m *report.Machine, guest *vm.Guest) error {
 	for path, to := range map[string]*string{report.CPUFile: &m.GuestCPU, report.ReleaseFile: &m.GuestKernel, "/proc/cmdline": &m.GuestCmdline, report.MeltdownFile: &m.GuestMeltdown} {
 		text, err := guest.Remote.ReadFile(ctx, path)
@@ -31,7 +31,7 @@ func addGuest(ctx context.Context, m *report.Machine, guest *vm.Guest) error {
 	return nil
 }
 
-// optionOf returns the value that follows an option.
+// optionOf returns the word that follows an option in a command line.
 func optionOf(line []string, option string) string {
 	if i := slices.Index(line, option); i >= 0 && i+1 < len(line) {
 		return line[i+1]

@@ -28,10 +28,10 @@ var binarySize = experiment{
 	},
 }
 
-// agentProgram is the agent as it is shipped.
+// agentProgram returns the path of the agent's program as it is shipped.
 func (l *Setup) agentProgram() string { return filepath.Join(l.build.Dir, "directvol-agent") }
 
-// strippedSize is a program's size. One that was not stripped is an error, for its size is not what is shipped.
+// strippedSize returns a program's size. A program that is not stripped is an error, because the shipped one is stripped.
 func strippedSize(program string) (int64, error) {
 	object, err := elf.Open(program)
 	if err != nil {
@@ -49,8 +49,7 @@ func strippedSize(program string) (int64, error) {
 }
 
 const (
-	// callsBefore are the calls, half Check and half GetVolumeStats, that an agent has answered before its memory is looked at,
-	// and callsBetween those between two looks.
+	// callsBefore is the number of calls, half Check and half GetVolumeStats, that an agent answers before the first look at its memory, and callsBetween the number between two looks.
 	callsBefore, callsBetween = 10_000, 1_000
 )
 
@@ -73,7 +72,7 @@ var residentMemory = experiment{
 	},
 }
 
-// server is an agent that runs in the guest. prefix is what its rows' names begin with.
+// server is an agent that runs in the guest. prefix begins the names of its rows.
 type server struct {
 	prefix, program string // the program on the host
 	address         address.Address
@@ -112,7 +111,7 @@ func (l *Setup) openMemory(ctx context.Context, guest *vm.Guest, s server) (meas
 	}, nil
 }
 
-// callAgent makes so many calls, half of each kind.
+// callAgent makes a number of calls, half of them Check and half GetVolumeStats.
 func callAgent(ctx context.Context, client *agentclient.Client, volume string, calls int, say func(string)) error {
 	for i := range calls / 2 {
 		if i%250 == 0 {
@@ -128,7 +127,7 @@ func callAgent(ctx context.Context, client *agentclient.Client, volume string, c
 	return nil
 }
 
-// lastPID is where the search for a process ends: a test guest has made some two hundred.
+// lastPID is the last number that findProcess checks: a test guest has started about two hundred processes.
 const lastPID = 2000
 
 // findProcess returns the number of the guest's first process with a name.
@@ -145,7 +144,7 @@ func findProcess(ctx context.Context, guest *vm.Guest, name string) (pid int, er
 	return 0, fmt.Errorf("no process of the guest is called %s", name)
 }
 
-// rssAnon reads a process's anonymous memory: what it has written to, and no page of its program.
+// rssAnon reads a process's anonymous memory: the pages that it has written to, without the pages of its program.
 func rssAnon(ctx context.Context, a *remote.Client, pid int) (float64, error) {
 	path := fmt.Sprintf("/proc/%d/status", pid)
 	status, err := a.ReadFile(ctx, path)
@@ -155,7 +154,7 @@ func rssAnon(ctx context.Context, a *remote.Client, pid int) (float64, error) {
 	return parseRSSAnon(path, string(status))
 }
 
-// parseRSSAnon reads a /proc/PID/status, see proc(5).
+// parseRSSAnon reads the value from a /proc/PID/status, see proc(5).
 func parseRSSAnon(path, status string) (float64, error) {
 	for text := range strings.Lines(status) {
 		value, ok := strings.CutPrefix(text, "RssAnon:")

@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	// pauseGrowths are the growths of one run, in each of the two ways.
+	// pauseGrowths is the number of growths in one run, in each of the two ways.
 	pauseGrowths = 6
-	// pauseStep is what each adds, in bytes: an allocation group of the xfs, a block group of the ext4, and more.
+	// pauseStep is the growth of each in bytes: more than an allocation group of the xfs or a block group of the ext4.
 	pauseStep = 160 << 20
-	// calmBlocks are written between two growths: what an fsync takes without one.
+	// calmBlocks is the number of blocks written between two growths, which give the time of an fsync without a growth.
 	calmBlocks = 70
-	// askAgain is how often a guest is asked to grow that does not see the size yet.
+	// askAgain is the pause between two attempts to grow while the guest does not see the new size yet.
 	askAgain = 20 * time.Millisecond
-	// pauseBlock is the writer's block, in bytes.
+	// pauseBlock is the size of the writer's block, in bytes.
 	pauseBlock = 4096
 )
 
@@ -31,7 +31,7 @@ var (
 	pauseXFS  = pausing("xfs", 320<<20)
 )
 
-// pausing grows a filesystem again and again under a writer that syncs each block, and looks for the longest wait of that writer.
+// pausing returns an experiment that grows a filesystem again and again under a writer that syncs each block, and measures the writer's longest wait.
 func pausing(fstype string, from uint64) experiment {
 	name := "grow_pause_" + fstype
 	bare, calm := name+"_ioctl", "fsync_p99_"+fstype
@@ -67,12 +67,12 @@ type pauses struct {
 	setup  *Setup
 	guest  *vm.Guest
 	fstype string
-	size   uint64 // the disk's, in bytes
-	calm   string // the row of what an fsync takes without a growth
+	size   uint64 // of the disk, in bytes
+	calm   string // the row of the fsync time without a growth
 	disk   *disk
 }
 
-// measure adds the longest fsync around all growths to a row, and the calm ones' p99 to the row that it is held against.
+// measure adds the longest fsync around all growths to a row, and the p99 of the fsyncs without a growth to the row's baseline.
 func (p *pauses) measure(ctx context.Context, t measure.Trial, row string, grow func(context.Context) error, say func(string)) (err error) {
 	if p.disk, err = p.setup.newDisk(ctx, p.guest, "paused-"+p.fstype, p.fstype, p.size); err != nil {
 		return err
@@ -96,7 +96,7 @@ func (p *pauses) measure(ctx context.Context, t measure.Trial, row string, grow 
 		if err := grow(ctx); err != nil {
 			return err
 		}
-		// The block that was in flight when the answer came counts, too.
+		// The block that was in flight when the answer came counts as well.
 		if err := writer.Await(ctx, (writer.Ledger().Blocks()+2)*pauseBlock); err != nil {
 			return err
 		}
@@ -123,13 +123,13 @@ func (p *pauses) byAgent(ctx context.Context) error {
 	return p.guest.Resize(ctx, p.disk.ID, p.size)
 }
 
-// byIoctl grows the disk the same way, and the filesystem behind the agent's back.
+// byIoctl grows the disk the same way, and grows the filesystem without the agent.
 func (p *pauses) byIoctl(ctx context.Context) error {
 	p.size += pauseStep
 	if err := p.guest.VM().ResizeDisk(ctx, p.disk.DiskID(), p.size); err != nil {
 		return err
 	}
-	// The guest's kernel learns of the size on its own.
+	// The guest's kernel notices the new size by itself, so ask it again until it has.
 	again := time.NewTicker(askAgain)
 	defer again.Stop()
 	for {
@@ -141,5 +141,5 @@ func (p *pauses) byIoctl(ctx context.Context) error {
 	}
 }
 
-// isBeyondDevice tells an ioctl that asked for more than the device has yet: xfs and ext4 have an errno each.
+// isBeyondDevice reports whether an ioctl failed because the device has not grown yet: xfs and ext4 return different errnos.
 func isBeyondDevice(err error) bool { return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENOSPC) }

@@ -11,14 +11,13 @@ import (
 )
 
 const (
-	// probedFor is how long the writer syncs in each way: longer than the six seconds that the agent leaves a volume unprobed that is written to.
+	// probedFor is how long the writer syncs in each way: longer than the six seconds during which the agent does not probe a volume that is written to.
 	probedFor = 7 * time.Second
-	// probedBytes are the most that it writes then, and probeDisk the volume's size, both in bytes.
+	// probedBytes is the maximum that the writer writes meanwhile, and probeDisk the volume's size, both in bytes.
 	probedBytes, probeDisk = 384 << 20, 512 << 20
 )
 
-// The agent looks whether a volume takes writes by writing to it. A writer that syncs each block is whom that would cost most. The disk's image lies
-// in the host's memory, so that the host's own disk adds no spread.
+// The agent writes to a volume to check that it accepts writes. A writer that syncs each block would suffer most from that. The disk's image lies in the host's memory, so that the host's own disk adds no spread.
 var probeCost = experiment{
 	name: "an fsync writer on a volume that the agent watches, and on the same one that nobody watches",
 	lines: []measure.Line{
@@ -33,7 +32,7 @@ var probeCost = experiment{
 			return measure.Session{}, err
 		}
 		type way struct {
-			mean, worst string // rows
+			mean, worst string // names of rows
 			mounted     func(context.Context, func(string) error) error
 		}
 		ways := []way{{"probe_cost", "fsync_worst_watched", w.byAgent}, {"fsync_mean_unwatched", "fsync_worst_unwatched", w.byHand}}
@@ -52,13 +51,13 @@ var probeCost = experiment{
 					return nil, err
 				}
 			}
-			slices.Reverse(ways) // the next run begins with the other one: what drifts evens out
+			slices.Reverse(ways) // swap the order for the next run, so that a drift of the machine cancels out
 			return t, nil
 		}}, nil
 	},
 }
 
-// mean shows what a probe costs that few fsyncs meet, and these for long; a quantile would leave them out.
+// mean returns the mean. It includes the cost of a probe, which delays few fsyncs but those for long; a quantile would hide them.
 func mean(samples []float64) float64 {
 	sum := 0.0
 	for _, s := range samples {
@@ -67,7 +66,7 @@ func mean(samples []float64) float64 {
 	return sum / float64(len(samples))
 }
 
-// fsyncs returns how long each block of a writer took, in microseconds.
+// fsyncs returns the time of each block of a writer, in microseconds.
 func (w *twoWays) fsyncs(ctx context.Context, path string) ([]float64, error) {
 	writer, err := w.guest.Remote.StartWriter(ctx, remote.WriteBlocks{Path: path + "/written", BlockBytes: pauseBlock, LimitBytes: probedBytes})
 	if err != nil {
@@ -77,7 +76,7 @@ func (w *twoWays) fsyncs(ctx context.Context, path string) ([]float64, error) {
 	defer enough.Stop()
 	select {
 	case <-enough.C:
-	case <-writer.Done(): // a disk that is so fast
+	case <-writer.Done(): // the disk is so fast that the writer has reached its limit
 	case <-ctx.Done():
 	}
 	if err := writer.Stop(ctx); err != nil {

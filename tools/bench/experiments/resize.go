@@ -13,21 +13,20 @@ import (
 )
 
 const (
-	// resizePairs are the pairs of filesystems that one run grows, one by the agent and one by hand.
+	// resizePairs is the number of pairs of filesystems that one run grows: one by the agent and one by hand.
 	resizePairs = 5
-	// echoesBeside are the echoes that are measured with each of them.
+	// echoesBeside is the number of echoes measured together with each pair.
 	echoesBeside = 20
 )
 
-// Each grows by a group, so that the ioctl takes long enough to be one that users make, and not so long that what is held against it is
-// lost in its spread.
+// Each filesystem grows by a group. The ioctl then takes long enough to be one that users make, and not so long that the difference between agent and ioctl disappears in its spread.
 var (
 	resizeExt4 = resizing("ext4", 256<<20, 384<<20)
-	// mkfs.xfs wants 300 MiB or more.
+	// mkfs.xfs requires 300 MiB or more.
 	resizeXFS = resizing("xfs", 320<<20, 400<<20)
 )
 
-// resizing grows a filesystem from one size to another, both in bytes.
+// resizing returns an experiment that grows a filesystem from one size to another, both in bytes.
 func resizing(fstype string, from, to uint64) experiment {
 	name := "resize_" + fstype
 	call, byHand := name+"_call", name+"_by_hand"
@@ -62,7 +61,7 @@ func resizing(fstype string, from, to uint64) experiment {
 	}
 }
 
-// growth grows fresh filesystems of one kind between the same sizes.
+// growth grows new filesystems of one type, all between the same two sizes.
 type growth struct {
 	setup    *Setup
 	guest    *vm.Guest
@@ -70,7 +69,7 @@ type growth struct {
 	from, to uint64
 }
 
-// pair grows two, and returns how long the call and growing by hand took, in microseconds, and echoes made with them.
+// pair grows two filesystems. It returns the time of the call and the time of growing by hand, in microseconds, and the echoes measured with them.
 func (g growth) pair(ctx context.Context, byHandFirst bool) (call, byHand float64, echoes []float64, err error) {
 	e, err := dialEcho(ctx, g.guest)
 	if err != nil {
@@ -97,11 +96,11 @@ func (g growth) pair(ctx context.Context, byHandFirst bool) (call, byHand float6
 	return call, byHand, echoes, nil
 }
 
-// grown grows a fresh filesystem in one of the two ways.
+// grown grows a new filesystem in one of the two ways.
 func (g growth) grown(ctx context.Context, e *echo, by func(context.Context, *disk) (time.Duration, error)) (took float64, err error) {
 	var options []string
 	if g.fstype == "ext4" {
-		options = []string{"noinit_itable"} // no kernel thread that writes inode tables meanwhile
+		options = []string{"noinit_itable"} // so that no kernel thread writes inode tables meanwhile
 	}
 	d, err := g.setup.newDisk(ctx, g.guest, "grown-"+g.fstype, g.fstype, g.from, options...)
 	if err != nil {
@@ -117,11 +116,11 @@ func (g growth) grown(ctx context.Context, e *echo, by func(context.Context, *di
 	if err := d.mount(ctx); err != nil {
 		return 0, err
 	}
-	// The agent looks at what it has mounted, by writing to it. That is the time of neither way, and statistics wait for its end.
+	// After a mount the agent examines the volume by writing to it. That time must not count for either way; GetVolumeStats waits for the end of the examination.
 	if _, err := g.guest.Agent().GetVolumeStats(ctx, d.GuestPath); err != nil {
 		return 0, err
 	}
-	if _, err := e.several(echoesBeside); err != nil { // the guest has gone quiet
+	if _, err := e.several(echoesBeside); err != nil { // which leaves the guest quiet
 		return 0, err
 	}
 	t, err := by(ctx, d)

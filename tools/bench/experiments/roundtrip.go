@@ -17,13 +17,13 @@ import (
 )
 
 const (
-	// echoBytes is an echo's length: about what a small call and its answer have.
+	// echoBytes is the length of an echo: about as much as a small call and its answer.
 	echoBytes = 64
-	// rounds are what one run measures, and warmUp what it makes before it looks at the clock.
+	// rounds is the number of rounds that one run measures, and warmUp the number of rounds before the measurement.
 	rounds, warmUp = 400, 40
 )
 
-// The echo is the floor under every round trip. Each experiment that needs it measures its own, in turn with its rows.
+// The echo is the floor of every round trip. Each experiment that needs the echo measures it again, in turn with its own rows.
 var (
 	echoLine = measure.Line{Name: "vsock_echo_rtt", Unit: "µs",
 		What: "64 bytes to a thread in the guest that blocks in read and writes them back: the floor"}
@@ -38,8 +38,7 @@ var roundTrips = experiment{
 	},
 }
 
-// What has answered is not quiet at once: Go's runtime looks about for some milliseconds, the agent for a second, and in a guest with one processor
-// that slows the next echo down, which flatters the ratios above. So the three are measured apart, too, and these have the targets.
+// A process that has just answered is not idle at once: Go's runtime looks for work for some milliseconds, and the agent for a second. In a guest with one processor that slows the next echo down, and makes the ratios above too good. So the three are also measured apart from each other, and these rows have the targets.
 var roundTripsApart = experiment{
 	name:  "round trips: the same, each after the last has gone quiet",
 	lines: apartLines("", measure.AtMost(1.3), measure.AtMost(1.6)),
@@ -48,13 +47,13 @@ var roundTripsApart = experiment{
 	},
 }
 
-// apart ends the names of rows that were measured apart, tail those of 99th percentiles.
+// apart is the suffix of rows that were measured apart, tail the suffix of 99th percentiles.
 const apart, tail = "_apart", "_p99"
 
-// goals are those of Check and GetVolumeStats, their medians' and their 99th percentiles'.
+// goals are the goals for the medians and the 99th percentiles of Check and GetVolumeStats.
 type goals struct{ check, stats, checkTail, statsTail measure.Goal }
 
-// inTurnLines are the echo and the calls of the agent whose rows' names begin with prefix.
+// inTurnLines returns the rows of the echo and of the agent's calls, measured in turn. prefix begins the names of the calls' rows.
 func inTurnLines(prefix string, g goals) []measure.Line {
 	return []measure.Line{
 		echoLine,
@@ -66,7 +65,7 @@ func inTurnLines(prefix string, g goals) []measure.Line {
 	}
 }
 
-// apartLines are the same, measured apart.
+// apartLines returns the same rows, measured apart.
 func apartLines(prefix string, check, stats measure.Goal) []measure.Line {
 	const how = ", while nothing else in the guest is busy"
 	floor := measure.Line{Name: echoLine.Name + apart, Unit: echoLine.Unit, What: "the echo" + how}
@@ -96,10 +95,10 @@ func (l *Setup) openOurRoundTrips(ctx context.Context, by roundTripMeasure) (mea
 	return l.openRoundTrips(ctx, guest, to, "", by)
 }
 
-// roundTripMeasure measures the echo and the two calls, in microseconds. The rows' names begin with prefix.
+// roundTripMeasure measures the echo and the two calls, in microseconds. prefix begins the names of the rows.
 type roundTripMeasure func(prefix string, calls []func() error, say func(string)) (measure.Trial, error)
 
-// openRoundTrips measures the agent at an address, with a volume that ours has mounted. prefix is what its rows' names begin with.
+// openRoundTrips sets up the measurement of the agent at an address, with a volume that our agent has mounted. prefix begins the names of the rows.
 func (l *Setup) openRoundTrips(ctx context.Context, guest *vm.Guest, to address.Address, prefix string, by roundTripMeasure) (measure.Session, error) {
 	volume, err := l.mountedDisk(ctx, guest)
 	if err != nil {
@@ -139,11 +138,10 @@ func measureInTurn(prefix string, calls []func() error, say func(string)) (measu
 	return t, nil
 }
 
-// quietAfter is how long something is called before it is measured apart: what was called before it is quiet by then.
+// quietAfter is how long a call is repeated before it is measured apart. By then the process that was called before is idle.
 const quietAfter = 1500 * time.Millisecond
 
-// measureApart measures each in two blocks, there and back, so that a machine that grows slower or faster within a run does the same to all. The
-// two in the middle are one: nothing else was called before the second.
+// measureApart measures each call in two blocks, once forward and once backward in order, so that a machine that becomes slower or faster within a run affects all calls alike. The two middle blocks are of the same call and become one block, because no other call comes before the second.
 func measureApart(prefix string, calls []func() error, say func(string)) (measure.Trial, error) {
 	t := measure.Trial{}
 	names := []string{echoLine.Name, prefix + "health_check_rtt", prefix + "volume_stats_rtt"}
@@ -162,7 +160,7 @@ func measureApart(prefix string, calls []func() error, say func(string)) (measur
 	return t, nil
 }
 
-// quietBlock makes one call again and again, and measures it when what was called before it is quiet.
+// quietBlock repeats one call, and measures it once the process that was called before is idle.
 func quietBlock(call func() error, rounds int) ([]float64, error) {
 	for began := time.Now(); time.Since(began) < quietAfter; {
 		if err := call(); err != nil {
@@ -176,7 +174,7 @@ func quietBlock(call func() error, rounds int) ([]float64, error) {
 	return alone[0], nil
 }
 
-// inTurn makes the calls one after the other, again and again, and returns how long each took, in microseconds.
+// inTurn makes the calls one after the other, again and again, and returns the time of each, in microseconds.
 func inTurn(calls []func() error, rounds int, progress func(round int)) ([][]float64, error) {
 	defer quiet()()
 	samples := make([][]float64, len(calls))
@@ -199,7 +197,7 @@ func inTurn(calls []func() error, rounds int, progress func(round int)) ([][]flo
 	return samples, nil
 }
 
-// quiet keeps this program's garbage collector out of what is measured, until the end that it returns.
+// quiet stops this program's garbage collector, so that it does not disturb the measurement, until the returned function is called.
 func quiet() (end func()) {
 	runtime.GC()
 	percent := debug.SetGCPercent(-1)
@@ -209,7 +207,7 @@ func quiet() (end func()) {
 func microseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 func milliseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
 
-// echo is a connection to the guest's echo.
+// echo is a connection to the guest's echo server.
 type echo struct {
 	net.Conn
 	sent, got [echoBytes]byte
@@ -223,10 +221,10 @@ func dialEcho(ctx context.Context, guest *vm.Guest) (*echo, error) {
 	return newEcho(ctx, conn), nil
 }
 
-// newEcho ends with ctx's deadline.
+// newEcho returns an echo on a connection. The echo ends with ctx's deadline.
 func newEcho(ctx context.Context, conn net.Conn) *echo {
 	if deadline, ok := ctx.Deadline(); ok {
-		conn.SetDeadline(deadline) // fails only where the connection is over, as the next call tells
+		conn.SetDeadline(deadline) // fails only if the connection has ended, which the next call reports
 	}
 	e := &echo{Conn: conn}
 	copy(e.sent[:], bytes.Repeat([]byte("echo"), echoBytes/4))
@@ -247,7 +245,7 @@ func (e *echo) once() error {
 	return nil
 }
 
-// several makes some round trips and returns how long each took, in microseconds.
+// several makes n round trips and returns the time of each, in microseconds.
 func (e *echo) several(n int) ([]float64, error) {
 	samples := make([]float64, n)
 	for i := range samples {

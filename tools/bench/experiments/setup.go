@@ -18,23 +18,23 @@ import (
 	"github.com/directvol/directvol/tools/bench/report"
 )
 
-// Setup is where experiments are made: a folder for what they need, and the one guest that most of them share.
+// Setup is the environment of the experiments: a folder for their files, and the one guest that most of them share.
 type Setup struct {
 	build   vm.Build
-	dir     string // removed at the end
-	memory  string // the same, in the host's memory where it can be
+	dir     string // removed by Close
+	memory  string // another folder, in the host's memory if possible
 	log     io.Writer
 	machine report.Machine
 
-	whole context.Context // the whole bench's
+	whole context.Context // the context of the whole bench
 
-	guest *vm.Guest // nil until somebody wants it
+	guest *vm.Guest // nil until an experiment needs it
 	kata  string    // where its kata-agent answers, "" until somebody wants one
-	fio   *fioBed   // in it, nil until somebody wants it
-	atEnd []func()  // what ends processes, also when the bench is interrupted
+	fio   *fioBed   // in the guest; nil until an experiment needs it
+	atEnd []func()  // end processes, also when the bench is interrupted
 }
 
-// NewSetup makes a setup, which the caller closes. log gets what the host's side logs. Guests that it boots end with ctx.
+// NewSetup makes a setup, which the caller closes. log receives the log of the host's side. Guests of the setup end with ctx.
 func NewSetup(ctx context.Context, log io.Writer) (*Setup, error) {
 	build, err := vm.FindBuild()
 	if err != nil {
@@ -49,11 +49,11 @@ func NewSetup(ctx context.Context, log io.Writer) (*Setup, error) {
 		os.RemoveAll(dir)
 		return nil, err
 	}
-	logrus.SetOutput(log) // ttrpc logs a line there for each answer that comes too late
+	logrus.SetOutput(log) // ttrpc logs a line to it for each late answer
 	return &Setup{build: build, dir: dir, memory: memory, log: log, machine: report.Host(), whole: ctx}, nil
 }
 
-// Close ends the guest, and leaves nothing behind.
+// Close ends the guest and removes all files.
 func (l *Setup) Close() {
 	l.endGuest()
 	for _, end := range l.atEnd {
@@ -63,17 +63,16 @@ func (l *Setup) Close() {
 	os.RemoveAll(l.dir)
 }
 
-// Machine is what the experiments have found out of host and guest so far.
+// Machine returns the facts about host and guest that the experiments have collected so far.
 func (l *Setup) Machine() report.Machine { return l.machine }
 
-// Limits end what hangs, as bases for vm.Limit.
+// Limits for hanging work, as bases for vm.Limit.
 const (
 	setUpLimit = 30 * time.Second
 	runLimit   = 30 * time.Second
 )
 
-// Bench makes the setup's experiments, and shows its steps on progress. A failure is explained on the standard error, and the next experiment gets a
-// fresh guest.
+// Bench returns the bench of the setup, which shows its steps on progress. After a failure it prints an explanation to the standard error, and the next experiment gets a new guest.
 func (l *Setup) Bench(progress *output.Progress) *measure.Bench {
 	return &measure.Bench{Progress: progress, SetUpLimit: vm.Limit(setUpLimit), RunLimit: vm.Limit(runLimit), Failed: func(error) {
 		if l.guest != nil {
@@ -83,10 +82,10 @@ func (l *Setup) Bench(progress *output.Progress) *measure.Bench {
 	}}
 }
 
-// patient has the agent wait longer for a disk than it does for a host that goes on without it: a machine that is busy ends no bench.
+// patient is a kernel option that makes the agent wait longer for a disk than by default, so that a busy machine does not fail the bench.
 const patient = "agent.hotplug_timeout=30"
 
-// theGuest is the guest that experiments share. It is booted for the first of them.
+// theGuest returns the guest that experiments share. The first experiment that needs it boots it.
 func (l *Setup) theGuest(ctx context.Context) (*vm.Guest, error) {
 	if l.guest != nil {
 		return l.guest, nil
@@ -102,7 +101,7 @@ func (l *Setup) theGuest(ctx context.Context) (*vm.Guest, error) {
 	return guest, addGuest(ctx, &l.machine, guest)
 }
 
-// startEcho starts the echo that round trips are measured against, and returns when it answers.
+// startEcho starts the echo server, the baseline of round trips, and returns when it answers.
 func (l *Setup) startEcho(ctx context.Context, guest *vm.Guest) error {
 	ended := make(chan error, 1)
 	go func() {
@@ -129,7 +128,7 @@ func (l *Setup) startEcho(ctx context.Context, guest *vm.Guest) error {
 	}
 }
 
-// endGuest ends it, as pulling the plug does: what it holds is scratch.
+// endGuest kills the guest, like pulling its plug: its data is scratch.
 func (l *Setup) endGuest() {
 	if l.guest == nil {
 		return
@@ -139,7 +138,7 @@ func (l *Setup) endGuest() {
 	l.guest, l.kata, l.fio = nil, "", nil
 }
 
-// agentAddress is where the guest's own agent is reached.
+// agentAddress returns the address of the guest's own agent.
 func agentAddress(guest *vm.Guest) (address.Address, error) {
 	return address.Parse(guest.VM().AgentAddress())
 }

@@ -17,13 +17,13 @@ import (
 // shareName is the tag, the device and the chardev of the shared folder.
 const shareName = "shared"
 
-// share mounts a folder of the host in the guest, by virtio-fs, at sharedPath. end takes it away.
+// share mounts a folder of the host in the guest at sharedPath, by virtio-fs. end removes it.
 func (l *Setup) share(ctx context.Context, guest *vm.Guest) (end func(context.Context) error, err error) {
 	program, err := vm.FindVirtiofsd()
 	if err != nil {
 		return nil, measure.Unavailable("%v", err)
 	}
-	folder, err := os.MkdirTemp(guest.Dir, "shared-") // on the filesystem that the volume's image is on
+	folder, err := os.MkdirTemp(guest.Dir, "shared-") // on the same filesystem as the volume's image
 	if err != nil {
 		return nil, err
 	}
@@ -38,16 +38,16 @@ func (l *Setup) share(ctx context.Context, guest *vm.Guest) (end func(context.Co
 		return nil, fmt.Errorf("%w\n%s", err, daemon.Said())
 	}
 	return func(ctx context.Context) error {
-		defer daemon.Stop() // QEMU has let go of it then, or is to be ended
+		defer daemon.Stop() // QEMU has released it by then, or is about to be killed
 		defer os.RemoveAll(folder)
 		return unplugShare(ctx, guest)
 	}, nil
 }
 
-// The device's place: the last slot of the last bridge, which no disk gets while another is free.
+// The PCI place of the device: the last slot of the last bridge, which a disk gets only when no other is free.
 const shareBus, shareSlot = "b2", "0x1e"
 
-// plugShare gives the guest the device, with a line interrupt as its disks have, and mounts it.
+// plugShare adds the device to the guest, with a line interrupt like the guest's disks, and mounts it.
 func plugShare(ctx context.Context, guest *vm.Guest, socket string) error {
 	for _, command := range []struct {
 		name      string
@@ -68,11 +68,11 @@ func plugShare(ctx context.Context, guest *vm.Guest, socket string) error {
 	return mountSoon(ctx, guest, remote.Mount{Source: shareName, Target: sharedPath, FSType: "virtiofs"})
 }
 
-// mountSoon mounts what the guest does not know yet, at the moment.
+// mountSoon mounts a filesystem that the guest will know about in a moment.
 func mountSoon(ctx context.Context, guest *vm.Guest, m remote.Mount) error {
 	for {
 		err := guest.Remote.Mount(ctx, m)
-		if !errors.Is(err, syscall.EINVAL) { // how virtio-fs says that there is no such tag
+		if !errors.Is(err, syscall.EINVAL) { // virtio-fs's error for an unknown tag
 			return err
 		}
 		if ctx.Err() != nil {
@@ -81,7 +81,7 @@ func mountSoon(ctx context.Context, guest *vm.Guest, m remote.Mount) error {
 	}
 }
 
-// unplugShare unmounts and takes the device away.
+// unplugShare unmounts the share and removes the device.
 func unplugShare(ctx context.Context, guest *vm.Guest) error {
 	if err := guest.Remote.Unmount(ctx, sharedPath, 0); err != nil {
 		return err

@@ -13,14 +13,13 @@ import (
 )
 
 const (
-	// streamedBytes goes each way in one measurement, all streams together.
+	// streamedBytes is the number of bytes that go each way in one measurement, over all streams together.
 	streamedBytes = 32 << 20
-	// streamBlock is written and read at once.
+	// streamBlock is the size of one write or read.
 	streamBlock = 64 << 10
 )
 
-// The echo's streams share the guest's processors, the device's two queues and the backend's one thread: more of them must not make all of them
-// together slower.
+// The echo's streams share the guest's processors, the device's two queues and the backend's one thread. More streams must not make all streams together slower.
 var streams = experiment{
 	name: "streams at once: an echo's throughput with 1, 2, 4 and 8",
 	lines: []measure.Line{
@@ -56,7 +55,7 @@ func streamLine(n int, g measure.Goal) measure.Line {
 	return l
 }
 
-// stream sends streamedBytes over n streams and takes them back, and says how long that took.
+// stream sends streamedBytes over n streams, receives them back, and returns the duration.
 func stream(ctx context.Context, guest *vm.Guest, n int) (time.Duration, error) {
 	conns := make([]net.Conn, n)
 	for i := range conns {
@@ -66,7 +65,7 @@ func stream(ctx context.Context, guest *vm.Guest, n int) (time.Duration, error) 
 		}
 		defer conn.Close()
 		if deadline, ok := ctx.Deadline(); ok {
-			conn.SetDeadline(deadline) // fails only where the connection is over, as the next call shows
+			conn.SetDeadline(deadline) // fails only if the connection has ended, which the next call reports
 		}
 		conns[i] = conn
 	}
@@ -84,7 +83,7 @@ func stream(ctx context.Context, guest *vm.Guest, n int) (time.Duration, error) 
 	})
 }
 
-// inBlocks moves so many bytes by a read or a write that takes whole blocks.
+// inBlocks moves size bytes with a read or a write that takes whole blocks.
 func inBlocks(move func([]byte) (int, error), size int) error {
 	block := make([]byte, streamBlock)
 	for ; size > 0; size -= len(block) {

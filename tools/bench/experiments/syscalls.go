@@ -21,7 +21,7 @@ import (
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
-// What an agent does at its start and its end is not a call's: it is traced with few calls and with many, and the difference is what counts.
+// The system calls of an agent's start and end do not belong to a call. So the agent is traced with few calls and with many, and the difference counts.
 const fewCalls, manyCalls = 1000, 5000
 
 var systemCalls = experiment{
@@ -52,14 +52,13 @@ var systemCalls = experiment{
 	},
 }
 
-// takesServerAddress reads the agent's help.
+// takesServerAddress reports whether the agent's help lists the flag for its address.
 func takesServerAddress(ctx context.Context, agent string) bool {
-	help, _ := exec.CommandContext(ctx, agent, "-help").CombinedOutput() // its exit status says nothing
+	help, _ := exec.CommandContext(ctx, agent, "-help").CombinedOutput() // the exit status means nothing
 	return bytes.Contains(help, []byte("-server-addr"))
 }
 
-// memoryFilesystem returns where a tmpfs is mounted, with nothing above or below it: a volume that no disk is behind, so that the agent
-// watches nothing.
+// memoryFilesystem returns the mount point of a tmpfs with nothing mounted above or below it: a volume without a disk, so that the agent watches nothing.
 func memoryFilesystem() (string, error) {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
@@ -81,7 +80,7 @@ func memoryFilesystem() (string, error) {
 // tracer runs the agent under strace.
 type tracer struct{ agent, dir, volume string }
 
-// count returns the system calls of an agent that answers so many calls, its start and its end with them.
+// count returns the number of system calls of an agent that answers the given number of calls, including its start and its end.
 func (t tracer) count(ctx context.Context, calls int, say func(string)) (int, error) {
 	socket, summary := filepath.Join(t.dir, "agent.sock"), filepath.Join(t.dir, "strace.txt")
 	os.Remove(socket)
@@ -89,7 +88,7 @@ func (t tracer) count(ctx context.Context, calls int, say func(string)) (int, er
 	strace := exec.CommandContext(ctx, "strace", "-f", "-c", "-U", "name,calls", "-o", summary, t.agent, "-log", "error", "-server-addr", "unix://"+socket)
 	strace.Stdout, strace.Stderr = &output, &output
 	strace.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	// strace alone would be replaced by its orphan: the whole group ends.
+	// Killing only strace would leave its child running, so the whole process group is killed.
 	strace.Cancel = func() error { return unix.Kill(-strace.Process.Pid, unix.SIGKILL) }
 	if err := strace.Start(); err != nil {
 		return 0, err
@@ -124,7 +123,7 @@ func (t tracer) call(ctx context.Context, socket string, calls int, say func(str
 	return callAgent(ctx, client, t.volume, calls, say)
 }
 
-// dialInterval is the pause between attempts to reach an agent that does not listen yet: nothing tells when it does.
+// dialInterval is the pause between attempts to reach an agent that does not listen yet: no event announces that it does.
 const dialInterval = 10 * time.Millisecond
 
 func dialSoon(ctx context.Context, to address.Address) (*agentclient.Client, error) {
@@ -161,7 +160,7 @@ func endTraced(strace int) error {
 	return unix.Kill(pid, unix.SIGTERM)
 }
 
-// parseStrace returns the total of strace -c -U name,calls.
+// parseStrace returns the total of a summary of strace -c -U name,calls.
 func parseStrace(summary string) (int, error) {
 	for text := range strings.Lines(summary) {
 		if fields := strings.Fields(text); len(fields) == 2 && fields[0] == "total" {

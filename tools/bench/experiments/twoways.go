@@ -10,17 +10,17 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// Where a filesystem is mounted behind the agent's back.
+// The mount points of filesystems that are mounted without the agent.
 const byHandPath, sharedPath = "/mnt/by-hand", "/mnt/shared"
 
-// twoWays is an ext4 that the agent mounts, or a bare mount(2), on the same device.
+// twoWays is an ext4 on one device that is mounted in two ways: by the agent, or by a plain mount(2).
 type twoWays struct {
 	guest  *vm.Guest
 	volume *vm.Volume
 	device string // its /dev name
 }
 
-// openTwoWays attaches a new disk of so many bytes, whose image lies in a folder of the host, has the agent mount it, and fill prepare it.
+// openTwoWays attaches a new disk with an image in a folder of the host, makes the agent mount it, and prepares it with fill.
 func (l *Setup) openTwoWays(ctx context.Context, folder, id string, bytes int64, fill func(context.Context, string) error) (*twoWays, error) {
 	guest, err := l.theGuest(ctx)
 	if err != nil {
@@ -30,7 +30,7 @@ func (l *Setup) openTwoWays(ctx context.Context, folder, id string, bytes int64,
 	if err != nil {
 		return nil, err
 	}
-	// No kernel thread writes inode tables meanwhile: it would go on where it stopped, in one way and then in the other.
+	// The mount option noinit_itable stops the kernel thread that writes inode tables. Otherwise the thread would continue in one way where it stopped in the other.
 	w := &twoWays{guest: guest, volume: guest.Take(sandbox.Volume{ID: id, Path: image, FSType: "ext4", Options: []string{"noinit_itable"}})}
 	err = w.byAgent(ctx, func(path string) (err error) {
 		if w.device, err = guest.MountedDevice(ctx, path); err != nil {
@@ -44,7 +44,7 @@ func (l *Setup) openTwoWays(ctx context.Context, folder, id string, bytes int64,
 	return w, nil
 }
 
-// byAgent calls do with where the agent has mounted it, after the agent's first look at it.
+// byAgent calls do with the path where the agent has mounted the volume, after the agent's first look at it.
 func (w *twoWays) byAgent(ctx context.Context, do func(path string) error) error {
 	if err := w.volume.Mount(ctx); err != nil {
 		return err
@@ -56,7 +56,7 @@ func (w *twoWays) byAgent(ctx context.Context, do func(path string) error) error
 	return errors.Join(err, w.volume.Unmount(ctx))
 }
 
-// byHand calls do with where it is mounted with the same options, and nobody watches it.
+// byHand calls do with the path of a plain mount with the same options, which the agent does not watch.
 func (w *twoWays) byHand(ctx context.Context, do func(path string) error) error {
 	if err := w.guest.Remote.Mount(ctx, remote.Mount{Source: w.device, Target: byHandPath, FSType: "ext4", Data: "noinit_itable"}); err != nil {
 		return err
