@@ -1,5 +1,2 @@
-// Package agentlog holds the tests of the agent's log and of its debug console: both are
-// where the kernel's command line says, on vsock ports or on the guest's console. Each
-// test boots a guest of its own, as its subject is what the kernel is told. There is
-// nothing in it but tests.
+// Package agentlog tests the agent's log and its debug console. The kernel command line says where they are: on vsock ports or on the guest's console. Each test therefore boots its own guest. The package contains only tests.
 package agentlog

@@ -16,25 +16,23 @@ import (
 
 const (
 	miB = 1 << 20
-	// stepBytes is how much larger each volume is than the one before, by which it is known
-	// that statistics are its own, and grownBytes how far one grows at most.
+	// Each volume is stepBytes larger than the previous one, so that statistics show whose they are. A volume grows by at most grownBytes.
 	firstBytes, stepBytes, grownBytes = 40 * miB, 8 * miB, 4 * miB
-	// nameFile holds the volume's name.
+	// nameFile is the file with the volume's name.
 	nameFile = "name"
 )
 
-// patience are the callers' deadlines: most are too short, as a kubelet's are.
+// patience are the deadlines of the callers: most are too short, like a kubelet's.
 var patience = []time.Duration{20 * time.Millisecond, 200 * time.Millisecond, time.Second, 5 * time.Second, patient, patient}
 
-// patient is a deadline within which a call must work that nothing hinders, as a base for
-// vm.Limit.
+// patient is a deadline within which an undisturbed call must succeed, as a base for vm.Limit.
 const patient = 30 * time.Second
 
-// volume is one of many.
+// volume is one of many volumes.
 type volume struct {
 	*vm.Volume
-	bytes uint64 // of the disk, when it was made
-	total uint64 // of its filesystem then, as its statistics say
+	bytes uint64 // the size of the new disk
+	total uint64 // the size of its new filesystem, according to its statistics
 }
 
 // churn is a guest and its callers.
@@ -68,8 +66,7 @@ func (c *churn) call(ctx context.Context, v *volume) {
 	}
 }
 
-// change makes a call that changes a volume. One that has time, and that no other call of
-// the volume nor its state hinders, has to work.
+// change makes a call that changes a volume. The call must succeed if it has enough time, and if neither another call of the volume nor the volume's state prevents it.
 func (c *churn) change(verb promises.Verb, v *volume, mustWork bool, do func() error) {
 	before := c.ledger.Of(v.ID)
 	end := c.ledger.Begin(verb, v.ID)
@@ -87,7 +84,7 @@ func (c *churn) change(verb promises.Verb, v *volume, mustWork bool, do func() e
 	}
 }
 
-// stats asks for statistics, which are the volume's own.
+// stats asks for statistics, and checks that they are of this volume.
 func (c *churn) stats(ctx context.Context, v *volume) error {
 	stats, err := c.guest.Sandbox.Stats(ctx, v.ID)
 	if err != nil {
@@ -99,7 +96,7 @@ func (c *churn) stats(ctx context.Context, v *volume) error {
 	return nil
 }
 
-// look compares a promise with what is, where one is made and no call comes between.
+// look compares a promise with the real state, if there is a promise and no call interferes.
 func (c *churn) look(ctx context.Context, v *volume) {
 	promise := c.ledger.Of(v.ID)
 	if !promise.Made || !promise.Calm {
@@ -107,7 +104,7 @@ func (c *churn) look(ctx context.Context, v *volume) {
 	}
 	err := c.isSo(ctx, v, promise.State)
 	if c.ledger.Of(v.ID) != promise || ctx.Err() != nil {
-		return // somebody came between
+		return // another call interfered
 	}
 	c.count.add("look at "+promise.State.String(), nil)
 	if err != nil {
@@ -134,7 +131,7 @@ func (c *churn) isSo(ctx context.Context, v *volume, state sandbox.State) error 
 	return err
 }
 
-// volumeCaller calls one volume until ctx ends, and looks at it between its calls.
+// volumeCaller makes calls of one volume until ctx ends, and looks at the volume between its calls.
 func (c *churn) volumeCaller(ctx context.Context, v *volume) {
 	for ctx.Err() == nil {
 		c.call(context.WithoutCancel(ctx), v)
@@ -142,14 +139,14 @@ func (c *churn) volumeCaller(ctx context.Context, v *volume) {
 	}
 }
 
-// intruder calls any volume until ctx ends, beside whoever does.
+// intruder makes calls of any volume until ctx ends, concurrently with the other callers.
 func (c *churn) intruder(ctx context.Context) {
 	for ctx.Err() == nil {
 		c.call(context.WithoutCancel(ctx), c.volumes[rand.IntN(len(c.volumes))])
 	}
 }
 
-// kind is what a failure is counted as.
+// kind returns the kind under which a failure is counted.
 func kind(err error) string {
 	if err == nil {
 		return "OK"

@@ -8,10 +8,10 @@ import (
 	"sync"
 )
 
-// maxWrong is how many broken promises are kept.
+// maxWrong is the maximum number of broken promises that are kept.
 const maxWrong = 20
 
-// count is what was done, and what came of it.
+// count counts the calls and their results.
 type count struct {
 	mu     sync.Mutex
 	calls  map[string]map[string]int // by call and kind of answer
@@ -31,7 +31,7 @@ func (c *count) add(call string, err error) {
 	c.calls[call][kind(err)]++
 }
 
-// wrong notes a promise that was broken.
+// wrong records a broken promise.
 func (c *count) wrong(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,4 +1,2 @@
-// Package churn attaches, mounts, grows, measures and takes away many volumes of one guest
-// at once and at random, as impatient callers do, and looks whether what they were promised
-// is so: the model test of host/sandbox, with a real QEMU, kernel and agent.
+// Package churn is the model test of host/sandbox with a real QEMU, kernel and agent. It attaches, mounts, grows, measures and detaches many volumes of one guest concurrently and at random, like impatient callers, and checks that every promise of a call is kept.
 package churn
