@@ -1,6 +1,4 @@
-// Command bench measures what directvol's users wait for, and pay, each figure beside the floor that it is held against. Three packages do the work:
-// measure has the rules by which runs become a row and a verdict, experiments has what is measured and how it is brought about, and report writes down
-// what came of it. The bench is a module of its own, so that nothing else depends on what draws its charts.
+// Command bench measures the times that directvol's users wait for and the resources that they pay, each figure together with its floor. Three packages do the work: measure has the rules that turn runs into a row and a verdict, experiments has the rows and the code that measures them, and report writes the results. The bench is its own module, so that nothing else depends on its plotting library.
 package main
 
 import (
@@ -41,7 +39,7 @@ const example = `  build/bench                                every row: some 15
   build/bench --check                        exit 3 where a target is missed: make bench CHECK=1
   KATA_AGENT=./kata-agent build/bench --rows 'rtt|rss|memory'`
 
-// options are what the command line says.
+// options are the values of the command line.
 type options struct {
 	wanted func(row string) bool
 	runs   int
@@ -51,9 +49,9 @@ type options struct {
 }
 
 const (
-	// fewestRuns is what a spread needs to be one.
+	// fewestRuns is the minimum number of runs for a spread.
 	fewestRuns = 5
-	// missed is the exit status where a target is missed.
+	// missed is the exit status if a target is missed.
 	missed = 3
 )
 
@@ -86,7 +84,7 @@ func newCommand() *cobra.Command {
 	return cmd
 }
 
-// selection is the rows that --row names and --rows matches: all of them where neither is given.
+// selection selects the rows that --row names or --rows matches, or all rows if neither is given.
 func selection(names []string, pattern string) (func(row string) bool, error) {
 	match, err := regexp.Compile(pattern)
 	if err != nil {
@@ -110,18 +108,18 @@ func selection(names []string, pattern string) (func(row string) bool, error) {
 	return wanted, nil
 }
 
-// rows lists all rows, a line each.
+// rows lists all rows, one per line.
 func rows() string {
 	var b bytes.Buffer
 	table := output.Table(&b)
 	for _, l := range experiments.Lines() {
 		fmt.Fprintf(table, "  %s\t%s\t%s\n", l.Name, l.Goal, l.What)
 	}
-	table.Flush() // a buffer takes all
+	table.Flush() // writing to a buffer cannot fail
 	return b.String()
 }
 
-// run measures, and says what came of it.
+// run measures, and reports the results.
 func run(ctx context.Context, o options, stdout io.Writer) error {
 	setup, err := experiments.NewSetup(ctx, o.log)
 	if err != nil {
@@ -142,10 +140,10 @@ func run(ctx context.Context, o options, stdout io.Writer) error {
 	return err
 }
 
-// checked is the error of a report in which a target is missed, with its exit status.
+// checked returns an error with the exit status missed if the report has a missed target.
 func checked(found *report.Report) error { return program.WithStatus(missed, found.Check()) }
 
-// tell writes the report to files, and to the terminal.
+// tell writes the report to files and to the terminal.
 func tell(found *report.Report, path string, stdout io.Writer) error {
 	if err := found.Table(stdout); err != nil {
 		return err

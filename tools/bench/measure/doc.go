@@ -1,4 +1,2 @@
-// Package measure is how the bench measures: an experiment's runs, in turn with their baseline; more of them where a target lies inside their spread;
-// the ratio of each run, their median, least and largest; and whether that meets a target. It knows neither VMs nor the rows: package experiments has
-// these, and package report writes down what came of them.
+// Package measure has the bench's method: it runs experiments in turn with their baselines, makes more runs if a target lies inside the spread, computes the ratio of each run with the median, the least and the largest ratio, and compares the result with the target. It knows neither VMs nor the rows: these are in package experiments, and package report writes the results.
 package measure

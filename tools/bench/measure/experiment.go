@@ -11,64 +11,63 @@ import (
 	"github.com/directvol/directvol/protocols/output"
 )
 
-// Experiment measures some rows together, because they are measured in turn or need the same set-up.
+// Experiment measures several rows together, because they are measured in turn or need the same set-up.
 type Experiment struct {
 	Name  string
 	Lines []Line
-	// Open sets it up for at most so many runs. An error made by Unavailable leaves its rows out, and is none of the bench's.
+	// Open sets the experiment up for at most runs runs. An error from Unavailable omits the experiment's rows, and does not count as an error of the bench.
 	Open func(ctx context.Context, runs int) (Session, error)
 }
 
-// Session is an experiment that is set up.
+// Session is an experiment that has been set up.
 type Session struct {
-	// Run makes one run, and says how far it is.
+	// Run makes one run, and reports its progress with say.
 	Run func(ctx context.Context, say func(string)) (Trial, error)
-	// Close takes the experiment down. It is nil where nothing is to be taken down.
+	// Close cleans up after the experiment. It is nil if there is nothing to clean up.
 	Close func(ctx context.Context) error
 }
 
-// Trial is the samples of one run, by row. Beside the rows that are reported it holds those that they are divided by.
+// Trial holds the samples of one run, by row: those of the reported rows and of their baselines.
 type Trial map[string][]float64
 
-// ErrUnavailable is wrapped by the errors that Unavailable makes.
+// ErrUnavailable is wrapped by the errors that Unavailable returns.
 var ErrUnavailable = errors.New("not available")
 
-// Unavailable says why an experiment cannot be made on this machine, and what to do about it.
+// Unavailable returns an error that says why an experiment cannot run on this machine, and how to change that.
 func Unavailable(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", ErrUnavailable, fmt.Errorf(format, args...))
 }
 
-// Bench makes experiments.
+// Bench runs experiments.
 type Bench struct {
-	Progress *output.Progress // nil shows nothing
-	// SetUpLimit ends a set-up that hangs, or the taking down, and RunLimit a run.
+	Progress *output.Progress // nil shows no progress
+	// SetUpLimit limits the set-up of an experiment and its clean-up, and RunLimit limits a run.
 	SetUpLimit, RunLimit time.Duration
-	// Failed is called after an experiment that has failed, before the next one. It may be nil.
+	// Failed is called after a failed experiment, before the next one. It may be nil.
 	Failed func(error)
 }
 
-// Result is all that was measured.
+// Result holds everything that was measured.
 type Result struct {
 	Rows     []Row
 	Sections []Section
 	LeftOut  []Omission
 }
 
-// Section is an experiment that was made, and the time that it took, its set-up and its end with it.
+// Section is an experiment that ran, and its total duration, including set-up and clean-up.
 type Section struct {
 	Name    string  `json:"name"`
 	Seconds float64 `json:"seconds"`
 	Runs    int     `json:"runs"`
 }
 
-// Omission is an experiment that could not be made, or failed.
+// Omission is an experiment that could not run, or failed.
 type Omission struct {
 	Lines []Line
 	Why   error
 }
 
-// Measure makes the experiments, each in so many runs. One that fails takes its rows with it and no others; the errors are returned at the end.
-// Where the runs leave a row's target inside their spread, as many runs are made again: the row is of all of them.
+// Measure runs each experiment the given number of times. A failed experiment omits its own rows and no others; Measure returns the errors at the end. If a row's target lies inside the spread of the runs, Measure makes as many runs again, and the row counts all of them.
 func (b *Bench) Measure(ctx context.Context, all []Experiment, runs int) (*Result, error) {
 	result := &Result{Rows: []Row{}}
 	var failures []error
@@ -95,7 +94,7 @@ func (b *Bench) Measure(ctx context.Context, all []Experiment, runs int) (*Resul
 	return result, errors.Join(failures...)
 }
 
-// add adds rows that are not there yet: an echo is measured by many experiments, and the first counts.
+// add adds rows that are not there yet: several experiments measure the echo, and the first one counts.
 func (r *Result) add(rows []Row) {
 	for _, row := range rows {
 		if !slices.ContainsFunc(r.Rows, func(have Row) bool { return have.Name == row.Name }) {
@@ -104,7 +103,7 @@ func (r *Result) add(rows []Row) {
 	}
 }
 
-// measure makes an experiment, and returns its rows and how many runs were made.
+// measure runs an experiment, and returns its rows and the number of runs.
 func (b *Bench) measure(ctx context.Context, e Experiment, runs int, earlier []Row) (rows []Row, made int, err error) {
 	step := b.Progress.Begin(e.Name)
 	var outcome string
@@ -165,7 +164,7 @@ func (b *Bench) once(ctx context.Context, s Session, say func(string)) (Trial, e
 	return s.Run(ctx, say)
 }
 
-// end takes an experiment down, unless the whole bench is being ended.
+// end cleans up after an experiment, unless the whole bench is ending.
 func (b *Bench) end(ctx context.Context, s Session) error {
 	if s.Close == nil || ctx.Err() != nil {
 		return nil
@@ -175,7 +174,7 @@ func (b *Bench) end(ctx context.Context, s Session) error {
 	return s.Close(ctx)
 }
 
-// check holds a trial to what the rows say: samples for each, and a baseline to divide by.
+// check checks a trial against its rows: each needs samples, and a positive baseline if it has a baseline.
 func (e Experiment) check(t Trial) error {
 	for _, l := range e.Lines {
 		if len(t[l.Name]) == 0 {
@@ -188,7 +187,7 @@ func (e Experiment) check(t Trial) error {
 	return nil
 }
 
-// brief is the line that a step leaves: the rows that are compared, or else all of them.
+// brief returns the one-line result of a step: the rows with a comparison, or all rows if there are none.
 func brief(rows []Row) string {
 	var compared, all []string
 	for _, row := range rows {

@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// Quantity is a figure with its unit, as short as it may be.
+// Quantity formats a figure with its unit, as short as possible.
 func Quantity(v float64, unit string) string { return Number(v) + " " + unit }
 
-// Number has three digits or more, and groups of three.
+// Number formats a figure with at least three digits, in groups of three.
 func Number(v float64) string {
 	decimals := 0
 	for limit := 100.0; decimals < 2 && math.Abs(v) < limit; limit /= 10 {

@@ -5,38 +5,38 @@ import (
 	"slices"
 )
 
-// Line says of a row what is measured, and what it is held against.
+// Line describes a row: what is measured, its baseline and its goal.
 type Line struct {
 	Name, Unit, What string
-	// Baseline is the row that this one is divided by, measured in the same runs; "" for none.
+	// Baseline is the row that this row is divided by, measured in the same runs; "" means none.
 	Baseline string
-	// Goal is what the ratio to the baseline, or the value where there is no baseline, has to reach.
+	// Goal is the goal for the ratio to the baseline, or for the value of a row without a baseline.
 	Goal Goal
 }
 
-// Goal is a bound, or another row that is to be beaten. The zero value is no goal.
+// Goal is a bound, or another row that this row must beat. The zero value is no goal.
 type Goal struct {
 	bound   float64
 	atLeast bool
 	rival   string
 }
 
-// AtMost is met by a figure that is not above the bound.
+// AtMost is the goal of a figure that must not exceed the bound.
 func AtMost(bound float64) Goal { return Goal{bound: bound} }
 
-// AtLeast is met by a figure that is not below the bound.
+// AtLeast is the goal of a figure that must not be below the bound.
 func AtLeast(bound float64) Goal { return Goal{bound: bound, atLeast: true} }
 
-// Behind is met by a figure that is at least the rival's, a row that is measured before this one.
+// Behind is the goal of a figure that must not be below the figure of the rival, a row that is measured earlier.
 func Behind(rival string) Goal { return Goal{rival: rival, atLeast: true} }
 
-// None says whether there is no goal.
+// None reports whether there is no goal.
 func (g Goal) None() bool { return g == Goal{} }
 
-// Rival is the row that is to be beaten, "" for a goal that is a bound.
+// Rival returns the name of the row to beat, or "" if the goal is a bound.
 func (g Goal) Rival() string { return g.rival }
 
-// String is the goal as a table has it.
+// String formats the goal for a table.
 func (g Goal) String() string {
 	switch {
 	case g.None():
@@ -50,7 +50,7 @@ func (g Goal) String() string {
 	}
 }
 
-// Row is a line that was measured, as bench.json has it. A row without a baseline has no Comparison, and one without a target no Verdict.
+// Row is a measured line, as in bench.json. A row without a baseline has no Comparison, and a row without a target no Verdict.
 type Row struct {
 	Name  string    `json:"name"`
 	Unit  string    `json:"unit"`
@@ -64,7 +64,7 @@ type Row struct {
 	Line Line `json:"-"`
 }
 
-// Comparison is a row divided by its baseline, run by run: the median, the least and the largest of the runs' ratios.
+// Comparison is a row divided by its baseline, run by run: the median, the least and the largest ratio of the runs.
 type Comparison struct {
 	Baseline string  `json:"baseline"`
 	Ratio    float64 `json:"ratio"`
@@ -72,14 +72,14 @@ type Comparison struct {
 	RatioMax float64 `json:"ratio_max"`
 }
 
-// Verdict says whether a row reached its target, and whether the target lies inside the spread of the runs, so that another time it might not.
+// Verdict says whether a row reached its target, and whether the target lies inside the spread of the runs, so that another measurement may decide differently.
 type Verdict struct {
 	Target    float64 `json:"target"`
 	Met       bool    `json:"met"`
 	Uncertain bool    `json:"uncertain"`
 }
 
-// Summarize makes a Row of all runs. earlier are the rows so far, among them the rival that it may have.
+// Summarize computes a Row from all runs. earlier are the rows measured so far, which include the row's rival if it has one.
 func Summarize(l Line, trials []Trial, earlier []Row) Row {
 	r := Row{Name: l.Name, Unit: l.Unit, Line: l}
 	var all, ratios []float64
@@ -103,7 +103,7 @@ func Summarize(l Line, trials []Trial, earlier []Row) Row {
 	return r
 }
 
-// against puts the rival's figure in for its name. It is false where there is no goal, or a rival that was not measured.
+// against replaces the rival's name with its figure. It returns false if there is no goal, or if the rival was not measured.
 func (g Goal) against(earlier []Row) (Goal, bool) {
 	if g.rival == "" {
 		return g, !g.None()
@@ -115,7 +115,7 @@ func (g Goal) against(earlier []Row) (Goal, bool) {
 	return Goal{bound: earlier[i].Figure(), atLeast: g.atLeast}, true
 }
 
-// Figure is compared with the target: the ratio, or the value of a row without a baseline.
+// Figure returns the figure that is compared with the target: the ratio, or the value of a row without a baseline.
 func (r Row) Figure() float64 {
 	if r.Comparison != nil {
 		return r.Ratio
@@ -123,7 +123,7 @@ func (r Row) Figure() float64 {
 	return r.Value
 }
 
-// Judge compares the median of runs, their ratios or their values, with a bound.
+// Judge compares the median of the runs, of their ratios or of their values, with a bound.
 func (g Goal) Judge(runs []float64) *Verdict {
 	figure := Median(runs)
 	met := figure <= g.bound
@@ -137,7 +137,7 @@ func uncertain(rows []Row) bool {
 	return slices.ContainsFunc(rows, func(r Row) bool { return r.Verdict != nil && r.Uncertain })
 }
 
-// With is the goal as a table has it, with the figure that was put in for a rival.
+// With formats the goal for a table, with the figure of the rival in place of its name.
 func (g Goal) With(target float64) string {
 	if g.rival == "" {
 		return g.String()
@@ -145,7 +145,7 @@ func (g Goal) With(target float64) string {
 	return fmt.Sprintf("%s (%s)", g, Number(target))
 }
 
-// String is the verdict in a word or two.
+// String formats the verdict in a word or two.
 func (v Verdict) String() string {
 	text := "not met"
 	if v.Met {

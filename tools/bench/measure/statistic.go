@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Quantile returns the smallest sample that at least the fraction q of all does not exceed (the nearest rank). It is 0 of none.
+// Quantile returns the smallest sample such that at least the fraction q of all samples does not exceed it (the nearest rank). It returns 0 if there are no samples.
 func Quantile(samples []float64, q float64) float64 {
 	if len(samples) == 0 {
 		return 0
@@ -15,7 +15,7 @@ func Quantile(samples []float64, q float64) float64 {
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
-// Median is the middle of the samples, or the mean of the two that are.
+// Median returns the middle sample, or the mean of the two middle samples.
 func Median(samples []float64) float64 {
 	if len(samples) == 0 {
 		return 0
@@ -28,7 +28,7 @@ func Median(samples []float64) float64 {
 	return (sorted[half-1] + sorted[half]) / 2
 }
 
-// rounded keeps enough digits of a figure that nobody misses one.
+// rounded rounds a figure to four decimals, which is more precise than the measurement.
 func rounded(v float64) float64 { return math.Round(v*1e4) / 1e4 }
 
 func allRounded(values []float64) []float64 {

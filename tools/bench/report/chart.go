@@ -15,24 +15,24 @@ import (
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
-// chart is a picture of some rows: a group of bars for each of its names, and in each a bar of every series.
+// chart is a bar chart of some rows: a group of bars for each name, and in each group one bar per series.
 type chart struct {
 	file, title, axis string
 	names             []string
 	series            []series
-	stacked           bool    // the bars of a group stand on each other
-	floor             float64 // a line at this height, none where it is 0
+	stacked           bool    // the bars of a group are stacked
+	floor             float64 // the height of a horizontal line; 0 draws none
 	floorName         string
 }
 
-// series are bars of one colour: a row for each of the chart's names.
+// series is a set of bars of one colour: one row for each of the chart's names.
 type series struct {
 	name   string
 	rows   []string
 	colour color.Color
 }
 
-// Colours that people who see few colours tell apart (Okabe and Ito).
+// Colours that colour-blind people can distinguish (Okabe and Ito).
 var (
 	blue   = color.RGBA{0x00, 0x72, 0xb2, 0xff}
 	orange = color.RGBA{0xe6, 0x9f, 0x00, 0xff}
@@ -70,7 +70,7 @@ var charts = []chart{
 	},
 }
 
-// charts draws those whose first series was measured, into files whose names begin with stem, and returns them.
+// charts draws the charts whose first series was measured, into files whose names begin with stem, and returns the files' names.
 func (r *Report) charts(stem string) (files []string, err error) {
 	for _, c := range charts {
 		c.series = r.measured(c.series)
@@ -86,7 +86,7 @@ func (r *Report) charts(stem string) (files []string, err error) {
 	return files, nil
 }
 
-// measured leaves out series without a row.
+// measured returns the series that have a measured row.
 func (r *Report) measured(all []series) (some []series) {
 	for _, s := range all {
 		for _, name := range s.rows {
@@ -120,7 +120,7 @@ func (c chart) draw(r *Report, file string) error {
 	p := plot.New()
 	p.Title.Text, p.Title.Padding, p.Y.Label.Text = c.title, 2*vg.Millimeter, c.axis
 	p.Y.Min = 0
-	// At the left, the text follows its colour: a font that is wider than the one counted with runs into nothing.
+	// With the legend at the left, the text follows its colour, so that a font wider than expected does not overlap anything.
 	p.Legend.Top, p.Legend.Left, p.Legend.Padding = true, true, vg.Millimeter
 	var below *plotter.BarChart
 	for i, s := range c.series {
@@ -148,16 +148,16 @@ func (c chart) draw(r *Report, file string) error {
 	}
 	p.NominalX(c.names...)
 	p.X.Min, p.X.Max = -0.5, float64(len(c.names))-0.5
-	p.Y.Max *= 1.35 // room for the legend
+	p.Y.Max *= 1.35 // leaves room for the legend
 	canvas := vgsvg.New(chartWidth, chartHeight)
 	p.Draw(draw.New(canvas))
 	return save(file, canvas)
 }
 
-// spread is a bar's height, and how far below and above it the runs lie.
+// spread is a bar's height, and the distances to the lowest and the highest run.
 type spread struct{ value, below, above float64 }
 
-// bars are those of one series. A row that was not measured has a bar of no height.
+// bars returns the bars of one series. A row that was not measured has a bar of height 0.
 func (c chart) bars(r *Report, s series, i int) (*plotter.BarChart, []spread, error) {
 	values := make([]spread, len(s.rows))
 	heights := make(plotter.Values, len(s.rows))
@@ -178,7 +178,7 @@ func (c chart) bars(r *Report, s series, i int) (*plotter.BarChart, []spread, er
 	return bars, values, nil
 }
 
-// height is a ratio where the chart has a floor to be a multiple of, megabytes of bytes, and else the row's value.
+// height returns the height of a row's bar: the ratio if the chart has a floor, megabytes for a row in bytes, and otherwise the row's value.
 func (c chart) height(row measure.Row) spread {
 	switch {
 	case c.floor > 0 && row.Comparison != nil:
@@ -191,7 +191,7 @@ func (c chart) height(row measure.Row) spread {
 	}
 }
 
-// spreads are error bars for the plotter.
+// spreads are the values of error bars, for the plotter.
 type spreads struct {
 	plotter.XYs
 	plotter.YErrors
@@ -211,13 +211,13 @@ func (c chart) addSpread(p *plot.Plot, values []spread, offset vg.Length) error 
 	return nil
 }
 
-// shifted are error bars that stand on bars beside the middle.
+// shifted are error bars on bars that are not in the middle of their group.
 type shifted struct {
 	*plotter.YErrorBars
 	by vg.Length
 }
 
-// Plot draws them where the bars are.
+// Plot draws the error bars at the places of their bars.
 func (s shifted) Plot(c draw.Canvas, p *plot.Plot) {
 	c.Push()
 	defer c.Pop()
@@ -225,7 +225,7 @@ func (s shifted) Plot(c draw.Canvas, p *plot.Plot) {
 	s.YErrorBars.Plot(c, p)
 }
 
-// save writes a canvas as SVG. Readers who lack its fonts get others of the same widths, if they have them.
+// save writes a canvas as SVG. A viewer without the SVG's fonts uses other fonts of the same widths, if it has them.
 func save(file string, canvas *vgsvg.Canvas) error {
 	var b bytes.Buffer
 	if _, err := canvas.WriteTo(&b); err != nil {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Machine is where the figures come from. A field is empty where it could not be read, or was not there.
+// Machine describes the machine of the measurements. A field is empty if its value could not be read or does not exist.
 type Machine struct {
 	Date         string `json:"date"`
 	Commit       string `json:"commit"`
@@ -18,7 +18,7 @@ type Machine struct {
 	HostCPUs     int    `json:"host_cpus"`
 	HostKernel   string `json:"host_kernel"`
 	HostMeltdown string `json:"host_meltdown"`
-	HostLoad     string `json:"host_load"` // the averages when the bench began
+	HostLoad     string `json:"host_load"` // the load averages at the start of the bench
 
 	QEMU          string `json:"qemu"`
 	Accelerator   string `json:"accelerator"`
@@ -34,7 +34,7 @@ type Machine struct {
 	Fio           string `json:"fio"`
 }
 
-// The kernel's files that have them, on host and guest.
+// The kernel's files with these facts, on host and guest.
 const (
 	CPUFile      = "/proc/cpuinfo"
 	ReleaseFile  = "/proc/sys/kernel/osrelease"
@@ -42,7 +42,7 @@ const (
 	loadFile     = "/proc/loadavg"
 )
 
-// Host reads the facts of the host that this process runs on.
+// Host returns the facts about the host that this process runs on.
 func Host() Machine {
 	return Machine{
 		Date: time.Now().UTC().Format(time.RFC3339), Commit: commit(), Go: runtime.Version(),
@@ -59,7 +59,7 @@ func hostFile(path string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// commit is the checkout's, where there is one and git: nothing else needs either.
+// commit returns the commit of the checkout, or "" without a checkout or without git, because nothing else needs them.
 func commit() string {
 	out, err := exec.Command("git", "describe", "--always", "--dirty").Output()
 	if err != nil {
@@ -68,7 +68,7 @@ func commit() string {
 	return strings.TrimSpace(string(out))
 }
 
-// CPUModel reads /proc/cpuinfo. It is empty where that names no model.
+// CPUModel returns the CPU model in a /proc/cpuinfo, or "" if it names none.
 func CPUModel(cpuinfo string) string {
 	for text := range strings.Lines(cpuinfo) {
 		if key, value, ok := strings.Cut(text, ":"); ok && strings.TrimSpace(key) == "model name" {
@@ -78,7 +78,7 @@ func CPUModel(cpuinfo string) string {
 	return ""
 }
 
-// facts are the machine's, for people: what is empty is left out.
+// facts returns the machine's facts for people, without the empty ones.
 func (m Machine) facts() [][2]string {
 	all := [][2]string{
 		{"date", m.Date}, {"commit", m.Commit}, {"Go", m.Go},

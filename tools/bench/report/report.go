@@ -1,5 +1,4 @@
-// Package report writes down what the bench has found: a table for the terminal, JSON for programs, and a page with charts. It measures nothing:
-// package measure does.
+// Package report writes the results of the bench: a table for the terminal, JSON for programs, and a page with charts. Package measure does the measuring.
 package report
 
 import (
@@ -17,18 +16,18 @@ import (
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
-// Report is all that was found, as bench.json has it.
+// Report holds all results, as in bench.json.
 type Report struct {
 	Machine Machine       `json:"machine"`
 	Rows    []measure.Row `json:"rows"`
-	// Sections are the experiments, in the order in which they were made.
+	// Sections are the experiments in the order in which they ran.
 	Sections []measure.Section `json:"sections"`
 
 	leftOut    []string
-	unmeasured []string // rows with a target of their own
+	unmeasured []string // rows with their own target that were not measured
 }
 
-// New is the report of what was measured on a machine.
+// New returns the report of measurements on a machine.
 func New(machine Machine, result *measure.Result) *Report {
 	r := &Report{Machine: machine, Rows: result.Rows, Sections: result.Sections}
 	for _, o := range result.LeftOut {
@@ -41,7 +40,7 @@ func (r *Report) leaveOut(o measure.Omission) {
 	var names []string
 	for _, l := range o.Lines {
 		names = append(names, l.Name)
-		if !l.Goal.None() && l.Goal.Rival() == "" { // a rival need not be there
+		if !l.Goal.None() && l.Goal.Rival() == "" { // a rival may be missing
 			r.unmeasured = append(r.unmeasured, l.Name)
 		}
 	}
@@ -49,7 +48,7 @@ func (r *Report) leaveOut(o measure.Omission) {
 	r.leftOut = append(r.leftOut, strings.Join(names, ", ")+": "+reason)
 }
 
-// cells are a row as a table has it, below header.
+// cells returns the cells of a row in a table below header.
 var header = []string{"row", "median", "p99", "n", "runs", "baseline", "ratio", "min … max", "target", "verdict"}
 
 func cellsOf(row measure.Row) []string {
@@ -65,10 +64,10 @@ func cellsOf(row measure.Row) []string {
 	return append(cells, row.Line.Goal.String(), "")
 }
 
-// ErrMissed is the error of Check.
+// ErrMissed is wrapped by the errors of Check.
 var ErrMissed = errors.New("target missed")
 
-// Check names the rows that miss their target, and those that were left out and have one. The error is an ErrMissed.
+// Check returns an ErrMissed that names the rows that missed their target, and the rows with a target that were not measured.
 func (r *Report) Check() error {
 	var missed []string
 	for _, row := range r.Rows {
@@ -85,7 +84,7 @@ func (r *Report) Check() error {
 	return fmt.Errorf("%w: %s", ErrMissed, strings.Join(missed, "; "))
 }
 
-// Table writes the rows for a terminal.
+// Table writes the rows as a table for a terminal.
 func (r *Report) Table(w io.Writer) error {
 	table := output.Table(w)
 	fmt.Fprintln(table)
@@ -99,7 +98,7 @@ func (r *Report) Table(w io.Writer) error {
 	return table.Flush()
 }
 
-// Write writes the report as JSON to a path, and beside it as markdown and as charts. It returns the files.
+// Write writes the report as JSON to path, and next to it as markdown and as charts. It returns the names of the files.
 func (r *Report) Write(path string) (written []string, err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
@@ -117,7 +116,7 @@ func (r *Report) Write(path string) (written []string, err error) {
 	return append([]string{path, stem + ".md"}, charts...), err
 }
 
-// explanations are what the figures of some rows do not say.
+// explanations explain figures that would be misunderstood without them.
 var explanations = []struct{ row, text string }{
 	{"vsock_echo_rtt_apart", "**In turn and apart.** The targets are for calls and echoes that are measured apart. An agent that has answered is not quiet at once, and in a " +
 		"guest with one processor the echo after it waits for that, so that ratios of calls made in turn are smaller. Measured apart, each has the guest to itself."},
@@ -130,7 +129,7 @@ var explanations = []struct{ row, text string }{
 		"with the first word of the kernel's boot code on the console, so that the firmware and QEMU's own start are not in it."},
 }
 
-// markdown is the report for people.
+// markdown returns the report as a page for people.
 func (r *Report) markdown(charts []string) string {
 	var b strings.Builder
 	b.WriteString("# Figures\n\n`make bench` wrote this. A ratio is a row divided by its baseline, measured in the same runs and in turn: the median, the least and the " +
@@ -171,7 +170,7 @@ func (r *Report) markdown(charts []string) string {
 	return b.String()
 }
 
-// total adds the sections up.
+// total returns the sum of the sections.
 func (r *Report) total() measure.Section {
 	all := measure.Section{Name: "all"}
 	for _, s := range r.Sections {
