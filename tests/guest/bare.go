@@ -12,8 +12,7 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// bareEcho serves an echo in a process that does nothing else, for ever. Go's runtime is not told that its threads wait: where it is, it keeps a thread awake that looks for work to
-// hand them, on the processor that the answer needs. So each connection has a P of its own, and there is no garbage collector to stop for.
+// bareEcho serves an echo for ever, in a process that does nothing else. Each connection has its own P, because the threads do not tell Go's runtime that they wait: the runtime would otherwise keep another thread awake that looks for work for them, on the processor that the answer needs. The garbage collector is off.
 func bareEcho() error {
 	listener, err := listenEcho(&unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: remote.BareEchoPort})
 	if err != nil {
@@ -22,11 +21,11 @@ func bareEcho() error {
 	return serveBareEcho(listener)
 }
 
-// serveBareEcho takes the whole process: whatever else runs in it stops sooner or later.
+// serveBareEcho takes over the whole process: any other goroutine in it stops sooner or later.
 func serveBareEcho(listener int) error {
 	runtime.GOMAXPROCS(remote.BareEchoes + 1)
 	debug.SetGCPercent(-1)
-	buffers := make(chan []byte, remote.BareEchoes) // nothing is freed: they are used again
+	buffers := make(chan []byte, remote.BareEchoes) // buffers are used again and never freed
 	for range cap(buffers) {
 		buffers <- make([]byte, 4<<10)
 	}
@@ -47,7 +46,7 @@ func serveBareEcho(listener int) error {
 	}
 }
 
-// echoBare is two system calls a round.
+// echoBare makes two system calls per round.
 func echoBare(conn int, buffer []byte) {
 	defer unix.Close(conn)
 	for {
@@ -65,7 +64,7 @@ func echoBare(conn int, buffer []byte) {
 	}
 }
 
-// raw is read(2) or write(2), again where a signal came between.
+// raw makes a read(2) or write(2), and repeats it after a signal.
 func raw(call uintptr, conn int, buffer []byte) (n int, ok bool) {
 	for {
 		n, _, errno := unix.RawSyscall(call, uintptr(conn), uintptr(unsafe.Pointer(unsafe.SliceData(buffer))), uintptr(len(buffer)))

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenEcho returns a listening stream socket on addr. It blocks, unlike Go's own sockets: see echo.
+// listenEcho returns a listening stream socket on addr. The socket blocks, unlike Go's own sockets: see echo.
 func listenEcho(addr unix.Sockaddr) (fd int, err error) {
 	family := unix.AF_VSOCK
 	if _, ok := addr.(*unix.SockaddrUnix); ok {
@@ -27,7 +27,7 @@ func listenEcho(addr unix.Sockaddr) (fd int, err error) {
 	return fd, nil
 }
 
-// serveEcho accepts on a socket of listenEcho until that fails.
+// serveEcho accepts connections on a socket of listenEcho until that fails.
 func serveEcho(listener int) error {
 	for {
 		conn, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
@@ -40,9 +40,9 @@ func serveEcho(listener int) error {
 	}
 }
 
-// echo sends back what it receives until the other side ends: on a thread of its own that blocks in read and write. What round trips are measured against is bareEcho.
+// echo sends back the bytes that it receives until the other side ends the connection. It uses its own thread, which blocks in read and write. Round trips are not measured against this echo but against bareEcho.
 func echo(conn int) {
-	runtime.LockOSThread() // not unlocked: the thread ends with the connection
+	runtime.LockOSThread() // never unlocked, so that the thread ends with the connection
 	defer unix.Close(conn)
 	buf := make([]byte, 64<<10)
 	for {

@@ -1,11 +1,8 @@
-// Command guest is the program that acts inside test guests: it serves tests/guest/remote's operations and an echo over vsock. No other image holds it.
+// Command guest is the program inside test guests. It serves the operations of tests/guest/remote and an echo over vsock. Only test images contain it.
 //
-// A test image has it as /test-guest, and its kernel is told rdinit=/test-guest. As PID 1 it starts itself once more, as a child that serves, and becomes /init, which is
-// the agent and has PID 1's duties: neither knows of the other, and the agent that is tested is the one that is shipped. Told agent_as_service it stays PID 1 instead, and runs the agent as a service; told root_on_disk it makes place for another
-// system's init.
+// A test image has the program as /test-guest, and its kernel boots with rdinit=/test-guest. As PID 1 the program starts itself again as a child, which serves, and then becomes /init, the agent, which has PID 1's duties. Child and agent do not know each other, and the tested agent is the shipped one. With agent_as_service the program stays PID 1 and runs the agent as a service; with root_on_disk it switches to the init of another system.
 //
-// Where it is an image's /init itself it loads the image's modules, mounts the disk that the kernel is told of as first_disk=, and serves the echo, and that is all: the least that a guest can do to answer, which a boot is
-// measured against. Told bare-echo it is the echo that round trips are measured against.
+// As the /init of an image, the program only loads the image's modules, mounts the disk that first_disk= on the kernel command line names, and serves the echo. That is the least that a guest can do before it answers, and the baseline of the boot time. With the argument bare-echo the program is the echo that is the baseline of round trips.
 package main
 
 import (
@@ -32,7 +29,7 @@ func main() {
 		err = runAgent()
 	case os.Getpid() == 1 && slices.Contains(os.Args, remote.OnDisk):
 		err = switchRoot()
-	case os.Getpid() == 1: // before the arguments: what else the kernel passes on as arguments is not ours
+	case os.Getpid() == 1: // checked before the arguments, because the kernel also passes other arguments
 		err = becomeInit()
 	case len(os.Args) == 2 && os.Args[1] == "serve":
 		err = serve()
@@ -49,12 +46,11 @@ func main() {
 	os.Exit(1)
 }
 
-// becomeInit starts the serving child and turns this process into /init. It returns only where there is none. Nothing is mounted yet, so the program is found by the
-// path it has in the image, not through /proc.
+// becomeInit starts the serving child and turns this process into /init. It returns only if there is no /init. Nothing is mounted yet, so it finds its own program by the path in the image, not through /proc.
 func becomeInit() error {
 	child, err := os.StartProcess("/test-guest", []string{"/test-guest", "serve"}, inheriting())
 	if err != nil {
-		// The agent shall run all the same: what its test then sees is this line and a port that nobody listens on.
+		// The agent must run anyway. The test then sees this line and a port on which nobody listens.
 		fmt.Fprintln(os.Stderr, "test-guest: start the server:", err)
 	} else if err := child.Release(); err != nil {
 		fmt.Fprintln(os.Stderr, "test-guest: let go of the server:", err)
@@ -65,12 +61,12 @@ func becomeInit() error {
 	return nil
 }
 
-// inheriting gives a child this process's files.
+// inheriting makes a child inherit this process's files.
 func inheriting() *os.ProcAttr {
 	return &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}}
 }
 
-// echoOnly is the init of a guest that does nothing else.
+// echoOnly is the init of a guest that serves only the echo.
 func echoOnly() error {
 	if err := guestinit.LoadModules(modulelist.Path); err != nil {
 		return err
@@ -87,7 +83,7 @@ func echoOnly() error {
 	return serveEcho(echoes)
 }
 
-// mountFirst mounts an ext4 with nothing around it. The disk is there as soon as its driver is loaded, and the agent's kernel has the rest of these system calls to make, too.
+// mountFirst mounts an ext4 with as few system calls as possible. The disk appears as soon as its driver is loaded. A guest with the agent makes the same system calls.
 func mountFirst(disk string) error {
 	const dev, target = "/dev", "/first"
 	for _, dir := range []string{dev, target} {
@@ -104,7 +100,7 @@ func mountFirst(disk string) error {
 	return nil
 }
 
-// serve listens on both ports once the kernel can do vsock, and serves for ever. Binding to any context ID needs no vsock device, which may come later still.
+// serve listens on both ports once the kernel supports vsock, and serves for ever. Binding to any context ID needs no vsock device, which may appear later.
 func serve() error {
 	if err := awaitVsock(); err != nil {
 		return err

@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keepMounts keeps the mounts as they are now in a namespace that no unmount reaches, until this process is killed.
+// keepMounts keeps the present mounts in a separate mount namespace, which no unmount reaches, until this process is killed.
 func keepMounts(ready string) error {
-	runtime.LockOSThread() // the namespace is the thread's
+	runtime.LockOSThread() // the namespace belongs to the thread
 	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
 		return os.NewSyscallError("unshare", err)
 	}

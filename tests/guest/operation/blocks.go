@@ -11,7 +11,7 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// blockSize settles a block's size: whole sectors, within the protocol's bound.
+// blockSize returns a valid block size: whole sectors, within the protocol's bound.
 func blockSize(asked int) (int, error) {
 	switch {
 	case asked == 0:
@@ -23,7 +23,7 @@ func blockSize(asked int) (int, error) {
 	}
 }
 
-// writeBlocks is the checksummed writer. A block is emitted after fsync has returned success for it and never otherwise.
+// writeBlocks is the checksummed writer. It emits a block only after fsync has returned success for it.
 func writeBlocks(ctx context.Context, args remote.WriteBlocks, emit func(remote.Block) error) error {
 	size, err := blockSize(args.BlockBytes)
 	if err != nil {
@@ -55,7 +55,7 @@ func writeBlocks(ctx context.Context, args remote.WriteBlocks, emit func(remote.
 	return nil
 }
 
-// verifyBlocks emits what is there now, block after block, until the last one asked for or the first that is not there.
+// verifyBlocks reads block after block and emits each, until the last one asked for or the first missing one.
 func verifyBlocks(ctx context.Context, args remote.VerifyBlocks, emit func(remote.Block) error) error {
 	size, err := blockSize(args.BlockBytes)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// dialVsock is a peer that begins in the guest.
+// dialVsock makes a connection from the guest.
 func dialVsock(ctx context.Context, args remote.DialVsock) (remote.Dialed, error) {
 	if args.Await < 0 || args.Await > remote.MaxData {
 		return remote.Dialed{}, fmt.Errorf("dial vsock: %d bytes awaited are outside 0 to %d", args.Await, remote.MaxData)

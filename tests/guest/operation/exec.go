@@ -11,7 +11,7 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// execute runs a program, which is killed when ctx ends.
+// execute runs a program, and kills it when ctx ends.
 func execute(ctx context.Context, args remote.Command) (remote.Exit, error) {
 	if len(args.Argv) == 0 {
 		return remote.Exit{}, errors.New("exec: no program named")
@@ -38,7 +38,7 @@ func execute(ctx context.Context, args remote.Command) (remote.Exit, error) {
 	return exit, nil
 }
 
-// head keeps the first MaxOutput bytes that are written to it and swallows the rest, so that the writer never blocks.
+// head keeps the first MaxOutput bytes that are written to it and discards the rest, so that the writer never blocks.
 type head struct {
 	kept      bytes.Buffer
 	truncated bool

@@ -21,12 +21,12 @@ func readFile(_ context.Context, args remote.ReadFile) (remote.Data, error) {
 		return remote.Data{}, err
 	}
 	defer f.Close()
-	// In small pieces: /proc's files allocate what one read asks for.
+	// Read in small pieces, because /proc's files allocate memory for the whole length of a read.
 	data, err := io.ReadAll(io.NewSectionReader(f, args.Offset, int64(args.Length)))
 	return remote.Data{Data: data}, err
 }
 
-// writeFile makes one write of it, since the kernel's own files take a value whole or not at all.
+// writeFile writes all data in one write, because the kernel's own files accept a value only as a whole.
 func writeFile(args remote.WriteFile) error {
 	if len(args.Data) > remote.MaxData {
 		return fmt.Errorf("write %s: %d bytes are more than %d", args.Path, len(args.Data), remote.MaxData)

@@ -45,7 +45,7 @@ func shutdownFS(args remote.ShutdownFS) error {
 	return ioctl(f, "shutdown", ioctlShutdown, unsafe.Pointer(&args.Flags))
 }
 
-// The ioctls that freeze and thaw, of the kernel's include/uapi/linux/fs.h: _IOWR('X', 119, int) and _IOWR('X', 120, int), whose argument nobody reads.
+// The ioctls that freeze and thaw, from the kernel's include/uapi/linux/fs.h: _IOWR('X', 119, int) and _IOWR('X', 120, int). The kernel ignores their argument.
 const (
 	ioctlFreeze = 0xc0045877
 	ioctlThaw   = 0xc0045878

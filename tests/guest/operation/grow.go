@@ -14,22 +14,21 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// The ioctls that grow: EXT4_IOC_RESIZE_FS of the kernel's include/uapi/linux/ext4.h, which takes a count of blocks, and XFS_IOC_FSGEOMETRY
-// and XFS_IOC_FSGROWFSDATA of its fs/xfs/libxfs/xfs_fs.h.
+// The ioctls that grow a filesystem: EXT4_IOC_RESIZE_FS of the kernel's include/uapi/linux/ext4.h, which takes a number of blocks, and XFS_IOC_FSGEOMETRY and XFS_IOC_FSGROWFSDATA of its fs/xfs/libxfs/xfs_fs.h.
 const (
 	ioctlExt4Resize  = 0x40086610
 	ioctlXFSGeometry = 0x8100587e
 	ioctlXFSGrow     = 0x4010586e
 )
 
-// The ioctls of a label (include/uapi/linux/fs.h), which has 256 bytes (FSLABEL_MAX).
+// The ioctls that read and set a label of 256 bytes (include/uapi/linux/fs.h, FSLABEL_MAX).
 const (
 	ioctlGetLabel = 0x81009431
 	ioctlSetLabel = 0x41009432
 	labelBytes    = 256
 )
 
-// growFS times the ioctl, and nothing around it but what settles it.
+// growFS grows a filesystem. It measures only the time of the ioctl and of the calls that settle the growth.
 func growFS(_ context.Context, args remote.Grow) (remote.Grown, error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(args.Path, &s); err != nil {
@@ -49,7 +48,7 @@ func growFS(_ context.Context, args remote.Grow) (remote.Grown, error) {
 		if err := ioctl(f, "XFS_IOC_FSGEOMETRY", ioctlXFSGeometry, unsafe.Pointer(&geometry)); err != nil {
 			return remote.Grown{}, err
 		}
-		if has := binary.NativeEndian.Uint64(geometry[32:]); blocks < has { // the kernel would obey
+		if has := binary.NativeEndian.Uint64(geometry[32:]); blocks < has { // the kernel would shrink it
 			return remote.Grown{}, fmt.Errorf("grow %s: it has %d blocks, and %d were asked for", args.Path, has, blocks)
 		}
 		grow := struct { // struct xfs_growfs_data
@@ -69,8 +68,7 @@ func growFS(_ context.Context, args remote.Grow) (remote.Grown, error) {
 	}
 }
 
-// settledXFS grows as a power cut allows: it looks on the disk whether the superblock and the last group's header, which begins at last, are there,
-// has the kernel write the superblock behind the growth, looks whether it did, and has the disk keep it.
+// settledXFS grows an xfs so that it survives a power cut. First it checks that the superblock and the last group's header, which begins at last, are on the disk. After the growth it makes the kernel write the superblock, checks that this happened, and flushes the disk.
 func settledXFS(f *os.File, device string, last uint64, grow func() error) (err error) {
 	disk, err := os.OpenFile(device, os.O_RDONLY|unix.O_DIRECT, 0)
 	if err != nil {

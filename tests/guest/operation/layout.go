@@ -11,7 +11,7 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// layout is where blocks lie. A write that returns without an error is durable, unless it is unsynced; a read at the end of what is there is io.EOF.
+// layout says where blocks lie. A write that returns without an error is durable, unless the layout is unsynced. A read after the last block returns io.EOF.
 type layout interface {
 	io.Closer
 	write(index uint64, block []byte) error
@@ -35,7 +35,7 @@ func open(args remote.VerifyBlocks) (layout, error) {
 	return oneFile{File: f}, err
 }
 
-// oneFile holds block after block.
+// oneFile is a file with all blocks, one after the other.
 type oneFile struct {
 	*os.File
 	unsynced bool
@@ -52,7 +52,7 @@ func (f oneFile) read(index uint64, block []byte) (int, error) {
 	return f.ReadAt(block, int64(index)*int64(len(block)))
 }
 
-// filesApart is a directory that holds each block as a file in a directory of its own. New directories are what has a filesystem use its new groups at once.
+// filesApart is a directory with a file for each block, each in its own directory, because new directories make a filesystem use its new groups at once.
 type filesApart struct {
 	path     string
 	unsynced bool
@@ -103,7 +103,7 @@ func (d filesApart) read(index uint64, block []byte) (int, error) {
 	return n, err
 }
 
-// syncDirectory makes the file's name as durable as its content is going to be.
+// syncDirectory makes the file's name durable.
 func syncDirectory(path string) error {
 	d, err := os.Open(path)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// signal sends a signal to every process of a program. One that has ended meanwhile has no need of it.
+// signal sends a signal to every process of a program. It ignores a process that has ended meanwhile.
 func signal(_ context.Context, args remote.Signal) (remote.Processes, error) {
 	var found remote.Processes
 	err := eachProcess(args.Program, func(id int) error {
@@ -39,9 +39,9 @@ func threads(_ context.Context, args remote.Threads) (remote.ThreadStates, error
 		for _, file := range files {
 			text, err := os.ReadFile(file)
 			if err != nil {
-				continue // it has ended
+				continue // the process has ended
 			}
-			// "id (name) state …", where the name may hold anything (proc(5)).
+			// The format is "id (name) state …", where the name may contain any character (proc(5)).
 			if _, rest, ok := strings.Cut(string(text[strings.LastIndexByte(string(text), ')')+1:]), " "); ok && rest != "" {
 				found.States = append(found.States, rest[:1])
 			}
@@ -63,7 +63,7 @@ func eachProcess(path string, do func(id int) error) error {
 	for _, link := range links {
 		program, err := os.Readlink(link)
 		if err != nil || program != path {
-			continue // a thread of the kernel has none
+			continue // a kernel thread has no program
 		}
 		id, err := strconv.Atoi(filepath.Base(filepath.Dir(link)))
 		if err != nil {

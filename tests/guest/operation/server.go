@@ -1,5 +1,4 @@
-// Package operation is the guest's side of tests/guest/remote: it serves the operations over any listener, which in a test guest is vsock and in a unit test a unix socket.
-// It runs what it is told by whoever connects, so it belongs in no image but a test's.
+// Package operation is the guest's side of tests/guest/remote. It serves the operations over any listener: vsock in a test guest, a unix socket in a unit test. It carries out the requests of everybody who connects, so it must only be in test images.
 package operation
 
 import (
@@ -12,7 +11,7 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// Serve answers connections until l is closed, whose error it returns. Operations that run then go on until they end.
+// Serve answers connections until l is closed, and returns l's error. Operations that run then continue until they end.
 func Serve(l net.Listener) error {
 	for {
 		conn, err := l.Accept()
@@ -23,7 +22,7 @@ func Serve(l net.Listener) error {
 	}
 }
 
-// serve runs a connection's one operation.
+// serve runs the one operation of a connection.
 func serve(conn net.Conn) {
 	defer conn.Close()
 	lines := remote.NewLines(conn)
@@ -55,7 +54,7 @@ func reply(lines *remote.Lines, result any) error {
 	return lines.Send(remote.Reply{Result: raw})
 }
 
-// finish sends the last line. A client that has gone away does not want it.
+// finish sends the last line. It ignores an error, because then the client has gone away.
 func finish(lines *remote.Lines, err error) {
 	last := remote.Reply{Done: true}
 	if err != nil {
@@ -64,7 +63,7 @@ func finish(lines *remote.Lines, err error) {
 	_ = lines.Send(last)
 }
 
-// describe makes an error fit for the wire.
+// describe converts an error for the wire.
 func describe(err error) *remote.Error {
 	if e, ok := errors.AsType[*remote.Error](err); ok {
 		return e
@@ -74,7 +73,7 @@ func describe(err error) *remote.Error {
 	return e
 }
 
-// atBlock says which block an error hit.
+// atBlock adds the index of the failed block to an error.
 func atBlock(index uint64, err error) error {
 	e := &remote.Error{Message: err.Error(), Index: &index}
 	errors.As(err, &e.Errno)

@@ -8,10 +8,10 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// operation runs to its end, or until ctx asks it to stop, and emits its results.
+// operation runs until it is done, or until ctx asks it to stop, and emits its results.
 type operation func(ctx context.Context, args json.RawMessage, emit func(any) error) error
 
-// operations is all a test guest can do.
+// operations are all operations of a test guest.
 var operations = map[string]operation{
 	remote.OpExec:         once(execute),
 	remote.OpReadFile:     once(readFile),
@@ -33,7 +33,7 @@ var operations = map[string]operation{
 	remote.OpThreads:      once(threads),
 }
 
-// many makes an operation of a function that emits results of type R as it goes.
+// many makes an operation from a function that emits results of type R as it runs.
 func many[A, R any](do func(context.Context, A, func(R) error) error) operation {
 	return func(ctx context.Context, raw json.RawMessage, emit func(any) error) error {
 		var args A
@@ -44,7 +44,7 @@ func many[A, R any](do func(context.Context, A, func(R) error) error) operation 
 	}
 }
 
-// once makes an operation of a function with one result.
+// once makes an operation from a function with one result.
 func once[A, R any](do func(context.Context, A) (R, error)) operation {
 	return many(func(ctx context.Context, args A, emit func(R) error) error {
 		result, err := do(ctx, args)
@@ -55,7 +55,7 @@ func once[A, R any](do func(context.Context, A) (R, error)) operation {
 	})
 }
 
-// plain makes an operation of a function without a result.
+// plain makes an operation from a function without a result.
 func plain[A any](do func(A) error) operation {
 	return many(func(_ context.Context, args A, _ func(struct{}) error) error { return do(args) })
 }

@@ -15,8 +15,7 @@ import (
 // Dial connects to a vsock port of the guest.
 type Dial func(ctx context.Context, port uint32) (net.Conn, error)
 
-// Client acts in one guest. It holds no connection between two calls and is safe for concurrent use. Every call ends with its context; a guest's own failure comes back
-// as an [*Error].
+// Client runs operations in one guest. It holds no connection between two calls and is safe for concurrent use. Every call ends with its context. A failure in the guest is returned as an [*Error].
 type Client struct {
 	dial Dial
 }
@@ -24,7 +23,7 @@ type Client struct {
 // NewClient returns a client of the guest that dial reaches.
 func NewClient(dial Dial) *Client { return &Client{dial: dial} }
 
-// Exec runs a program and waits for its end. A program that ran and failed is no error: look at Exit.
+// Exec runs a program and waits for its end. A program that ran and failed is not an error: look at Exit.
 func (c *Client) Exec(ctx context.Context, cmd Command) (Exit, error) {
 	return ask[Exit](ctx, c, OpExec, cmd)
 }
@@ -47,7 +46,7 @@ func (c *Client) ReadAt(ctx context.Context, path string, offset int64, length i
 	return data.Data, err
 }
 
-// WriteFile writes a whole file, as os.WriteFile does. It works for the kernel's files too.
+// WriteFile writes a whole file, as os.WriteFile does. It also works for the kernel's files.
 func (c *Client) WriteFile(ctx context.Context, path string, data []byte) error {
 	return c.call(ctx, OpWriteFile, WriteFile{Path: path, Data: data, Truncate: true}, nil)
 }
@@ -57,43 +56,43 @@ func (c *Client) WriteAt(ctx context.Context, path string, offset int64, data []
 	return c.call(ctx, OpWriteFile, WriteFile{Path: path, Offset: offset, Data: data}, nil)
 }
 
-// Stat asks for a file's status, following symbolic links.
+// Stat returns a file's status. It follows symbolic links.
 func (c *Client) Stat(ctx context.Context, path string) (Stat, error) {
 	return ask[Stat](ctx, c, OpStat, Path{path})
 }
 
-// StatFS asks for the status of the filesystem that holds path.
+// StatFS returns the status of the filesystem that contains path.
 func (c *Client) StatFS(ctx context.Context, path string) (StatFS, error) {
 	return ask[StatFS](ctx, c, OpStatFS, Path{path})
 }
 
-// DeviceSize asks the guest's kernel for a block device's size in bytes.
+// DeviceSize returns a block device's size in bytes, according to the guest's kernel.
 func (c *Client) DeviceSize(ctx context.Context, device string) (uint64, error) {
 	size, err := ask[Size](ctx, c, OpDeviceSize, Path{device})
 	return size.Bytes, err
 }
 
-// Mkdir makes a directory and its parents. One that is there is no error.
+// Mkdir makes a directory and its parents. An existing directory is not an error.
 func (c *Client) Mkdir(ctx context.Context, path string, mode fs.FileMode) error {
 	return c.call(ctx, OpMkdir, Mkdir{Path: path, Mode: uint32(mode.Perm())}, nil)
 }
 
-// Mount mounts behind the agent's back.
+// Mount mounts without the agent's knowledge.
 func (c *Client) Mount(ctx context.Context, m Mount) error {
 	return c.call(ctx, OpMount, m, nil)
 }
 
-// Unmount unmounts behind the agent's back.
+// Unmount unmounts without the agent's knowledge.
 func (c *Client) Unmount(ctx context.Context, path string, flags int) error {
 	return c.call(ctx, OpUnmount, Unmount{Path: path, Flags: flags}, nil)
 }
 
-// ShutdownFS forces a filesystem down; see [ShutdownFS] for the flags.
+// ShutdownFS shuts a filesystem down by force; see [ShutdownFS] for the flags.
 func (c *Client) ShutdownFS(ctx context.Context, path string, flags uint32) error {
 	return c.call(ctx, OpShutdownFS, ShutdownFS{Path: path, Flags: flags}, nil)
 }
 
-// Grow grows a filesystem behind the agent's back, and returns how long that took in the guest.
+// Grow grows a filesystem without the agent's knowledge, and returns the time that this took in the guest.
 func (c *Client) Grow(ctx context.Context, g Grow) (time.Duration, error) {
 	grown, err := ask[Grown](ctx, c, OpGrowFS, g)
 	return time.Duration(grown.Nanoseconds), err
@@ -104,23 +103,23 @@ func (c *Client) Freeze(ctx context.Context, path string) error {
 	return c.call(ctx, OpFreezeFS, Freeze{Path: path}, nil)
 }
 
-// Sync writes out the filesystem that holds path (syncfs), or all of them where path is empty.
+// Sync writes all data of the filesystem that contains path to its disk (syncfs), or of all filesystems if path is empty.
 func (c *Client) Sync(ctx context.Context, path string) error {
 	return c.call(ctx, OpSync, Path{path}, nil)
 }
 
-// Signal sends a signal to every process of a program, and returns their ids. That there is none is an error.
+// Signal sends a signal to every process of a program, and returns their ids. It fails if there is no such process.
 func (c *Client) Signal(ctx context.Context, program string, signal syscall.Signal) ([]int, error) {
 	found, err := ask[Processes](ctx, c, OpSignal, Signal{Program: program, Signal: signal})
 	return found.IDs, err
 }
 
-// Threads asks for the threads of all processes of a program. That there is none is an error.
+// Threads returns the threads of all processes of a program. It fails if there is no such process.
 func (c *Client) Threads(ctx context.Context, program string) (ThreadStates, error) {
 	return ask[ThreadStates](ctx, c, OpThreads, Threads{Program: program})
 }
 
-// DialVsock makes a connection that begins in the guest; see [DialVsock].
+// DialVsock makes a connection from the guest; see [DialVsock].
 func (c *Client) DialVsock(ctx context.Context, d DialVsock) (Dialed, error) {
 	return ask[Dialed](ctx, c, OpDialVsock, d)
 }
@@ -135,14 +134,14 @@ func (c *Client) BareEcho(ctx context.Context) (net.Conn, error) {
 	return c.dial(ctx, BareEchoPort)
 }
 
-// ask runs an operation that answers with one R.
+// ask runs an operation with one answer, of type R.
 func ask[R any](ctx context.Context, c *Client, op string, args any) (R, error) {
 	var result R
 	err := c.call(ctx, op, args, &result)
 	return result, err
 }
 
-// call runs an operation that answers once, into result unless that is nil.
+// call runs an operation with one answer, and stores the answer in result unless that is nil.
 func (c *Client) call(ctx context.Context, op string, args, result any) error {
 	s, err := c.begin(ctx, op, args)
 	if err != nil {
@@ -159,7 +158,7 @@ func (c *Client) call(ctx context.Context, op string, args, result any) error {
 	return err
 }
 
-// session is one operation that runs on its connection.
+// session is the connection of one running operation.
 type session struct {
 	ctx   context.Context
 	op    string
@@ -168,7 +167,7 @@ type session struct {
 	keep  func() bool // detaches the connection from the context
 }
 
-// begin connects and sends the request. From here on the context's end closes the connection.
+// begin connects and sends the request. From then on the end of the context closes the connection.
 func (c *Client) begin(ctx context.Context, op string, args any) (*session, error) {
 	raw, err := json.Marshal(args)
 	if err != nil {
@@ -189,7 +188,7 @@ func (c *Client) begin(ctx context.Context, op string, args any) (*session, erro
 
 func (s *session) send(r Request) error { return s.cause(s.lines.Send(r)) }
 
-// next receives one reply into result and says whether it was the last. The guest's own failure is an error and the last.
+// next receives one reply into result and reports whether it was the last. A failure in the guest is an error, and the last reply.
 func (s *session) next(result any) (done bool, err error) {
 	var reply Reply
 	if err := s.cause(s.lines.Receive(&reply)); err != nil {
@@ -206,7 +205,7 @@ func (s *session) next(result any) (done bool, err error) {
 	return reply.Done, nil
 }
 
-// cause names the operation, and the context's end where that is what broke the connection.
+// cause adds the operation's name to an error, and the context's error if the end of the context broke the connection.
 func (s *session) cause(err error) error {
 	switch {
 	case err == nil:

@@ -8,7 +8,7 @@ import (
 	"io"
 )
 
-// ErrLineTooLong reports a line of more than MaxLine bytes. The connection is of no further use.
+// ErrLineTooLong reports a line of more than MaxLine bytes. The connection cannot be used any further.
 var ErrLineTooLong = fmt.Errorf("line longer than %d bytes", MaxLine)
 
 // Lines sends and receives values as lines of JSON. One goroutine may send while another receives.
@@ -17,7 +17,7 @@ type Lines struct {
 	w io.Writer
 }
 
-// NewLines speaks over rw, which stays the caller's to close.
+// NewLines returns Lines over rw. The caller still closes rw.
 func NewLines(rw io.ReadWriter) *Lines {
 	return &Lines{r: bufio.NewReaderSize(rw, 64<<10), w: rw}
 }
@@ -35,7 +35,7 @@ func (l *Lines) Send(v any) error {
 	return err
 }
 
-// Receive reads one line into v. It returns io.EOF where the other side ended between two lines, io.ErrUnexpectedEOF where it ended within one.
+// Receive reads one line into v. It returns io.EOF if the other side ended between two lines, and io.ErrUnexpectedEOF if it ended within a line.
 func (l *Lines) Receive(v any) error {
 	line, err := l.readLine()
 	if err != nil {
@@ -47,7 +47,7 @@ func (l *Lines) Receive(v any) error {
 	return nil
 }
 
-// readLine returns the next line without its end. It holds no more of it than MaxLine and one buffer.
+// readLine returns the next line without its line end. It holds at most MaxLine bytes of the line and one buffer.
 func (l *Lines) readLine() ([]byte, error) {
 	var line []byte
 	for {

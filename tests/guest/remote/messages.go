@@ -9,33 +9,33 @@ type Path struct {
 
 // Command is a program to run in the guest.
 type Command struct {
-	Argv  []string `json:"argv"`            // Argv[0] is a path: the image has no shell and no PATH worth the name
+	Argv  []string `json:"argv"`            // Argv[0] is a path: the image has no shell and no useful PATH
 	Env   []string `json:"env,omitempty"`   // the whole environment; nil inherits the test guest's
 	Stdin []byte   `json:"stdin,omitempty"` // at most MaxData
 }
 
-// Signal goes to every process of a program.
+// Signal is a signal to every process of a program.
 type Signal struct {
 	Program string         `json:"program"` // its path
 	Signal  syscall.Signal `json:"signal"`
 }
 
-// Processes are those that have got a Signal.
+// Processes are the processes that received a Signal.
 type Processes struct {
 	IDs []int `json:"ids"`
 }
 
-// Threads asks for those of every process of a program.
+// Threads asks for the threads of every process of a program.
 type Threads struct {
 	Program string `json:"program"` // its path
 }
 
-// ThreadStates are a program's threads, as the kernel sees them.
+// ThreadStates are the states of a program's threads in the kernel.
 type ThreadStates struct {
-	States []string `json:"states"` // a letter each, as proc(5) has it: D waits in the kernel for a disk, or for who does
+	States []string `json:"states"` // one letter each, see proc(5): D waits in the kernel for a disk, or for another thread that does
 }
 
-// Waiting is how many of the threads wait for a disk.
+// Waiting returns the number of threads that wait for a disk.
 func (t ThreadStates) Waiting() (n int) {
 	for _, state := range t.States {
 		if state == "D" {
@@ -45,13 +45,13 @@ func (t ThreadStates) Waiting() (n int) {
 	return n
 }
 
-// Exit is how a Command ended. Of each output the first MaxOutput bytes are kept.
+// Exit is the end of a Command. It keeps the first MaxOutput bytes of each output.
 type Exit struct {
 	Code      int    `json:"code"`             // -1 when a signal ended it
-	Signal    string `json:"signal,omitempty"` // that signal
+	Signal    string `json:"signal,omitempty"` // the signal's name
 	Stdout    []byte `json:"stdout,omitempty"`
 	Stderr    []byte `json:"stderr,omitempty"`
-	Truncated bool   `json:"truncated,omitempty"` // an output was longer than was kept
+	Truncated bool   `json:"truncated,omitempty"` // an output was longer than its kept part
 }
 
 // ReadFile reads up to Length bytes (at most MaxData) from Offset on.
@@ -61,20 +61,20 @@ type ReadFile struct {
 	Length int    `json:"length"`
 }
 
-// Data is what ReadFile read: fewer bytes than were asked for at the file's end only.
+// Data is the result of ReadFile. It has fewer bytes than requested only at the file's end.
 type Data struct {
 	Data []byte `json:"data,omitempty"`
 }
 
-// WriteFile writes Data at Offset, into a file that is made if it is missing.
+// WriteFile writes Data at Offset, into a file that is made if it does not exist.
 type WriteFile struct {
 	Path     string `json:"path"`
 	Offset   int64  `json:"offset,omitempty"`
 	Data     []byte `json:"data,omitempty"`
-	Truncate bool   `json:"truncate,omitempty"` // drop what the file held before
+	Truncate bool   `json:"truncate,omitempty"` // drop the file's old content
 }
 
-// Stat is stat(2)'s answer, with the kernel's own mode bits.
+// Stat is the result of stat(2), with the kernel's own mode bits.
 type Stat struct {
 	Dev   uint64 `json:"dev"`
 	Ino   uint64 `json:"ino"`
@@ -86,7 +86,7 @@ type Stat struct {
 	Size  int64  `json:"size"`
 }
 
-// StatFS is statfs(2)'s answer: counts of BlockSize bytes, and of inodes.
+// StatFS is the result of statfs(2): counts of blocks of BlockSize bytes, and of inodes.
 type StatFS struct {
 	Type      int64  `json:"type"` // the filesystem's magic number
 	BlockSize int64  `json:"block_size"`
@@ -124,67 +124,62 @@ type Unmount struct {
 	Flags int    `json:"flags,omitempty"` // MNT_* and UMOUNT_NOFOLLOW
 }
 
-// ShutdownFS forces the filesystem that holds Path down, as if its device were gone, with the ioctl that ext4 and xfs share (XFS_IOC_GOINGDOWN, EXT4_IOC_SHUTDOWN).
-// Only unmounting brings it back.
+// ShutdownFS shuts the filesystem that contains Path down, as if its device were gone, with the ioctl that ext4 and xfs share (XFS_IOC_GOINGDOWN, EXT4_IOC_SHUTDOWN). Only an unmount and a new mount bring it back.
 type ShutdownFS struct {
 	Path  string `json:"path"`
-	Flags uint32 `json:"flags"` // 0 flushes everything first, 1 the journal only, 2 nothing
+	Flags uint32 `json:"flags"` // 0 flushes everything first, 1 only the journal, 2 nothing
 }
 
-// Grow makes the mounted filesystem that holds Path so many bytes large, by its kernel's ioctl and nothing else. A smaller size is refused.
+// Grow grows the mounted filesystem that contains Path to a size in bytes, with its kernel's ioctl only. A smaller size is refused.
 type Grow struct {
 	Path   string `json:"path"`
 	FSType string `json:"fstype"` // ext4 or xfs
 	Bytes  uint64 `json:"bytes"`
-	// Settle, if it is set, is the block device that the filesystem lies on. The kernel calls that keep an xfs from being lost to a power cut after its growth
-	// are made then, and timed with the ioctl: the superblock and the last group's header are read from the device before it, the label that it has is set
-	// again behind it, the superblock is read once more, and the device is synced. ext4's ioctl settles by itself.
+	// Settle, if set, is the block device of the filesystem. Grow then also makes the kernel calls that protect a grown xfs from a power cut, and includes them in the measured time: it reads the superblock and the last group's header from the device before the ioctl; afterwards it sets the filesystem's label again to the same value, reads the superblock once more, and syncs the device. The ioctl of ext4 needs no such calls.
 	Settle string `json:"settle,omitempty"`
 }
 
-// Freeze stops all writing to the filesystem that holds Path, which writes its log and its superblock out, and lets it go on at once (FIFREEZE, FITHAW).
+// Freeze freezes the filesystem that contains Path, which stops all writing and makes the filesystem write its log and superblock, and thaws it at once (FIFREEZE, FITHAW).
 type Freeze struct {
 	Path string `json:"path"`
 }
 
-// Grown is how long the ioctl took, and what Settle asked for, by the guest's clock.
+// Grown is the duration of the ioctl and of the calls for Settle, by the guest's clock.
 type Grown struct {
 	Nanoseconds int64 `json:"nanoseconds"`
 }
 
-// WriteBlocks is what the checksummed writer writes: block after block, block i at i*BlockBytes, with content that Fill makes of Seed and i. A file that is there is
-// emptied first. It ends where the next block would go beyond LimitBytes, when it is told to stop, or with the first error: it never tries again.
+// WriteBlocks starts the checksummed writer, which writes block after block: block i at i*BlockBytes, with the content that Fill makes from Seed and i. An existing file is emptied first. The writer ends where the next block would exceed LimitBytes, when it is told to stop, or with the first error: it never retries.
 type WriteBlocks struct {
 	Path       string `json:"path"`
 	BlockBytes int    `json:"block_bytes,omitempty"` // 0: DefaultBlock; else a multiple of 512, at most MaxBlock
 	Seed       uint64 `json:"seed"`
 	LimitBytes uint64 `json:"limit_bytes,omitempty"` // 0: none
-	Unsynced   bool   `json:"unsynced,omitempty"`    // write only, and sync nothing: what it acknowledges may be lost
-	Detached   bool   `json:"detached,omitempty"`    // nothing tells it to stop, the connection's end neither: for a guest that cannot be reached any more
-	Apart      bool   `json:"apart,omitempty"`       // Path is a directory, and block i a file Path/i/block of its own
+	Unsynced   bool   `json:"unsynced,omitempty"`    // write and sync nothing: acknowledged blocks may be lost
+	Detached   bool   `json:"detached,omitempty"`    // neither a stop nor the connection's end stops the writer: for a guest that becomes unreachable
+	Apart      bool   `json:"apart,omitempty"`       // Path is a directory, and block i is a separate file Path/i/block
 }
 
-// VerifyBlocks reads blocks From to From+Count-1 back, and ends early where the file does.
+// VerifyBlocks reads blocks From to From+Count-1 back, and ends earlier at the end of the file.
 type VerifyBlocks struct {
 	Path       string `json:"path"`
 	BlockBytes int    `json:"block_bytes,omitempty"` // as written
 	From       uint64 `json:"from,omitempty"`
 	Count      uint64 `json:"count"`
-	Apart      bool   `json:"apart,omitempty"` // as written: then it ends before the first block whose file is not there
+	Apart      bool   `json:"apart,omitempty"` // as written; then it ends before the first block without a file
 }
 
-// Block is the acknowledgement of one block. From the writer it says: fsync returned success for it. From the verifier: this is what was read, and Bytes is less than a
-// block where the file ends inside it.
+// Block is the acknowledgement of one block. From the writer it means that fsync returned success for the block. From the verifier it is the block as read, and Bytes is less than a block if the file ends inside it.
 type Block struct {
 	Index uint64 `json:"index"`
 	Bytes int    `json:"bytes"`
-	Sum   uint64 `json:"sum"` // Sum's of the block
+	Sum   uint64 `json:"sum"` // the Sum of the block
 
-	// Nanoseconds is how long the writer's write and fsync took, by the guest's clock.
+	// Nanoseconds is the duration of the writer's write and fsync, by the guest's clock.
 	Nanoseconds int64 `json:"nanoseconds,omitempty"`
 }
 
-// DialVsock connects, from inside the guest, to a vsock address, sends Send, and reads until Await bytes have come or the other side has ended the connection.
+// DialVsock connects from inside the guest to a vsock address, sends Send, and reads until Await bytes have arrived or the other side has ended the connection.
 type DialVsock struct {
 	CID   uint32 `json:"cid"` // or OwnCID
 	Port  uint32 `json:"port"`
@@ -192,10 +187,10 @@ type DialVsock struct {
 	Await int    `json:"await"` // at most MaxData
 }
 
-// OwnCID stands for the guest's own address, wherever it is. As an address it leads nowhere (VMADDR_CID_HYPERVISOR of linux/vm_sockets.h).
+// OwnCID stands for the guest's own address, whatever that is. As a real address it leads nowhere (VMADDR_CID_HYPERVISOR of linux/vm_sockets.h).
 const OwnCID = 0
 
-// Dialed is what came back. It is shorter than was awaited where the other side ended the connection.
+// Dialed is the received data. It is shorter than Await if the other side ended the connection.
 type Dialed struct {
 	Data []byte `json:"data,omitempty"`
 }

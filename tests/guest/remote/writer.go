@@ -7,7 +7,7 @@ import (
 	"fmt"
 )
 
-// Writer is a checksummed writer that runs in the guest. Its Ledger fills with every acknowledgement.
+// Writer is a checksummed writer that runs in the guest. Its Ledger records every acknowledgement.
 type Writer struct {
 	session *session
 	ledger  *Ledger
@@ -30,7 +30,7 @@ func (c *Client) StartWriter(ctx context.Context, blocks WriteBlocks) (*Writer, 
 	return w, nil
 }
 
-// record takes acknowledgements down until the writer ends.
+// record records acknowledgements until the writer ends.
 func (w *Writer) record() {
 	defer close(w.done)
 	defer w.session.end()
@@ -47,21 +47,21 @@ func (w *Writer) record() {
 	}
 }
 
-// Ledger is what was acknowledged so far. It stays after the writer's end.
+// Ledger returns the blocks acknowledged so far. It stays valid after the writer's end.
 func (w *Writer) Ledger() *Ledger { return w.ledger }
 
 // Done is closed when the writer has ended.
 func (w *Writer) Done() <-chan struct{} { return w.done }
 
-// Err waits for the writer's end and returns why it ended: nil at its limit or by Stop.
+// Err waits for the writer's end and returns the reason: nil if the writer reached its limit or was stopped.
 func (w *Writer) Err() error {
 	<-w.done
 	return w.err
 }
 
-// Stop lets the writer finish the block in flight, waits for its end, and returns as Err does. A writer whose disk hangs does not end: then ctx does.
+// Stop lets the writer finish the block in flight, waits for its end, and returns the same as Err. A writer on a hanging disk does not end; Stop then returns when ctx ends.
 func (w *Writer) Stop(ctx context.Context) error {
-	// Where this cannot be sent the connection has ended, and the writer with it: why, Err knows better.
+	// If sending fails, the connection has ended, and the writer with it. Err has the better reason.
 	_ = w.session.send(Request{Op: OpStop})
 	select {
 	case <-w.done:
@@ -71,10 +71,10 @@ func (w *Writer) Stop(ctx context.Context) error {
 	}
 }
 
-// errEarly reports a writer that ended, without an error, short of what was awaited.
+// errEarly is the error of a wait for a writer that ended without an error, but too early.
 var errEarly = errors.New("it reached its limit")
 
-// Await waits until the writer has acknowledged this many bytes since its start. It fails where the writer ends before.
+// Await waits until the writer has acknowledged this many bytes since its start. It fails if the writer ends earlier.
 func (w *Writer) Await(ctx context.Context, bytes uint64) error {
 	for {
 		have, changed := w.ledger.state()
@@ -94,8 +94,7 @@ func (w *Writer) Await(ctx context.Context, bytes uint64) error {
 	}
 }
 
-// Verify reads back what the ledger says was acknowledged and compares. The caller unmounts and mounts first, so that the disk is read and not the page cache. A failing
-// read is an error, and what was found until then stands in the Comparison. Unless it is nil, progress is called after each block with the blocks read and in all.
+// Verify reads the blocks of the ledger back and compares them. The caller must unmount and mount the volume first, so that Verify reads the disk and not the page cache. If reading fails, Verify returns the error and a Comparison of the blocks read so far. progress, unless nil, is called after each block with the number of blocks read and the number of all blocks.
 func (c *Client) Verify(ctx context.Context, path string, ledger *Ledger, progress func(read, all uint64)) (Comparison, error) {
 	sums := ledger.snapshot()
 	found := Comparison{Blocks: uint64(len(sums))}
@@ -126,7 +125,7 @@ func (c *Client) Verify(ctx context.Context, path string, ledger *Ledger, progre
 	}
 }
 
-// missingFrom counts every block from next on as missing.
+// missingFrom counts all blocks from next on as missing.
 func (c *Comparison) missingFrom(next uint64) {
 	for ; next < c.Blocks; next++ {
 		c.Missing = append(c.Missing, next)
