@@ -18,27 +18,27 @@ import (
 
 const (
 	volumesACut = 4
-	// replaysAKill is how often the records of one kill are cut elsewhere.
+	// replaysAKill is the number of replays of the records of one kill, each cut at another point.
 	replaysAKill = 4
-	// maxKept is how many images of failures are kept of each filesystem.
+	// maxKept is the maximum number of images of failures that are kept of each filesystem.
 	maxKept = 8
 
-	// volumeLimit is for one volume to be begun, or checked, as a base for vm.Limit.
+	// volumeLimit is the time limit for the start or the check of one volume, as a base for vm.Limit.
 	volumeLimit = 10 * time.Second
 
-	// tellWarnings has a guest's console say what its kernel warns of.
+	// tellWarnings makes the guest's kernel print its warnings on the console.
 	tellWarnings = "loglevel=5"
 )
 
-// settings say what a campaign does.
+// settings are the parameters of a campaign.
 type settings struct {
 	way   string
-	newer bool // kernel
+	newer bool // use the newer kernel
 	seed  uint64
 	cuts  int
 }
 
-// fromEnvironment reads the settings of a run by hand.
+// fromEnvironment reads the settings of a manual run.
 func fromEnvironment(cuts int) (s settings, err error) {
 	s.way = cmp.Or(os.Getenv("CUTS_WAY"), "agent")
 	if _, ok := ways[s.way]; !ok {
@@ -61,26 +61,26 @@ func fromEnvironment(cuts int) (s settings, err error) {
 	return s, nil
 }
 
-// campaign is one in progress.
+// campaign is a running campaign.
 type campaign struct {
 	settings
-	dir    string // for images
-	keep   string // for those of failures
+	dir    string // folder for images
+	keep   string // folder for images of failures
 	say    func(format string, args ...any)
 	random *rand.Rand
 
 	guest    *vm.Guest
-	kernel   string // of the guest
+	kernel   string // the release of the guest's kernel
 	cut      int
 	volumes  int
-	disks    int // that were checked
+	disks    int // the number of checked disks
 	counts   counts
-	failures []string       // that fail the campaign
-	kept     map[string]int // images, by filesystem
-	met      []*remains     // to be rescued
+	failures []string       // failures of the campaign
+	kept     map[string]int // number of kept images, by filesystem
+	met      []*remains     // volumes for rescue
 }
 
-// run makes the cuts. Its error is one of the test's own.
+// run makes the cuts. It returns an error of the test itself only.
 func (c *campaign) run(ctx context.Context) (err error) {
 	c.counts, c.kept = counts{}, map[string]int{}
 	c.random = rand.New(rand.NewPCG(c.seed, 0))
@@ -101,12 +101,12 @@ func (c *campaign) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// report says what came of it, as Markdown.
+// report returns the results as Markdown.
 func (c *campaign) report() string {
 	return fmt.Sprintf("%d cuts of %d, way %s, seed %d.\n\n%s", c.cut, c.cuts, c.way, c.seed, c.counts.table())
 }
 
-// boot boots the guest that checks, and is killed next.
+// boot boots the guest that checks the volumes, and that is killed next.
 func (c *campaign) boot(ctx context.Context) (err error) {
 	if c.guest != nil {
 		if err := c.guest.Close(); err != nil {
@@ -121,7 +121,7 @@ func (c *campaign) boot(ctx context.Context) (err error) {
 	return err
 }
 
-// round kills one guest, and cuts what was recorded in it elsewhere.
+// round kills one guest, and replays its records cut at other points.
 func (c *campaign) round(ctx context.Context) error {
 	var volumes []*volume
 	defer func() {
@@ -236,10 +236,9 @@ func (c *campaign) checkCut(ctx context.Context, left []*remains) error {
 
 func (c *campaign) row(r *remains) row { return row{r.fstype, c.kernel, r.kind} }
 
-// check checks one volume. It keeps what it was before where something is lost; of
-// one that met the window it leaves that to rescue.
+// check checks one volume. If something is lost, it keeps the image as it was before the check. It leaves a volume that met the window to rescue.
 func (c *campaign) check(ctx context.Context, r *remains) (found []finding, err error) {
-	if _, err := os.Stat(r.untouched()); err != nil { // it is there of a volume that was rescued
+	if _, err := os.Stat(r.untouched()); err != nil { // a rescued volume already has the copy
 		if err := vm.CopySparse(r.untouched(), r.path); err != nil {
 			return nil, err
 		}
@@ -281,7 +280,7 @@ func (c *campaign) keepUntouched(r *remains) error {
 	return errors.Join(os.MkdirAll(c.keep, 0o755), vm.CopySparse(image, r.untouched()))
 }
 
-// explanation is what the guest says of itself.
+// explanation returns an error with the guest's console.
 func (c *campaign) explanation() error {
 	var text strings.Builder
 	c.guest.Explain(&text)
@@ -299,8 +298,7 @@ func (c *campaign) lose(r *remains, f finding) {
 	c.say("%s", text)
 }
 
-// rescue has the volumes of a round that met the window rescued, as a user would,
-// and checks them then.
+// rescue runs `directvol rescue` on the volumes of a round that met the window, as a user would, and checks them afterwards.
 func (c *campaign) rescue(ctx context.Context) error {
 	met := c.met
 	c.met = nil
@@ -320,7 +318,7 @@ func (c *campaign) rescue(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%d volumes met the window, and nobody can rescue them: %w", len(met), err)
 	}
-	if err := limited(ctx, c.guest.Stop); err != nil { // one VM at a time
+	if err := limited(ctx, c.guest.Stop); err != nil { // only one VM at a time
 		return err
 	}
 	var whole []*remains
@@ -343,7 +341,7 @@ func (c *campaign) rescue(ctx context.Context) error {
 		return err
 	}
 	for _, r := range whole {
-		r.window, r.growths = false, 0 // no excuse any more
+		r.window, r.growths = false, 0 // from now on, a refusal is a failure
 		found, err := c.check(ctx, r)
 		if err != nil {
 			return err

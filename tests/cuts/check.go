@@ -11,27 +11,26 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// loss is what can go wrong with a volume after a cut.
+// loss is a kind of failure of a volume after a cut.
 type loss string
 
 const (
-	metWindow loss = "met the window" // mount refused, as its log is ahead of its superblock, or of what goes with that
+	metWindow loss = "met the window" // the mount was refused because the log is ahead of the superblock, or of metadata that belongs to it
 	refused   loss = "mount refused"
 	blocks    loss = "blocks lost"
 	noGrowth  loss = "growth failed"
 	unclean   loss = "fsck not silent"
-	hung      loss = "guest hung" // in the kernel: what was called did not return
+	hung      loss = "guest hung" // in the kernel: a call did not return
 	duringUse loss = "growth failed before the cut"
 )
 
-// finding is a loss, and what was said.
+// finding is a loss, with the message.
 type finding struct {
 	loss
 	err error
 }
 
-// check mounts what a cut has left, compares, grows it on, and has it checked. An
-// error is one of the test's own, or ctx has ended.
+// check mounts the volume that a cut has left, compares its blocks, grows it again, and runs fsck. It returns an error only for a failure of the test itself or if ctx has ended.
 func (r *remains) check(ctx context.Context, g *vm.Guest, w way, id string) (found []finding, err error) {
 	d := &disk{way: w, guest: g, id: id, fstype: r.fstype, path: r.path}
 	if err := d.attach(ctx); err != nil {
@@ -69,10 +68,9 @@ func (r *remains) check(ctx context.Context, g *vm.Guest, w way, id string) (fou
 	return found, nil
 }
 
-// refusal tells the refusal that is known from others.
+// refusal distinguishes the known refusal of a mount from other refusals.
 func (r *remains) refusal(err error) loss {
-	// The agent's errors have crossed a wire: of the errno only its words are left.
-	// An ext4's superblock may have the size already, and its descriptors not.
+	// The agent's errors have crossed a wire, so only the errno's text is left. An ext4's superblock may already have the new size while the group descriptors do not.
 	if (r.window || r.fstype == "ext4" && r.growths > 0) && strings.Contains(err.Error(), unix.EUCLEAN.Error()) {
 		return metWindow
 	}

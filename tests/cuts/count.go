@@ -6,16 +6,16 @@ import (
 	"strings"
 )
 
-// row is what is counted by itself.
+// row is a row of the table.
 type row struct{ fstype, kernel, kind string }
 
-// count is what came of the volumes of a row.
+// count holds the results of a row's volumes.
 type count struct {
 	cuts, volumes, growths, blocks, windows, rescued int
 	lost                                             map[loss]int
 }
 
-// counts are all rows.
+// counts are the results of all rows.
 type counts map[row]*count
 
 func (c counts) of(r row) *count {
@@ -35,11 +35,10 @@ func (c *count) volume(r *remains) {
 	}
 }
 
-// columns of the table that count losses.
+// columns are the losses that have a column in the table.
 var columns = []loss{metWindow, refused, blocks, noGrowth, unclean, hung, duringUse}
 
-// table writes all rows, and their sum, as Markdown. A cut counts in every row of
-// which it has a volume.
+// table returns all rows and their sum as Markdown. A cut counts in every row of which it has a volume.
 func (c counts) table() string {
 	var b strings.Builder
 	b.WriteString("| filesystem | kernel | cut | cuts | volumes | growths | blocks acknowledged | in the window |")

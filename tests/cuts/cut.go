@@ -14,18 +14,16 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// kinds of cut.
+// The kinds of cut.
 const (
 	kill   = "kill"
 	replay = "replay"
 )
 
-// killWithin bounds the moment of a kill from when all writers run, as a base for
-// vm.Limit: so that about as much has happened in an emulated guest.
+// killWithin is the maximum time from the start of all writers to a kill, as a base for vm.Limit, so that about as much happens before the kill in an emulated guest.
 const killWithin = time.Second
 
-// killWhileGrowing kills the guest at a seeded moment while volumes grow in it. What
-// failed before that is an error of the volume's own.
+// killWhileGrowing kills the guest at a moment chosen by the seed while its volumes grow. It returns the errors of volumes that failed before the kill.
 func killWhileGrowing(ctx context.Context, g *vm.Guest, volumes []*volume, random *rand.Rand) map[*volume]error {
 	failed := map[*volume]error{}
 	var mu sync.Mutex
@@ -35,7 +33,7 @@ func killWhileGrowing(ctx context.Context, g *vm.Guest, volumes []*volume, rando
 		steps := rand.New(rand.NewPCG(random.Uint64(), 0))
 		fails := func(err error) {
 			select {
-			case <-killed: // and that is why
+			case <-killed: // the kill is the cause of the error
 			default:
 				mu.Lock()
 				defer mu.Unlock()
@@ -67,25 +65,25 @@ func killWhileGrowing(ctx context.Context, g *vm.Guest, volumes []*volume, rando
 	return failed
 }
 
-// remains are what a cut has left of a volume, and what must be in it.
+// remains is the image of a volume after a cut, and the content that it must have.
 type remains struct {
 	*volume
 	kind    string
-	path    string         // the image
-	how     string         // for a person: how it came about
-	ledger  *remote.Ledger // blocks that must be there
-	growths int            // begun before the cut
+	path    string         // path of the image
+	how     string         // describes the cut for people
+	ledger  *remote.Ledger // the blocks that the image must contain
+	growths int            // the number of growths that had begun before the cut
 	window  bool           // the cut fell into the window
 }
 
-// untouched is a copy of the image, which no mount has changed since the cut.
+// untouched returns the path of a copy of the image as the cut left it, which was never mounted.
 func (r *remains) untouched() string { return r.path + ".cut" }
 
 func (r *remains) removeImages() error {
 	return errors.Join(os.Remove(r.path), os.Remove(r.untouched()))
 }
 
-// killed returns what a kill has left.
+// killed returns the remains of the volume after a kill.
 func (v *volume) killed() (*remains, error) {
 	size, err := vm.SizeOnDisk(v.fstype, v.path)
 	if err != nil {
@@ -100,8 +98,7 @@ func (v *volume) killed() (*remains, error) {
 	return r, nil
 }
 
-// windowAt says how many growths had begun at a point of the record, and whether
-// the superblock on the disk, of this size, knew nothing yet of the last of them.
+// windowAt returns the number of growths that had begun at a point of the record, and whether the superblock on the disk, with this size, did not have the last growth yet.
 func (v *volume) windowAt(at int64, size uint64) (growths int, window bool) {
 	for growths < len(v.growths) && v.growths[growths].at < at {
 		growths++
@@ -109,18 +106,18 @@ func (v *volume) windowAt(at int64, size uint64) (growths int, window bool) {
 	return growths, growths > 0 && size <= v.growths[growths-1].from
 }
 
-// replays is a volume's record, to be cut anywhere.
+// replays is the record of a volume, which can be cut at any point.
 type replays struct {
 	*volume
 	file    *os.File
 	entries []logwrites.Entry
-	windows [][2]int // in entries, from the first to the last; of each growth that has one
+	windows [][2]int // index of the first and the last entry of each growth's window, if it has one
 }
 
-// errNoRecord is of a volume whose guest was killed before its first flush.
+// errNoRecord is the error of a volume whose guest was killed before its first flush.
 var errNoRecord = errors.New("the record is empty")
 
-// replays reads the record. The caller closes its file.
+// replays reads the record. The caller closes the record's file.
 func (v *volume) replays() (*replays, error) {
 	file, err := os.Open(v.record)
 	if err != nil {
@@ -144,11 +141,10 @@ func (v *volume) replays() (*replays, error) {
 	return r, nil
 }
 
-// findWindows looks for the first write of the superblock after each growth began
-// that has more than the size before it.
+// findWindows looks, after the beginning of each growth, for the first write of a superblock with a larger size than before.
 func (r *replays) findWindows() ([][2]int, error) {
 	super := vm.SuperblockOffset(r.fstype)
-	sizes := map[int]uint64{} // by the entry that writes it
+	sizes := map[int]uint64{} // by the index of the entry that writes it
 	for i, e := range r.entries {
 		if !e.Writes(super) || !e.Writes(super+vm.SuperblockBytes-1) {
 			continue
@@ -180,7 +176,7 @@ func (r *replays) findWindows() ([][2]int, error) {
 	return windows, nil
 }
 
-// shifted is a file that is read as if it began elsewhere.
+// shifted reads a file from another start offset.
 type shifted struct {
 	file *os.File
 	by   int64
@@ -188,7 +184,7 @@ type shifted struct {
 
 func (s shifted) ReadAt(p []byte, at int64) (int, error) { return s.file.ReadAt(p, at+s.by) }
 
-// choose returns a point: directed ones lie in a window, where there is one.
+// choose returns a point of the record. A directed point lies in a window, if there is one.
 func (r *replays) choose(random *rand.Rand, directed bool) logwrites.Point {
 	first, last := 0, len(r.entries)-1
 	if directed && len(r.windows) > 0 {
@@ -235,8 +231,7 @@ func (r *replays) cutAt(p logwrites.Point, path string) (*remains, error) {
 	return left, nil
 }
 
-// sizeAt is how large the disk was. block_resize is in no record: it came after
-// its growth began, and the host's growth is for good.
+// sizeAt returns the size of the disk at a point. The record does not contain block_resize, so the disk has its new size from the beginning of each growth: the host never shrinks it again.
 func (r *replays) sizeAt(at int64) uint64 {
 	size := uint64(0)
 	for i, g := range r.growths {

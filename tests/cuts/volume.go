@@ -15,17 +15,15 @@ import (
 const (
 	miB = 1 << 20
 
-	// blockBytes is small, so that much is acknowledged in little time and reading
-	// it back is quick in an emulated guest.
+	// blockBytes is small, so that the writer acknowledges many blocks in little time and an emulated guest reads them back quickly.
 	blockBytes = 16 << 10
-	// maxGrowths bounds what one volume is grown.
+	// maxGrowths is the maximum number of growths of one volume.
 	maxGrowths = 48
-	// A step of a growth has at least a whole group of an ext4 with blocks of 1 KiB.
+	// minStep is one whole group of an ext4 with blocks of 1 KiB, so that each growth adds at least one group.
 	minStep, maxStep = 8 * miB, 120 * miB
 )
 
-// formats are what volumes are made as: their four kinds by turns, some of them
-// with other options in every round.
+// formats are the formats of the volumes: their four kinds in turn, some with other options in each round.
 var formats = []struct {
 	fstype  string
 	bytes   uint64
@@ -37,36 +35,36 @@ var formats = []struct {
 	{"xfs", 304 * miB, [][]string{{"-m", "rmapbt=1"}, {"-b", "size=1024"}, {"-i", "sparse=0"}, {"-m", "reflink=0,bigtime=0"}}},
 }
 
-// volume is one that is grown under its writer until it loses its power.
+// volume is a volume that grows under its writer until the power cut.
 type volume struct {
 	disk
 	options []string
 	seed    uint64
-	before  string // a copy of the image as it was when the record began
+	before  string // a copy of the image, made when the record began
 	record  string // the record of its writes
 	writer  *remote.Writer
 
-	unsynced uint64 // bytes that a second writer writes without syncing them
+	unsynced uint64 // number of bytes that a second writer writes without syncing them
 
 	mu      sync.Mutex
-	size    uint64 // that the disk is to have
+	size    uint64 // the requested size of the disk
 	growths []growth
 	acked   []acked
 }
 
-// growth is one that was begun.
+// growth is a growth that has begun.
 type growth struct {
 	from, to uint64
-	at       int64 // how long the record was then
+	at       int64 // length of the record at its beginning
 }
 
-// acked says of a moment how many blocks were acknowledged by then.
+// acked is the number of acknowledged blocks at a moment.
 type acked struct {
 	blocks uint64
-	at     int64 // how long the record was, a little later than the last of them
+	at     int64 // length of the record shortly after the last of these blocks was acknowledged
 }
 
-// newVolume formats the volume of a number, in dir, and keeps a copy.
+// newVolume formats the volume with a number, in dir, and keeps a copy of its image.
 func newVolume(ctx context.Context, dir string, number int, random *rand.Rand) (*volume, error) {
 	format := formats[number%len(formats)]
 	v := &volume{
@@ -83,7 +81,7 @@ func newVolume(ctx context.Context, dir string, number int, random *rand.Rand) (
 	return v, vm.CopySparse(v.before, v.path)
 }
 
-// begin attaches the volume to a guest, recorded, mounts it and starts its writer.
+// begin attaches the volume to a guest, with a record, mounts it and starts its writer.
 func (v *volume) begin(ctx context.Context, g *vm.Guest, w way) error {
 	v.guest, v.way = g, w
 	if err := v.attach(ctx); err != nil {
@@ -95,8 +93,7 @@ func (v *volume) begin(ctx context.Context, g *vm.Guest, w way) error {
 	if err := v.mount(ctx); err != nil {
 		return fmt.Errorf("mount it new: %w", err)
 	}
-	// What is written and not synced lies in the page cache, and is written out
-	// when it is worst: it gets its place on the disk in the middle of a growth.
+	// Data that was written and not synced lies in the page cache, and the kernel writes it out at the worst time: it allocates space for it in the middle of a growth.
 	if v.unsynced > 0 {
 		_, err := g.Remote.StartWriter(context.WithoutCancel(ctx), remote.WriteBlocks{Path: v.mounted + "/unsynced", BlockBytes: blockBytes, LimitBytes: v.unsynced, Unsynced: true, Apart: true})
 		if err != nil {
@@ -111,7 +108,7 @@ func (v *volume) begin(ctx context.Context, g *vm.Guest, w way) error {
 // written is the name of the directory that a volume's writer fills.
 const written = "written"
 
-// recorded is how long the record is.
+// recorded returns the length of the record.
 func (v *volume) recorded() (int64, error) {
 	info, err := os.Stat(v.record)
 	if err != nil {
@@ -120,12 +117,12 @@ func (v *volume) recorded() (int64, error) {
 	return info.Size(), nil
 }
 
-// note notes which blocks are acknowledged, until the writer ends.
+// note records which blocks are acknowledged, until the writer ends.
 func (v *volume) note(ctx context.Context) error {
 	for blocks := uint64(0); ; {
 		ended := v.writer.Await(ctx, (blocks+1)*blockBytes)
 		blocks = v.writer.Ledger().Blocks()
-		at, err := v.recorded() // not before the blocks are counted
+		at, err := v.recorded() // must come after the blocks are counted
 		if err != nil {
 			return err
 		}
@@ -138,8 +135,7 @@ func (v *volume) note(ctx context.Context) error {
 	}
 }
 
-// keepGrowing grows the volume again and again, each time when some more blocks
-// were acknowledged.
+// keepGrowing grows the volume again and again, each time after the writer has acknowledged some more blocks.
 func (v *volume) keepGrowing(ctx context.Context, random *rand.Rand) error {
 	for range maxGrowths {
 		if err := v.writer.Await(ctx, v.writer.Ledger().Bytes()+(1+random.Uint64N(16))*blockBytes); err != nil {
@@ -162,7 +158,7 @@ func (v *volume) keepGrowing(ctx context.Context, random *rand.Rand) error {
 	return nil
 }
 
-// remove removes what the volume has on the host.
+// remove removes the volume's files on the host.
 func (v *volume) remove() {
 	for _, path := range []string{v.path, v.before, v.record} {
 		_ = os.Remove(path)

@@ -9,14 +9,14 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// way is who mounts volumes and grows them, and with which measures.
+// way says who mounts and grows volumes, and with which measures.
 type way struct {
-	agent   bool // the agent, with its own; else a bare mount(2) and ioctl, with:
+	agent   bool // the agent, with its own measures; otherwise a plain mount(2) and ioctl, with:
 	freeze  bool // a freeze after each growth
-	remount bool // each mount twice
+	remount bool // each mount is made twice
 }
 
-// ways are all of them, by name.
+// ways are all ways, by name.
 var ways = map[string]way{
 	"agent":          {agent: true},
 	"bare":           {},
@@ -25,17 +25,17 @@ var ways = map[string]way{
 	"freeze+remount": {freeze: true, remount: true},
 }
 
-// disk is an image in a guest, as a volume that is mounted in some way.
+// disk is an image in a guest, as a volume that is mounted in one of the ways.
 type disk struct {
 	way
 	guest            *vm.Guest
 	id, fstype, path string
 
-	device  string // its /dev name, where no agent looks for it
-	mounted string // where it is mounted
+	device  string // its /dev name, if no agent looks for the disk
+	mounted string // the mount point
 }
 
-// attach gives the guest the disk.
+// attach attaches the disk to the guest.
 func (d *disk) attach(ctx context.Context) error {
 	if d.agent {
 		return d.guest.Attach(ctx, sandbox.Volume{ID: d.id, Path: d.path, FSType: d.fstype})
@@ -44,7 +44,7 @@ func (d *disk) attach(ctx context.Context) error {
 	return err
 }
 
-// diskID is what the machine knows the disk by.
+// diskID returns the id of the disk in the machine.
 func (d *disk) diskID() string {
 	if d.agent {
 		return sandbox.DiskID(d.id)
@@ -105,7 +105,7 @@ func (d *disk) unmount(ctx context.Context) error {
 	return d.guest.Remote.Unmount(ctx, d.mounted, 0)
 }
 
-// detach takes the disk away, which must not be mounted.
+// detach detaches the disk, which must not be mounted.
 func (d *disk) detach(ctx context.Context) error {
 	if d.agent {
 		return d.guest.Detach(ctx, d.id)

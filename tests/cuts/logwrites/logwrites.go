@@ -1,19 +1,19 @@
-// Package logwrites reads a record of a disk's writes and flushes, and makes of it
-// the image that a power cut at some point would have left. The record's format is
-// that of the kernel's dm-log-writes (Documentation/admin-guide/device-mapper/
-// log-writes.rst, drivers/md/dm-log-writes.c), which QEMU's blklogwrites writes too:
-// a sector with the superblock, then for each request a sector with its entry and
-// behind it the data. All numbers are little endian.
+// Package logwrites reads a record of a disk's writes and flushes, and makes the image
+// that a power cut at some point would have left. The record has the format of the
+// kernel's dm-log-writes (Documentation/admin-guide/device-mapper/log-writes.rst,
+// drivers/md/dm-log-writes.c), which QEMU's blklogwrites also writes: a sector with the
+// superblock, then for each request a sector with its entry, followed by the data. All
+// numbers are little endian.
 //
-// What a cut leaves: every write up to the last flush before the point, and of the
-// writes after that flush none, all, or some (After). blklogwrites notes a request
-// when it is done, and only then its sender is answered: so what was flushed before
-// an answer is in the record, and each such image is one that a real cut can leave.
-// Not every one is made: a write that is done while a flush is under way counts as
-// flushed. A write with FUA counts as flushed too. Of the others some pieces may
-// have reached the disk without the rest: a piece is 4096 bytes of the disk, which
-// today's disks write whole, as filesystems expect of their superblocks. A discard
-// changes nothing: what it leaves behind is nobody's promise.
+// A cut leaves every write up to the last flush before the point, and of the later
+// writes none, all, or some (After). blklogwrites records a request when the request is
+// done, and before its sender gets the answer. Everything that was flushed before an
+// answer is therefore in the record, and a real cut can leave each such image. The
+// reverse is not true: a write that is done during a flush counts as flushed here. A
+// write with FUA counts as flushed too. Of any other write some pieces may have reached
+// the disk without the rest. A piece is 4096 bytes of the disk: today's disks write
+// pieces whole, and filesystems rely on that for their superblocks. A discard changes
+// nothing, because no disk promises any content after it.
 package logwrites
 
 import (
@@ -33,38 +33,38 @@ const (
 
 // Flags of an entry.
 const (
-	Flush    = 1 << iota // what was written before is durable with it
-	FUA                  // this write is
+	Flush    = 1 << iota // all earlier writes are durable after this entry
+	FUA                  // this write is durable
 	Discard              // no data
-	Mark                 // somebody's note, no request
-	Metadata             // the writer says that it is a filesystem's own
+	Mark                 // a note, not a request
+	Metadata             // the writer marked the data as metadata of a filesystem
 
 	knownFlags = 1<<iota - 1
 )
 
-// Bounds of what is believed of a record: its sectors, and the bytes of one write.
+// Bounds of a valid record: the size of its sectors, and the bytes of one write.
 const (
 	minSector = 512
 	maxSector = 4096
 	maxWrite  = 1 << 30
 )
 
-// Entry is a request that the disk was sent.
+// Entry is a request to the disk.
 type Entry struct {
 	Flags  uint64
 	Offset int64 // on the disk, in bytes
-	Bytes  int64 // 0 where it wrote nothing
-	Data   int64 // where the record has what was written
-	End    int64 // how long the record is with this entry, and its data, at its end
+	Bytes  int64 // 0 if it wrote nothing
+	Data   int64 // offset of the written data in the record
+	End    int64 // length of the record up to and including this entry and its data
 }
 
 // Writes reports whether the entry writes the byte at an offset of the disk.
 func (e Entry) Writes(offset int64) bool { return e.Offset <= offset && offset-e.Offset < e.Bytes }
 
-// Read reads the entries of a record of so many bytes. The count in its superblock
-// is not looked at, as it is older than the last entries: the record ends where an
-// entry is not there in full. An entry that cannot be one is an error. A record that
-// was cut off before its superblock, which comes with the first flush, has none.
+// Read reads the entries of a record of size bytes. It ignores the count in the record's
+// superblock, which is older than the last entries: the record ends at the first
+// incomplete entry. An invalid entry is an error. A record that was cut off before its
+// superblock, which is written with the first flush, has no entries.
 func Read(record io.ReaderAt, size int64) ([]Entry, error) {
 	sector, err := readSuper(record, size)
 	if errors.Is(err, errNotBegun) {
@@ -79,7 +79,7 @@ func Read(record io.ReaderAt, size int64) ([]Entry, error) {
 		if _, err := record.ReadAt(raw[:], at); err != nil {
 			return nil, fmt.Errorf("read the entry at %d: %w", at, err)
 		}
-		if raw == [entrySize]byte{} { // a write ahead of it is there and it is not
+		if raw == [entrySize]byte{} { // a later entry was written before this one
 			break
 		}
 		e, err := decode(raw, at, sector)
@@ -95,7 +95,7 @@ func Read(record io.ReaderAt, size int64) ([]Entry, error) {
 	return entries, nil
 }
 
-// errNotBegun is of a record whose superblock is still to be written.
+// errNotBegun is the error of a record without a superblock, which is written later.
 var errNotBegun = errors.New("no superblock yet")
 
 func readSuper(record io.ReaderAt, size int64) (sector int64, err error) {
@@ -128,7 +128,7 @@ func decode(raw [entrySize]byte, at, sector int64) (Entry, error) {
 	switch {
 	case e.Flags&^knownFlags != 0:
 		return e, fmt.Errorf("unknown flags %#x", e.Flags)
-	case e.Flags&(Discard|Mark) != 0: // a mark's text is in the entry's own sector
+	case e.Flags&(Discard|Mark) != 0: // the text of a mark is in the entry's own sector
 		return e, nil
 	case count > maxWrite/uint64(sector):
 		return e, fmt.Errorf("a write of %d sectors, more than %d bytes", count, maxWrite)

@@ -6,17 +6,17 @@ import (
 	"math/rand/v2"
 )
 
-// After says which writes behind the last flush a power cut has let through.
+// After says which writes after the last flush survive a power cut.
 type After int
 
-// None of them, Some or All.
+// None, some or all of the writes.
 const (
 	None After = iota
-	Some       // by the point's seed each is left out, done, or torn
+	Some       // the point's seed decides for each write: left out, done, or torn
 	All
 )
 
-// String is the name as written here, in small letters.
+// String returns the name in lower case.
 func (a After) String() string {
 	if a < None || a > All {
 		return fmt.Sprintf("After(%d)", int(a))
@@ -24,20 +24,19 @@ func (a After) String() string {
 	return [...]string{"none", "some", "all"}[a]
 }
 
-// Point is a moment at which the power is cut.
+// Point is the moment of a power cut.
 type Point struct {
-	At    int64 // how long the record was: an entry that ends behind it was not done
+	At    int64 // length of the record at that moment: an entry that ends later was not done
 	After After
-	Seed  uint64 // of Some
+	Seed  uint64 // for Some
 }
 
-// piece is what reaches a disk whole or not at all, where it begins at a multiple.
+// piece is the size of the blocks, aligned to their size, that reach a disk whole or not at all.
 const piece = 4096
 
-// Replay writes into image, which is size bytes and as it was when the record
-// began, what it holds after a cut at the point.
+// Replay writes the content of the disk after a cut at the point into image. image has size bytes, and must be as it was when the record began.
 func Replay(image io.WriterAt, size int64, record io.ReaderAt, entries []Entry, p Point) error {
-	flushed := 0 // how many entries are before the last flush
+	flushed := 0 // number of entries before the last flush
 	for i, e := range entries {
 		if e.End > p.At {
 			entries = entries[:i]
@@ -59,7 +58,7 @@ func Replay(image io.WriterAt, size int64, record io.ReaderAt, entries []Entry, 
 	return nil
 }
 
-// choose returns which pieces of a write reach the disk.
+// choose returns a function that decides which pieces of a write reach the disk.
 func choose(random *rand.Rand, after After, durable bool) func() bool {
 	all, none := func() bool { return true }, func() bool { return false }
 	switch {
