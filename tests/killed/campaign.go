@@ -18,14 +18,14 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// settings say what a campaign does.
+// settings are the parameters of a campaign.
 type settings struct {
 	seed  uint64
 	count int
-	only  []target // by turns; at random where there is none
+	only  []target // killed in turn; if empty, chosen at random
 }
 
-// fromEnvironment reads the settings of a run by hand.
+// fromEnvironment reads the settings of a manual run.
 func fromEnvironment(count int, only []target) (s settings, err error) {
 	s.only = only
 	if s.seed, err = strconv.ParseUint(cmp.Or(os.Getenv("KILLED_SEED"), strconv.FormatUint(rand.Uint64N(1<<32), 10)), 10, 64); err != nil {
@@ -44,13 +44,13 @@ func fromEnvironment(count int, only []target) (s settings, err error) {
 	return s, nil
 }
 
-// campaign is one in progress.
+// campaign is a running campaign.
 type campaign struct {
 	settings
-	keep string // for what failed rounds leave
+	keep string // folder for the files of failed rounds
 	say  func(format string, args ...any)
 
-	dir      string // of images, and of the guest
+	dir      string // folder of the images and of the guest
 	log      *os.File
 	host     *hostProcess
 	guest    *guest
@@ -59,13 +59,13 @@ type campaign struct {
 	failures []string
 }
 
-// maxFailures ends a campaign that shows nothing new.
+// maxFailures is the number of failures after which a campaign ends, because more show nothing new.
 const maxFailures = 10
 
-// run makes the rounds. Its error is one of the test's own.
+// run makes the rounds. It returns an error of the test itself only.
 func (c *campaign) run(ctx context.Context) (err error) {
 	c.took, c.counts = newDurations(), counts{}
-	if c.dir, err = os.MkdirTemp("", "directvol-killed-"); err != nil { // a socket's path has 107 bytes at most
+	if c.dir, err = os.MkdirTemp("", "directvol-killed-"); err != nil { // a socket's path has at most 107 bytes
 		return err
 	}
 	defer os.RemoveAll(c.dir)
@@ -85,7 +85,7 @@ func (c *campaign) run(ctx context.Context) (err error) {
 	return c.stop(ctx, "the last round")
 }
 
-// rounds are all of them: those first that kill the agent, as their guest goes on.
+// rounds returns all rounds. Those that kill the agent come first, because their guest continues.
 func (c *campaign) rounds() []*round {
 	var agents, others []*round
 	for n := range c.count {
@@ -104,7 +104,7 @@ func (c *campaign) rounds() []*round {
 	return append(agents, others...)
 }
 
-// round makes a round and counts it.
+// round makes a round and counts its result.
 func (c *campaign) round(ctx context.Context, r *round) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, vm.Limit(jobLimit))
 	defer cancel()
@@ -136,7 +136,7 @@ func (c *campaign) round(ctx context.Context, r *round) (err error) {
 	return err
 }
 
-// ready has a guest of a kind run.
+// ready makes sure that a guest of the right kind runs.
 func (c *campaign) ready(ctx context.Context, service bool) (err error) {
 	if c.guest != nil && c.guest.service == service {
 		return nil
@@ -155,7 +155,7 @@ func (c *campaign) ready(ctx context.Context, service bool) (err error) {
 	return err
 }
 
-// hosts returns the host's process, another one where it has ended.
+// hosts returns the host's process. It starts another one if that has ended.
 func (c *campaign) hosts() (_ *hostProcess, err error) {
 	if c.host != nil {
 		select {
@@ -168,7 +168,7 @@ func (c *campaign) hosts() (_ *hostProcess, err error) {
 	return c.host, err
 }
 
-// stop ends the guest in order, where there is one, and finds nothing of it.
+// stop ends the guest in order, if there is one, and checks that nothing of it remains.
 func (c *campaign) stop(ctx context.Context, after string) error {
 	if c.guest == nil {
 		return nil
@@ -185,7 +185,7 @@ func (c *campaign) stop(ctx context.Context, after string) error {
 	return err
 }
 
-// discard ends what runs, and removes what that leaves.
+// discard kills all running processes, and removes their files.
 func (c *campaign) discard() {
 	c.guest = nil
 	if c.host != nil {
@@ -197,14 +197,14 @@ func (c *campaign) discard() {
 	if left, err := leftOnHost(ctx, c.dir, true); err != nil || len(left) > 0 {
 		c.failures = append(c.failures, fmt.Sprintf("after the host's process: %v left (%v)", left, err))
 	}
-	running, _ := vm.ProcessesWith(vmDir(c.dir)) // that was told of
+	running, _ := vm.ProcessesWith(vmDir(c.dir)) // an error was reported earlier
 	for _, p := range running {
 		_ = unix.Kill(p.ID, unix.SIGKILL)
 	}
 	_ = os.RemoveAll(vmDir(c.dir))
 }
 
-// keepRound keeps what a failed round has left.
+// keepRound keeps the files of a failed round.
 func (c *campaign) keepRound(r *round) error {
 	dir := filepath.Join(c.keep, fmt.Sprintf("%d-%s", r.seed, r.target))
 	if err := os.MkdirAll(dir, 0o755); err != nil {

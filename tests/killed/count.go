@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// count is what came of the rounds that killed one part.
+// count holds the results of the rounds that killed one part.
 type count struct {
 	rounds, kills, failed, idle int // idle: no call was in flight
 	blocks                      uint64
@@ -15,7 +15,7 @@ type count struct {
 	inFlight                    map[call]int
 }
 
-// counts are those of all parts.
+// counts are the results for all parts.
 type counts map[target]*count
 
 func (r *round) blocks() (n uint64) {
@@ -62,7 +62,7 @@ func (c counts) add(r *round, err error) {
 	}
 }
 
-// table writes all parts and their sum, as Markdown.
+// table returns all parts and their sum, as Markdown.
 func (c counts) table() string {
 	var b strings.Builder
 	b.WriteString("| killed | rounds | kills | during no call |")
@@ -107,7 +107,7 @@ func (c *count) write(b *strings.Builder, name string) {
 	fmt.Fprintf(b, " %d | %d | %d | %d | %d | %d | %d |\n", c.blocks, c.growths, c.rescued, c.ordered, c.lost, c.left, c.failed)
 }
 
-// report says what came of a campaign, as Markdown.
+// report returns the results of a campaign, as Markdown.
 func (c *campaign) report() string {
 	return fmt.Sprintf("Seeds %d to %d.\n\n%s", c.seed, c.seed+uint64(c.count)-1, c.counts.table())
 }

@@ -17,25 +17,25 @@ import (
 )
 
 const (
-	// callLimit ends a call that hangs, as a base for vm.Limit.
+	// callLimit is the time limit of a call, as a base for vm.Limit.
 	callLimit = 10 * time.Second
 	// bootLimit is the same for a start, and jobLimit for a round.
 	bootLimit = 25 * time.Second
 	jobLimit  = 2 * time.Minute
 )
 
-// guest is one that a host's process has.
+// guest is a guest that a host's process runs.
 type guest struct {
 	host    *hostProcess
 	dir     string
 	service bool
 	remote  *remote.Client
 
-	// Before the first volume: the mount points in the guest, and QEMU's parts.
+	// The mount points in the guest and QEMU's parts, before the first volume.
 	mounts, parts []string
 }
 
-// startGuest starts one, in a directory in which another one may have been.
+// startGuest starts a guest, in a directory that an earlier guest may have used.
 func startGuest(ctx context.Context, h *hostProcess, dir string, service bool) (*guest, error) {
 	g := &guest{host: h, dir: dir, service: service}
 	a, err := h.call(ctx, request{Call: start, Limit: vm.Limit(bootLimit), Boot: boot{Dir: dir, Console: consoleFile(dir), Service: service}})
@@ -80,7 +80,7 @@ func (g *guest) look(ctx context.Context) ([]string, error) {
 	return a.Parts, err
 }
 
-// mountPoints asks the guest's kernel.
+// mountPoints returns the mount points according to the guest's kernel.
 func (g *guest) mountPoints(ctx context.Context) ([]string, error) {
 	text, err := g.remote.ReadFile(ctx, "/proc/self/mountinfo")
 	if err != nil {
@@ -98,7 +98,7 @@ func (g *guest) mountPoints(ctx context.Context) ([]string, error) {
 	return points, nil
 }
 
-// left names what is in the guest and in its QEMU and was not there at the start.
+// left returns the mounts and parts in the guest and in its QEMU that were not there at the start.
 func (g *guest) left(ctx context.Context) ([]string, error) {
 	mounts, err := g.mountPoints(ctx)
 	if err != nil {
@@ -125,7 +125,7 @@ func (g *guest) left(ctx context.Context) ([]string, error) {
 	return left, nil
 }
 
-// beyond returns what all has more than some, each as often.
+// beyond returns the elements of all that are not in some. It counts repeated elements.
 func beyond(all, some []string) []string {
 	more := slices.Clone(all)
 	for _, s := range some {
@@ -136,7 +136,7 @@ func beyond(all, some []string) []string {
 	return more
 }
 
-// stop ends the guest in order, as far as it does: a service does not power off.
+// stop ends the guest in order, as far as possible: an agent that is a service does not power off.
 func (g *guest) stop(ctx context.Context) error {
 	if !g.service {
 		return g.simply(ctx, stop)
@@ -147,7 +147,7 @@ func (g *guest) stop(ctx context.Context) error {
 	return g.simply(ctx, end)
 }
 
-// processes are QEMU and the vsock backend, where there is one.
+// processes returns QEMU and, if there is one, the vsock backend.
 func (g *guest) processes() (map[target]vm.Process, error) {
 	all, err := vm.ProcessesWith(vmDir(g.dir))
 	if err != nil {
@@ -167,13 +167,12 @@ func (g *guest) processes() (map[target]vm.Process, error) {
 	return of, nil
 }
 
-// leftOnHost names what a VM that has ended has left on the host. Sockets may be left
-// by a host's process that was killed.
+// leftOnHost returns what an ended VM has left on the host: processes, files and locks. If sockets is set, it ignores sockets, which a killed host's process may leave.
 func leftOnHost(ctx context.Context, dir string, sockets bool) (left []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, vm.Limit(callLimit))
 	defer cancel()
 	var running []vm.Process
-	// They end with their parent, and are reaped by somebody else.
+	// The processes end with their parent, and another process reaps them.
 	gone := vm.Again(ctx, func() (bool, error) {
 		running, err = vm.ProcessesWith(vmDir(dir))
 		return len(running) == 0, err

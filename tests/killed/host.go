@@ -16,17 +16,16 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// hostSide is the process that has a guest: it carries out the calls that it reads.
+// hostSide is the process that runs a guest: it carries out the calls that it reads.
 type hostSide struct {
 	lines *remote.Lines
 	send  sync.Mutex
 
 	mu    sync.Mutex
-	guest *vm.Guest // nil where none was started
+	guest *vm.Guest // nil if none was started
 }
 
-// serveHost carries out what is asked on rw until that ends. The guest ends with this
-// process.
+// serveHost carries out the calls that it reads from rw, until rw ends. The guest ends with this process.
 func serveHost(rw io.ReadWriter) error {
 	h := &hostSide{lines: remote.NewLines(rw)}
 	for {
@@ -49,7 +48,7 @@ func (h *hostSide) serve(r request) {
 	}
 	h.send.Lock()
 	defer h.send.Unlock()
-	_ = h.lines.Send(a) // to nobody, where the test has ended
+	_ = h.lines.Send(a) // nobody receives it if the test has ended
 }
 
 var errNoGuest = errors.New("no guest was started")
@@ -121,8 +120,7 @@ func (h *hostSide) start(ctx context.Context, b boot) (string, error) {
 	return g.VM().GuestAddress(remote.Port), nil
 }
 
-// parts names what a VM's QEMU has for its disks: block nodes, and devices by their
-// place on PCI.
+// parts returns what the QEMU of a VM has for its disks: block nodes, and devices by their place on PCI.
 func parts(ctx context.Context, g *vm.Guest) ([]string, error) {
 	var nodes []struct {
 		Name string `json:"node-name"`
@@ -145,7 +143,7 @@ func parts(ctx context.Context, g *vm.Guest) ([]string, error) {
 	return names, nil
 }
 
-// pciBus is one of query-pci (qapi/pci.json).
+// pciBus is an element of query-pci's answer (qapi/pci.json).
 type pciBus struct {
 	Number  int `json:"bus"`
 	Devices []struct {
@@ -176,5 +174,5 @@ func (b pciBus) places() (names []string) {
 	return names
 }
 
-// vmDir is where a guest's VM has its sockets.
+// vmDir returns the directory of the sockets of a guest's VM.
 func vmDir(guestDir string) string { return filepath.Join(guestDir, "vm") }

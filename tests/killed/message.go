@@ -12,18 +12,18 @@ type request struct {
 	Call  call          `json:"call"`
 	Limit time.Duration `json:"limit"`
 
-	Volume sandbox.Volume `json:"volume"`          // of attach; of others the ID alone
+	Volume sandbox.Volume `json:"volume"`          // of attach; other calls use only the ID
 	Bytes  uint64         `json:"bytes,omitempty"` // of resize
 	Boot   boot           `json:"boot"`            // of start
 }
 
-// call is one that the host's side can carry out.
+// call is a call that the host's side can carry out.
 type call string
 
-// The calls that are made of a sandbox.
+// The calls of a sandbox.
 const (
 	start   call = "start"
-	check   call = "check" // that the agent answers
+	check   call = "check" // check that the agent answers
 	attach  call = "attach"
 	mount   call = "mount"
 	stats   call = "stats"
@@ -31,24 +31,24 @@ const (
 	unmount call = "unmount"
 	detach  call = "detach"
 	stop    call = "stop"
-	destroy call = "destroy" // the sandbox, whose VM goes on
+	destroy call = "destroy" // destroy the sandbox; the VM continues
 	end     call = "kill"
-	look    call = "look"    // at what QEMU has
-	explain call = "explain" // what the guest has said
+	look    call = "look"    // look at QEMU's parts
+	explain call = "explain" // return the guest's console
 )
 
-// boot is how a guest is started.
+// boot says how to start a guest.
 type boot struct {
-	Dir     string `json:"dir"`     // for its VM
-	Console string `json:"console"` // a file, which gets what the guest says
-	Service bool   `json:"service"` // the agent is a service
+	Dir     string `json:"dir"`     // directory of its VM
+	Console string `json:"console"` // file for the guest's console output
+	Service bool   `json:"service"` // the agent runs as a service
 }
 
-// answer is the end of a call.
+// answer is the result of a call.
 type answer struct {
 	ID    uint64 `json:"id"`
 	Error string `json:"error,omitempty"`
 
-	Text  string   `json:"text,omitempty"`  // of start: where a port of the guest is reached; of mount: where in the guest it is; of explain
+	Text  string   `json:"text,omitempty"`  // of start: the address of a port of the guest; of mount: the mount point in the guest; of explain
 	Parts []string `json:"parts,omitempty"` // of look
 }

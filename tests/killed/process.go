@@ -12,16 +12,16 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// asHost has this program be the host's side of a guest.
+// asHost is the environment variable that makes this program the host's side of a guest.
 const asHost = "KILLED_HOST"
 
-// stdio is what a host's side reads and writes.
+// stdio is the input and output of a host's side.
 type stdio struct {
 	io.Reader
 	io.Writer
 }
 
-// hostProcess is a process that has a guest.
+// hostProcess is a process that runs a guest.
 type hostProcess struct {
 	command *exec.Cmd
 	input   io.Closer
@@ -34,7 +34,7 @@ type hostProcess struct {
 	waiting map[uint64]chan<- answer
 }
 
-// startHost starts one, which says what it does to log.
+// startHost starts a hostProcess, which logs to log.
 func startHost(log io.Writer) (*hostProcess, error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -59,13 +59,13 @@ func startHost(log io.Writer) (*hostProcess, error) {
 	return h, nil
 }
 
-// receive hands answers out until the process ends.
+// receive passes answers on until the process ends.
 func (h *hostProcess) receive() {
 	defer close(h.ended)
 	for {
 		var a answer
 		if h.lines.Receive(&a) != nil {
-			_ = h.command.Process.Kill() // where it has said nonsense
+			_ = h.command.Process.Kill() // in case it sent nonsense
 			_ = h.command.Wait()         // it was killed
 			return
 		}
@@ -79,10 +79,10 @@ func (h *hostProcess) receive() {
 	}
 }
 
-// errHostEnded is of a call whose process has ended.
+// errHostEnded is the error of a call whose process has ended.
 var errHostEnded = errors.New("the host's process has ended")
 
-// call has the process carry out a call, and returns its end.
+// call makes the process carry out a call, and returns its result.
 func (h *hostProcess) call(ctx context.Context, r request) (answer, error) {
 	ended := make(chan answer, 1)
 	h.mu.Lock()
@@ -109,9 +109,9 @@ func (h *hostProcess) call(ctx context.Context, r request) (answer, error) {
 	}
 }
 
-// kill ends the process with SIGKILL, and returns when it has ended.
+// kill kills the process with SIGKILL, and returns when the process has ended.
 func (h *hostProcess) kill() {
-	_ = h.command.Process.Kill() // fails where it has ended
+	_ = h.command.Process.Kill() // fails if it has already ended
 	<-h.ended
 	_ = h.input.Close()
 }

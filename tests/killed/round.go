@@ -31,18 +31,18 @@ const (
 
 var targets = []target{agent, vsock, qemu, hosting}
 
-// round is one kill, and what led to it and came of it.
+// round is one kill, with its preparation and its result.
 type round struct {
 	seed   uint64
 	random *rand.Rand
 	target target
-	during call // in which it is to be killed, where it is begun in time
+	during call // the call during which the part is killed, if the call begins in time
 	stops  bool // the guest is stopped afterwards
 	starts bool // the host's process is killed once more, while it starts the guest again
 
-	dir     string // of the images
+	dir     string // directory of the images
 	took    *durations
-	volumes []*volume // the last one comes and goes
+	volumes []*volume // the last volume is the visitor: it is attached and detached again and again
 	cut     []*flight
 	kills   int
 	rescued int
@@ -50,13 +50,13 @@ type round struct {
 	left    []string
 }
 
-// awaited are the calls during which something is killed.
+// awaited are the calls during which a part is killed.
 var awaited = []call{"", attach, mount, stats, resize, unmount, detach}
 
-// maxSkip is how many calls of the awaited kind may end before one is cut off.
+// maxSkip is the maximum number of awaited calls that may end before one is interrupted.
 const maxSkip = 4
 
-// newRound chooses what can be chosen.
+// newRound makes a round, and chooses from the seed what can be chosen.
 func newRound(seed uint64, only target) *round {
 	random := rand.New(rand.NewPCG(seed, 0))
 	r := &round{seed: seed, random: random, target: targets[random.IntN(len(targets))], during: awaited[random.IntN(len(awaited))], stops: random.IntN(2) == 0, starts: random.IntN(2) == 0}
@@ -66,10 +66,10 @@ func newRound(seed uint64, only target) *round {
 	return r
 }
 
-// errLost is of a block, or a growth, that was acknowledged and is not there.
+// errLost is the error of an acknowledged block or growth that is not there.
 var errLost = errors.New("LOST")
 
-// run makes the round in a guest that runs, and returns the guest that runs then.
+// run makes the round in a running guest, and returns the guest that runs afterwards.
 func (r *round) run(ctx context.Context, g *guest, host func() (*hostProcess, error)) (*guest, error) {
 	if err := r.makeVolumes(ctx); err != nil {
 		return g, err
@@ -95,7 +95,7 @@ func (r *round) run(ctx context.Context, g *guest, host func() (*hostProcess, er
 }
 
 func (r *round) makeVolumes(ctx context.Context) error {
-	for n := range 3 + r.random.IntN(3) { // 2 to 4, and the one that comes and goes
+	for n := range 3 + r.random.IntN(3) { // 2 to 4, and the visitor
 		fstype := []string{"ext4", "xfs"}[(n+int(r.seed))%2]
 		v, err := newVolume(ctx, r.dir, fmt.Sprintf("v%d-%d", n, r.seed), fstype, r.random)
 		if err != nil {
@@ -106,11 +106,11 @@ func (r *round) makeVolumes(ctx context.Context) error {
 	return nil
 }
 
-// visitor is the volume that comes and goes, and others are those that grow.
+// visitor is the volume that is attached and detached again and again; others are the volumes that grow.
 func (r *round) visitor() *volume  { return r.volumes[len(r.volumes)-1] }
 func (r *round) others() []*volume { return r.volumes[:len(r.volumes)-1] }
 
-// work has the volumes used until the moment of the kill, and kills.
+// work uses the volumes until the moment of the kill, and then kills the part.
 func (r *round) work(ctx context.Context, g *guest) error {
 	for _, v := range r.others() {
 		if err := r.mount(ctx, g, v); err != nil {
@@ -161,7 +161,7 @@ func (r *round) kill(ctx context.Context, g *guest) error {
 		}
 		return vm.Again(ctx, func() (bool, error) {
 			now, err := g.remote.Signal(ctx, remote.Agent, 0)
-			// Between two there is none, which is an error of Signal's.
+			// Between the old agent and the new one there is no process, and Signal fails.
 			return err == nil && !slices.Contains(now, before[0]), ctx.Err()
 		})
 	}
@@ -177,7 +177,7 @@ func (r *round) kill(ctx context.Context, g *guest) error {
 	return unix.Kill(of[r.target].ID, unix.SIGKILL)
 }
 
-// killHost kills a host's process, and waits for the end of those that are its own.
+// killHost kills a host's process, and waits for the end of the host's own processes.
 func killHost(ctx context.Context, h *hostProcess, own []vm.Process) error {
 	var ends []func(context.Context) error
 	for _, p := range own {
@@ -200,7 +200,7 @@ func killHost(ctx context.Context, h *hostProcess, own []vm.Process) error {
 	return errors.Join(errs...)
 }
 
-// endWriters waits until the volumes' writers have ended, and has those end that go on.
+// endWriters waits until the volumes' writers have ended, and stops those that would continue.
 func (r *round) endWriters(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, vm.Limit(callLimit))
 	defer cancel()
@@ -213,11 +213,10 @@ func (r *round) endWriters(ctx context.Context) error {
 	return nil
 }
 
-// powerLimit is how long a guest has to power off that only its power button reaches.
+// powerLimit is the time limit for the power-off of a guest that only its power button reaches.
 const powerLimit = 4 * time.Second
 
-// recover returns the guest that runs after the kill, with nothing left of what was
-// killed.
+// recover returns the guest that runs after the kill. It checks that nothing of the killed part remains.
 func (r *round) recover(ctx context.Context, g *guest, host func() (*hostProcess, error)) (*guest, error) {
 	switch r.target {
 	case agent:
@@ -253,7 +252,7 @@ func (r *round) recover(ctx context.Context, g *guest, host func() (*hostProcess
 	return next, nil
 }
 
-// start starts a guest where another one has ended.
+// start starts a guest in place of one that has ended.
 func (r *round) start(ctx context.Context, g *guest, host func() (*hostProcess, error)) (*guest, error) {
 	h, err := host()
 	if err != nil {
@@ -267,8 +266,7 @@ func (r *round) start(ctx context.Context, g *guest, host func() (*hostProcess, 
 	return next, err
 }
 
-// startAndKill starts the guest again, and kills the host's process at some moment of
-// that. It returns what is left of it.
+// startAndKill starts the guest again, and kills the host's process at some moment of the start. It returns what remains of that process.
 func (r *round) startAndKill(ctx context.Context, g *guest, host func() (*hostProcess, error)) (left []string, err error) {
 	h, err := host()
 	if err != nil {
@@ -277,7 +275,7 @@ func (r *round) startAndKill(ctx context.Context, g *guest, host func() (*hostPr
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_, _ = startGuest(ctx, h, g.dir, g.service) // it is cut off
+		_, _ = startGuest(ctx, h, g.dir, g.service) // the kill interrupts it
 	}()
 	moment := time.NewTimer(time.Duration(r.random.Float64() * float64(r.took.usual(start))))
 	<-moment.C
@@ -304,18 +302,18 @@ func (r *round) mount(ctx context.Context, g *guest, v *volume) error {
 	return err
 }
 
-// mountAgain mounts a volume after a power cut, rescued where that is what it takes.
+// mountAgain mounts a volume after a power cut, and rescues the volume first if that is necessary.
 func (r *round) mountAgain(ctx context.Context, g *guest, v *volume) error {
 	size, err := vm.SizeOnDisk(v.FSType, v.Path)
 	if err != nil {
 		return err
 	}
-	// A growth is on the disk when it is acknowledged, but for what is no whole group.
+	// An acknowledged growth is on the disk, except for a part that is no whole group.
 	if size+minStep <= v.grown {
 		return fmt.Errorf("%w: volume %s was grown to %d bytes, and its superblock says %d", errLost, v.ID, v.grown, size)
 	}
 	refused := r.mount(ctx, g, v)
-	// Of the errno that has crossed two wires its words are left.
+	// The error has crossed two wires, so only the errno's text is left.
 	if refused == nil || !strings.Contains(refused.Error(), unix.EUCLEAN.Error()) || size >= v.size && !r.grew(v) {
 		return refused
 	}
@@ -337,13 +335,12 @@ func (r *round) mountAgain(ctx context.Context, g *guest, v *volume) error {
 	return r.mount(ctx, g, v)
 }
 
-// grew tells whether a growth of a volume was in flight. Of an ext4 the superblock may have
-// its last size by then, while the new groups' descriptors are in the journal alone.
+// grew reports whether a growth of the volume was in flight. The superblock of an ext4 may already have the last size then, while the descriptors of the new groups are only in the journal.
 func (r *round) grew(v *volume) bool {
 	return slices.ContainsFunc(r.cut, func(f *flight) bool { return f.Call == resize && f.Volume.ID == v.ID })
 }
 
-// repeat makes each call again that was in flight.
+// repeat makes each call that was in flight again.
 func (r *round) repeat(ctx context.Context, g *guest) error {
 	for _, f := range r.cut {
 		if r.target == agent {
@@ -370,16 +367,16 @@ func (r *round) repeat(ctx context.Context, g *guest) error {
 	return nil
 }
 
-// maxAgain is how often the agent is killed once more while a call is made again.
+// maxAgain is the maximum number of further kills of the agent while a call is made again.
 const maxAgain = 2
 
-// cutAgain makes a call again and kills the agent meanwhile, some times or never.
+// cutAgain makes a call again and kills the agent during the call, several times or never.
 func (r *round) cutAgain(ctx context.Context, g *guest, f *flight) error {
 	for range r.random.IntN(maxAgain + 1) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			_, _ = g.do(ctx, f.request) // whatever comes of it, it is made again
+			_, _ = g.do(ctx, f.request) // the result does not matter, because the call is made again
 		}()
 		moment := time.NewTimer(time.Duration(r.random.Float64() * float64(r.took.usual(f.Call))))
 		<-moment.C
@@ -395,9 +392,9 @@ func (r *round) cutAgain(ctx context.Context, g *guest, f *flight) error {
 	return nil
 }
 
-// finish looks at all that a volume has to hold, and takes it away.
+// finish checks everything that a volume must contain, and detaches the volume.
 func (r *round) finish(ctx context.Context, g *guest, v *volume) error {
-	// The disk is to be read, and not what the guest still knows of it.
+	// The volume is mounted again, so that the disk is read and not the guest's cache.
 	if err := r.mount(ctx, g, v); err != nil {
 		return err
 	}
@@ -432,7 +429,7 @@ func (r *round) finish(ctx context.Context, g *guest, v *volume) error {
 	return isWhole(ctx, v, goal)
 }
 
-// isWhole checks a volume that nobody has.
+// isWhole checks a volume that nobody uses.
 func isWhole(ctx context.Context, v *volume, size uint64) error {
 	got, err := vm.SizeOnDisk(v.FSType, v.Path)
 	if err != nil {

@@ -16,14 +16,14 @@ import (
 const (
 	miB = 1 << 20
 
-	// blockBytes is small, so that much is acknowledged in little time.
+	// blockBytes is small, so that many blocks are acknowledged in little time.
 	blockBytes = 16 << 10
-	// maxGrowths bounds what one volume is grown.
+	// maxGrowths is the maximum number of growths of one volume.
 	maxGrowths       = 48
 	minStep, maxStep = 8 * miB, 120 * miB
 )
 
-// formats are what volumes are made as, with options of mkfs.
+// formats are the formats of the volumes, with options of mkfs.
 var formats = map[string]struct {
 	bytes   uint64
 	options [][]string
@@ -32,17 +32,17 @@ var formats = map[string]struct {
 	"xfs":  {304 * miB, [][]string{nil, {"-m", "rmapbt=1"}}},
 }
 
-// volume is one in a round.
+// volume is a volume of a round.
 type volume struct {
 	sandbox.Volume
-	size    uint64 // that its disk was asked to have
-	grown   uint64 // the last size that was acknowledged
-	growths int    // that were
+	size    uint64 // the last requested size of its disk
+	grown   uint64 // the last acknowledged size
+	growths int    // the number of acknowledged growths
 	written []*written
-	path    string // where it is mounted
+	path    string // the mount point
 }
 
-// written is what a writer wrote.
+// written is a file of a writer.
 type written struct {
 	name   string
 	writer *remote.Writer
@@ -57,7 +57,7 @@ func newVolume(ctx context.Context, dir, id, fstype string, random *rand.Rand) (
 	return &volume{Volume: sandbox.Volume{ID: id, Path: image, FSType: fstype}, size: format.bytes}, nil
 }
 
-// write starts a writer, which ends at a limit, where that is not 0.
+// write starts a writer, which ends at a limit if that is not 0.
 func (v *volume) write(ctx context.Context, g *guest, seed, limit uint64) (*written, error) {
 	w := &written{name: fmt.Sprintf("written-%d", len(v.written))}
 	var err error
@@ -69,7 +69,7 @@ func (v *volume) write(ctx context.Context, g *guest, seed, limit uint64) (*writ
 	return w, nil
 }
 
-// blocks is how many were acknowledged.
+// blocks returns the number of acknowledged blocks.
 func (v *volume) blocks() (n uint64) {
 	for _, w := range v.written {
 		n += w.writer.Ledger().Blocks()
@@ -77,11 +77,11 @@ func (v *volume) blocks() (n uint64) {
 	return n
 }
 
-// verify reads every block that was acknowledged.
+// verify reads every acknowledged block.
 func (v *volume) verify(ctx context.Context, g *guest) error {
 	for _, w := range v.written {
 		if w.writer.Ledger().Blocks() == 0 {
-			continue // its file may not be there
+			continue // the file may not exist
 		}
 		found, err := g.remote.Verify(ctx, v.path+"/"+w.name, w.writer.Ledger(), nil)
 		if err == nil {

@@ -11,20 +11,20 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// work is what goes on in a guest until something is killed.
+// work is the activity in a guest until the kill.
 type work struct {
 	guest *guest
 	took  *durations
-	await call      // one of these is to be in flight at the kill
-	skip  int       // but none of the first ones
-	begun chan bool // gets a word when it has begun
+	await call      // one call of this kind must be in flight at the kill
+	skip  int       // but not one of the first ones
+	begun chan bool // receives a value when that call has begun
 
 	mu       sync.Mutex
 	over     bool
 	inFlight map[*flight]bool
 }
 
-// flight is a call that was made and whose end is not known.
+// flight is a call without a known result.
 type flight struct {
 	request
 	began time.Time
@@ -39,14 +39,14 @@ func (f *flight) String() string {
 	return text
 }
 
-// errOver is of a call that was not made, as the time for calls is over.
+// errOver is the error of a call that was not made because the kill is near.
 var errOver = errors.New("something is about to be killed")
 
 func newWork(g *guest, took *durations, await call, skip int) *work {
 	return &work{guest: g, took: took, await: await, skip: skip, begun: make(chan bool, 1), inFlight: map[*flight]bool{}}
 }
 
-// do makes a call, if it is not too late. One that is cut off is errOver, too.
+// do makes a call, if it is not too late for it. An interrupted call also returns errOver.
 func (w *work) do(ctx context.Context, r request) (answer, error) {
 	f := &flight{request: r, began: time.Now()}
 	w.mu.Lock()
@@ -77,7 +77,7 @@ func (w *work) do(ctx context.Context, r request) (answer, error) {
 	return a, err
 }
 
-// end lets no more calls begin, and returns those in flight.
+// end prevents further calls, and returns the calls in flight.
 func (w *work) end() (cut []*flight) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -88,8 +88,7 @@ func (w *work) end() (cut []*flight) {
 	return cut
 }
 
-// keepGrowing grows a volume again and again under its writer, and asks for its
-// statistics.
+// keepGrowing grows a volume again and again under its writer, and asks for its statistics.
 func (w *work) keepGrowing(ctx context.Context, v *volume, random *rand.Rand) error {
 	writer := v.written[0].writer
 	for range maxGrowths {
@@ -110,10 +109,10 @@ func (w *work) keepGrowing(ctx context.Context, v *volume, random *rand.Rand) er
 	return nil
 }
 
-// visitBytes is what is written to a volume that comes and goes.
+// visitBytes is the number of bytes written to the visitor.
 const visitBytes = 2 * blockBytes
 
-// visit has a volume come and go again and again.
+// visit attaches and detaches a volume again and again.
 func (w *work) visit(ctx context.Context, v *volume, random *rand.Rand) error {
 	for {
 		if _, err := w.do(ctx, request{Call: attach, Volume: v.Volume}); err != nil {
@@ -142,11 +141,10 @@ func (w *work) visit(ctx context.Context, v *volume, random *rand.Rand) error {
 	}
 }
 
-// killWithin bounds the moment of a kill from when all writers run, as a base for vm.Limit.
+// killWithin is the maximum time from the start of all writers to the kill, as a base for vm.Limit.
 const killWithin = 500 * time.Millisecond
 
-// moment returns when something is to be killed: some time after the awaited call has
-// begun, or, where none is awaited or none begins, at any time; or when a worker ends.
+// moment returns at the moment of the kill: some time after the awaited call has begun; at any time if no call is awaited or none begins; or when a worker ends.
 func (w *work) moment(ctx context.Context, random *rand.Rand, failed <-chan error) {
 	any := time.NewTimer(time.Duration(random.Int64N(int64(vm.Limit(killWithin)))))
 	share := random.Float64()
@@ -164,7 +162,7 @@ func (w *work) moment(ctx context.Context, random *rand.Rand, failed <-chan erro
 	}
 }
 
-// durations are how long calls have taken, in all rounds.
+// durations are the durations of the calls in all rounds.
 type durations struct {
 	mu   sync.Mutex
 	sums map[call]time.Duration
@@ -182,10 +180,10 @@ func (d *durations) add(c call, took time.Duration) {
 	d.n[c]++
 }
 
-// firstGuess is how long a call may take that nobody has made yet.
+// firstGuess is the assumed duration of a call that was never made.
 const firstGuess = 100 * time.Millisecond
 
-// usual is the mean.
+// usual returns the mean duration of a call.
 func (d *durations) usual(c call) time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -1,4 +1,2 @@
-// Package poweroff holds the tests of a guest whose PID 1, the agent, is told to end by a
-// signal: it unmounts all volumes, also under writers and on slow disks, and powers off.
-// There is nothing in it but tests.
+// Package poweroff tests a guest whose PID 1, the agent, receives a signal to end: the agent unmounts all volumes, also under writers and on slow disks, and powers off. The package contains only tests.
 package poweroff

@@ -1,7 +1,2 @@
-// Package rescue holds the tests of directvol rescue on volumes that a real power
-// cut has left. The guest's kernel refuses to mount them. The newer kernel of the
-// rescue VM recovers a volume that has grown once; it refuses one that has grown
-// several times, or whose directory leads beyond its end, until rescue has written
-// the later size into the superblock. The first kind is in `make test`, the others
-// are in `make test-long`.
+// Package rescue tests `directvol rescue` on volumes after a real power cut, which the guest's kernel refuses to mount. The newer kernel of the rescue VM recovers a volume that has grown once. It refuses a volume that has grown several times, or whose directory leads beyond its end, until rescue has written the later size into the superblock. The tests of the first kind are in `make test`, the others in `make test-long`.
 package rescue

@@ -1,6 +1,2 @@
-// Package service holds the tests of an agent that is a service in its guest, and not
-// PID 1: it ends in every way, and a new one takes over its volumes; a panic in one call
-// harms no other. In `make test` the guest's init starts the service. `make test-long`
-// boots a Debian whose systemd does, with the units of deploy/. There is nothing in it
-// but tests.
+// Package service tests an agent that is a service in its guest, and not PID 1. The agent ends in various ways, and a new agent takes over its volumes; a panic in one call does not affect other calls. In `make test` the guest's init starts the service. `make test-long` boots a Debian whose systemd starts the service, with the units of deploy/. The package contains only tests.
 package service

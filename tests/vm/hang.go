@@ -19,15 +19,15 @@ import (
 	"github.com/directvol/directvol/tests/vm/nbd"
 )
 
-// storeServer is a process that QEMU reads and writes a disk's store through, as it does
-// with a network's: while it is stopped, the disk hangs.
+// storeServer is a process between QEMU and a disk's store: QEMU reads and writes the
+// store through it, as through a network. While the process is stopped, the disk hangs.
 //
-//	drive-ID   raw, what the device uses
+//	drive-ID   raw, the device's node
 //	fault-ID   nbd, over a socket ── qemu-storage-daemon ── the file
-//	file-ID    the file, unused for as long as this lasts
+//	file-ID    the file, not used meanwhile
 //
-// QEMU locks a file for the node that uses it, so the daemon opens it without a lock: of
-// the two one alone writes, and both do through the host's page cache.
+// QEMU locks the file for its own node, so the daemon opens the file without a lock. Only
+// one of the two writes at a time, and both write through the host's page cache.
 type storeServer struct {
 	dir     string
 	process *exec.Cmd

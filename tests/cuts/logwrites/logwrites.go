@@ -79,7 +79,7 @@ func Read(record io.ReaderAt, size int64) ([]Entry, error) {
 		if _, err := record.ReadAt(raw[:], at); err != nil {
 			return nil, fmt.Errorf("read the entry at %d: %w", at, err)
 		}
-		if raw == [entrySize]byte{} { // a later entry was written before this one
+		if raw == [entrySize]byte{} { // a later write reached the record, but this entry did not
 			break
 		}
 		e, err := decode(raw, at, sector)
