@@ -197,7 +197,7 @@ func (c *campaign) discard() {
 	if left, err := leftOnHost(ctx, c.dir, true); err != nil || len(left) > 0 {
 		c.failures = append(c.failures, fmt.Sprintf("after the host's process: %v left (%v)", left, err))
 	}
-	running, _ := vm.ProcessesWith(vmDir(c.dir)) // an error was reported earlier
+	running, _ := vm.ProcessesWith(vmDir(c.dir)) // leftOnHost has already reported an error
 	for _, p := range running {
 		_ = unix.Kill(p.ID, unix.SIGKILL)
 	}

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// askAgain is how often a kernel is asked for what it tells no test.
+// askAgain is the pause between two questions to a kernel about a change that it does not announce.
 const askAgain = 10 * time.Millisecond
 
-// Again asks until it is so, or asking fails, or ctx ends.
+// Again calls ask until it returns true or an error, or until ctx ends.
 func Again(ctx context.Context, ask func() (bool, error)) error {
 	ticks := time.NewTicker(askAgain)
 	defer ticks.Stop()

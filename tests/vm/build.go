@@ -8,27 +8,25 @@ import (
 	"path/filepath"
 )
 
-// Build is what make has built, by absolute path.
+// Build holds the absolute paths of the files that make has built.
 type Build struct {
 	Dir       string // build/
 	Directvol string // the host's program
 	Kernel    string
 	Image     string // the guest's image, as it is shipped
-	TestImage string // the same with tests/guest in it
+	TestImage string // the same image with tests/guest in it
 
-	// A newer kernel, a test image for it and the image that rescue boots, which
-	// only some tests need: see Newer and Rescue.
+	// A newer kernel, a test image for it and the image that rescue boots. Only some tests need them: see Newer and Rescue.
 	newerKernel, newerImage, rescueImage string
 }
 
-// FindBuild looks in build/ at the top of the repository that this process runs
-// in. What is missing is named together with the target that makes it.
+// FindBuild looks in build/ at the top of the repository of the working directory. Its error names a missing file and the make target for it.
 func FindBuild() (Build, error) {
 	top, err := os.Getwd()
 	if err != nil {
 		return Build{}, err
 	}
-	for !exists(filepath.Join(top, "Makefile")) { // a go.mod is below it, too
+	for !exists(filepath.Join(top, "Makefile")) { // not go.mod, because a folder below has one, too
 		parent := filepath.Dir(top)
 		if parent == top {
 			return Build{}, errors.New("no Makefile here or above: run this in the repository")
@@ -60,7 +58,7 @@ func FindBuild() (Build, error) {
 // Newer returns the newer kernel and a test image for it.
 func (b Build) Newer() (kernel, image string, err error) { return b.withNewerKernel(b.newerImage) }
 
-// Rescue returns what directvol rescue boots.
+// Rescue returns the kernel and the image that `directvol rescue` boots.
 func (b Build) Rescue() (kernel, image string, err error) { return b.withNewerKernel(b.rescueImage) }
 
 func (b Build) withNewerKernel(image string) (kernel, _ string, err error) {

@@ -5,10 +5,10 @@ import (
 	"sync"
 )
 
-// consoleBytes is how much of a guest's console is kept.
+// consoleBytes is the length of the kept part of a guest's console.
 const consoleBytes = 64 << 10
 
-// console keeps the end of what a guest says on its console.
+// console keeps the end of a guest's console output.
 type console struct {
 	mu   sync.Mutex
 	text []byte

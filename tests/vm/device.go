@@ -6,8 +6,7 @@ import (
 	"strings"
 )
 
-// DeviceOf waits for the disk with a serial, and returns its /dev name: for one that is
-// attached and no volume of the agent's.
+// DeviceOf waits for the disk with a serial, and returns its /dev name. It is for a disk that is attached but is not a volume of the agent.
 func (g *Guest) DeviceOf(ctx context.Context, serial string) (device string, err error) {
 	err = Again(ctx, func() (bool, error) {
 		device, err = g.deviceOf(ctx, serial)
@@ -29,7 +28,7 @@ func (g *Guest) deviceOf(ctx context.Context, serial string) (string, error) {
 		if len(fields) != 4 || !strings.HasPrefix(fields[3], "vd") {
 			continue
 		}
-		// A disk that is on its way, or out, has none.
+		// A disk that is being attached or detached has no serial.
 		if text, err := g.Remote.ReadFile(ctx, "/sys/block/"+fields[3]+"/serial"); err == nil && strings.TrimSpace(string(text)) == serial {
 			return "/dev/" + fields[3], nil
 		}

@@ -7,19 +7,19 @@ import (
 	"github.com/directvol/directvol/host/qemu"
 )
 
-// faultNode is the block node that fails a volume's reads or writes.
+// faultNode returns the name of the block node that fails a volume's reads or writes.
 func (v *Volume) faultNode() string { return "fault-" + v.DiskID() }
 
-// errnoEIO is EIO, as QEMU's blkdebug wants it.
+// errnoEIO is EIO, as QEMU's blkdebug expects it.
 const errnoEIO = 5
 
 // BreakWrites makes every write of the volume's disk fail with EIO from now on.
 func (v *Volume) BreakWrites(ctx context.Context) error { return v.breakIO(ctx, "write") }
 
-// BreakReads does that to every read.
+// BreakReads makes every read of the volume's disk fail with EIO from now on.
 func (v *Volume) BreakReads(ctx context.Context) error { return v.breakIO(ctx, "read") }
 
-// BreakNextWrite makes one write fail with EIO, and no other.
+// BreakNextWrite makes only the next write fail with EIO.
 func (v *Volume) BreakNextWrite(ctx context.Context) error {
 	return v.breakOn(ctx, map[string]any{"event": "none", "iotype": "write", "errno": errnoEIO, "once": true})
 }
@@ -28,8 +28,7 @@ func (v *Volume) breakIO(ctx context.Context, iotype string) error {
 	return v.breakOn(ctx, map[string]any{"event": "none", "iotype": iotype, "errno": errnoEIO})
 }
 
-// breakOn puts a blkdebug node between the disk's raw node and its file
-// (qapi/block-core.json): a fault that QEMU makes and the guest's kernel meets.
+// breakOn puts a blkdebug node between the disk's raw node and its file (qapi/block-core.json). QEMU then makes the fault, and the guest's kernel meets it.
 func (v *Volume) breakOn(ctx context.Context, inject map[string]any) error {
 	return v.insert(ctx, map[string]any{
 		"driver": "blkdebug", "node-name": v.faultNode(), "image": qemu.FileNode(v.DiskID()), "inject-error": []map[string]any{inject},
@@ -45,7 +44,7 @@ func (v *Volume) insert(ctx context.Context, node map[string]any) error {
 	return v.guest.VM().ReplaceFileNode(ctx, v.DiskID(), v.faultNode())
 }
 
-// Heal takes the fault away again, where there is one. A disk that hangs answers first.
+// Heal removes the fault, if there is one. A hanging disk answers first.
 func (v *Volume) Heal(ctx context.Context) error {
 	if !v.faulty {
 		return nil

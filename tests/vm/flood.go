@@ -9,8 +9,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// Flood makes a call so many times, some at once, each with a deadline of its own, as callers
-// do that do not wait for each other, and returns how many failed.
+// Flood makes a call the given number of times, several at once, each with its own deadline, like callers that do not wait for each other. It returns the number of failed calls.
 func Flood(ctx context.Context, calls, atOnce int, limit time.Duration, call func(context.Context) error) (failed int) {
 	var left, errors atomic.Int64
 	left.Store(int64(calls))
@@ -30,8 +29,7 @@ func Flood(ctx context.Context, calls, atOnce int, limit time.Duration, call fun
 	return int(errors.Load())
 }
 
-// Flooded makes calls of each kind that a disk may hold up, and that fail while it hangs, of
-// a mounted volume.
+// Flooded makes calls of each kind that a hanging disk can delay and fail, on a mounted volume.
 func (v *Volume) Flooded(ctx context.Context, calls, atOnce int, limit time.Duration, each func(kind string, failed int) error) error {
 	agent := v.guest.Agent()
 	disk, _ := v.guest.VM().Disk(v.DiskID())

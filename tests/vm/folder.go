@@ -7,23 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// folderPattern names the folders of guests below the folder for temporary files,
-// and folderLock a file in each, which is locked (flock(2)) while its guest's process
-// lives. A process that is killed cannot remove its folder: the next guest does.
+// folderPattern is the pattern of the names of guests' folders below the folder for temporary files. folderLock is a file in each, which is locked (flock(2)) while its guest's process lives. A killed process cannot remove its folder, so the next guest does.
 const (
 	folderPattern = "directvol-guest-*"
 	folderLock    = "lock"
 )
 
-// makeFolder makes a folder for a guest, and removes those that killed processes have
-// left. The lock ends with the process, or when it is closed.
+// makeFolder makes a folder for a guest, and removes the folders of killed processes. The lock ends with the process, or when it is closed.
 func makeFolder() (dir string, lock *os.File, err error) {
 	removeLeft()
 	dir, err = os.MkdirTemp("", folderPattern)
 	if err != nil {
 		return "", nil, err
 	}
-	// removeLeft looks for the lock, which appears when it is locked.
+	// The file gets the name of the lock only when it is locked, because removeLeft looks for that name.
 	passing := filepath.Join(dir, folderLock+".new")
 	lock, err = os.Create(passing)
 	if err == nil {
@@ -38,7 +35,7 @@ func makeFolder() (dir string, lock *os.File, err error) {
 	return dir, lock, err
 }
 
-// removeLeft removes folders of processes that are gone. What is another user's stays.
+// removeLeft removes folders of processes that have ended. It leaves folders of other users alone.
 func removeLeft() {
 	locks, _ := filepath.Glob(filepath.Join(os.TempDir(), folderPattern, folderLock))
 	for _, path := range locks {

@@ -14,7 +14,7 @@ func Check(ctx context.Context, fstype, image string) (Fsck, error) {
 	return fsck.Check(ctx, fstype, image)
 }
 
-// Repair has e2fsck mend an ext4 image; see fsck.Repair.
+// Repair makes e2fsck repair an ext4 image; see fsck.Repair.
 func Repair(ctx context.Context, image string) (Fsck, error) {
 	return fsck.Repair(ctx, image)
 }

@@ -19,56 +19,49 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// testInit is the kernel's option that starts tests/guest beside the agent.
+// testInit is the kernel option that starts tests/guest together with the agent.
 const testInit = "rdinit=/test-guest"
 
-// freeCID returns a guest CID that no other VM of this host is likely to have;
-// the first three have meanings of their own (vsock(7)).
+// freeCID returns a guest CID that probably no other VM of this host has. The first three CIDs have special meanings (vsock(7)).
 func freeCID() uint32 { return 3 + rand.Uint32N(1<<31) }
 
-// Options say how a guest differs from the ordinary test guest.
+// Options are the differences of a guest from the ordinary test guest.
 type Options struct {
-	// Shipped boots the image that is shipped, without tests/guest: Act then
-	// reaches nobody.
+	// Shipped boots the shipped image, without tests/guest: Remote then reaches nobody.
 	Shipped bool
-	// Image is what to boot instead of what make has built. It must hold
-	// tests/guest.
+	// Image is the image to boot instead of the one that make has built. It must contain tests/guest.
 	Image string
 	// Newer boots the newer kernel, with a test image for it.
 	Newer bool
 	// Append is added to the kernel's command line.
 	Append string
-	// MemoryMiB is the guest's memory; as host/qemu has it where it is 0.
+	// MemoryMiB is the guest's memory; 0 means host/qemu's default.
 	MemoryMiB int
-	// BootDisks are images that are there from the start, on the root bus.
+	// BootDisks are images that are attached at boot, on the root bus.
 	BootDisks []qemu.Disk
-	// Dir is a folder of the caller's for this guest, which Close leaves; where it is
-	// empty the guest gets one of its own.
+	// Dir is the caller's folder for this guest, which Close does not remove. If it is empty, the guest gets its own folder.
 	Dir string
-	// Console gets what the guest says on its console, beside what Explain shows.
+	// Console receives the guest's console output, in addition to the part that Explain shows.
 	Console io.Writer
-	// Log is where the host's side tells what it does; nowhere where nil.
+	// Log receives the log of the host's side; nil discards the log.
 	Log io.Writer
 }
 
-// Guest is a sandbox that is running, with a program inside that acts for tests.
+// Guest is a running sandbox, with a program inside that acts for tests.
 type Guest struct {
 	*sandbox.Sandbox
-	// Act acts inside the guest, behind the agent's back.
+	// Remote acts inside the guest, without the agent's knowledge.
 	Remote *remote.Client
-	// Dir is a folder on the host for this guest's disks. It goes with it, unless the
-	// caller has chosen it.
+	// Dir is the folder for this guest's disks on the host. Close removes the folder, unless the caller chose it.
 	Dir string
 
 	console *console
 	vm      *qemu.VM
-	keeps   bool     // Dir, which is the caller's
-	lock    *os.File // Dir's, where it is the guest's own
+	keeps   bool     // whether Dir is the caller's and stays
+	lock    *os.File // lock of Dir, if the guest made Dir
 }
 
-// Limit is how long something may take that takes base with KVM: longer where
-// the guest is emulated. Every time limit of tests and demo comes from here; it
-// is there to end what hangs, and says nothing about speed.
+// Limit returns the time limit for work that takes base with KVM: it is longer if the guest is emulated. Every time limit of tests and demo comes from here. A limit only ends hanging work, and says nothing about speed.
 func Limit(base time.Duration) time.Duration {
 	if qemu.DetectAccelerator().KVM() {
 		return base
@@ -76,11 +69,10 @@ func Limit(base time.Duration) time.Duration {
 	return 6 * base
 }
 
-// bootLimit is how long a guest takes to answer, as a base for Limit.
+// bootLimit is the time limit for a guest's first answer, as a base for Limit.
 const bootLimit = 20 * time.Second
 
-// Boot boots a guest and returns when its agent answers. The caller ends it, by
-// Stop or Kill, and then by Close.
+// Boot boots a guest and returns when its agent answers. The caller ends the guest with Stop or Kill, and then calls Close.
 func Boot(ctx context.Context, o Options) (*Guest, error) {
 	build, err := FindBuild()
 	if err != nil {
@@ -111,13 +103,13 @@ func Boot(ctx context.Context, o Options) (*Guest, error) {
 	return g, nil
 }
 
-// VM is the guest's machine, which stays its sandbox's: tests look at it, and put faults below its disks.
+// VM returns the guest's machine, which still belongs to the sandbox. Tests look at the machine and put faults below its disks.
 func (g *Guest) VM() *qemu.VM { return g.vm }
 
-// killLimit is how long QEMU has to end, which only a disk that does not answer holds up.
+// killLimit is the time limit for the end of QEMU, which only a disk that does not answer delays.
 const killLimit = 10 * time.Second
 
-// Kill ends the guest as pulling the plug does.
+// Kill kills the guest, like pulling its plug.
 func (g *Guest) Kill() {
 	ctx, cancel := context.WithTimeout(context.Background(), Limit(killLimit))
 	defer cancel()
@@ -164,7 +156,7 @@ func (g *Guest) config(build Build, o Options) sandbox.Config {
 	}}
 }
 
-// Dial reaches a vsock port of the guest.
+// Dial connects to a vsock port of the guest.
 func (g *Guest) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 	to, err := address.Parse(g.VM().GuestAddress(port))
 	if err != nil {
@@ -173,7 +165,7 @@ func (g *Guest) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 	return to.Dial(ctx)
 }
 
-// Close removes what the guest leaves on the host, its disks among it.
+// Close removes the guest's files on the host, including its disks.
 func (g *Guest) Close() error {
 	if g.keeps {
 		return nil
@@ -182,11 +174,10 @@ func (g *Guest) Close() error {
 	return os.RemoveAll(g.Dir)
 }
 
-// consoleLines is how much of the console a failure prints.
+// consoleLines is the number of console lines that a failure prints.
 const consoleLines = 40
 
-// Explain tells, of a guest in which something failed, what its console said
-// last and how to boot the same by hand.
+// Explain writes, after a failure in the guest, the end of its console and the command that boots the same guest by hand.
 func (g *Guest) Explain(w io.Writer) {
 	fmt.Fprintf(w, "the guest's console ends with:\n%s\nboot the same by hand:\n%s\n", g.console.tail(consoleLines), g.VM().Reproduce())
 }

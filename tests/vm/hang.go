@@ -36,16 +36,13 @@ type storeServer struct {
 }
 
 const (
-	storeProgram = "qemu-storage-daemon" // of the package qemu-system-common
+	storeProgram = "qemu-storage-daemon" // in the package qemu-system-common
 	storeExport  = "disk"
-	// storeLimit is how long the daemon takes to listen, as a base for Limit.
+	// storeLimit is the time limit until the daemon listens, as a base for Limit.
 	storeLimit = 5 * time.Second
 )
 
-// Hang makes the volume's disk answer nothing from now on, until Answer: what is in
-// flight stays there. The first Hang waits for what is in flight and puts the server
-// below the disk. QEMU itself waits for a disk that hangs where it is told to take
-// it away or to end in order.
+// Hang makes the volume's disk answer nothing from now on, until Answer: requests in flight stay there. The first Hang waits for the requests in flight and puts the server below the disk. QEMU itself waits for a hanging disk when it is told to detach the disk or to end in order.
 func (v *Volume) Hang(ctx context.Context) error {
 	if err := v.Serve(ctx); err != nil {
 		return err
@@ -53,10 +50,7 @@ func (v *Volume) Hang(ctx context.Context) error {
 	return v.server.process.Process.Signal(unix.SIGSTOP)
 }
 
-// StopInFlush has the volume's disk come no further than into its next flush, which stays
-// without an answer until Answer: behind it nothing is answered where all is set, and else
-// everything but flushes. inside is closed when that flush is under way. Heal puts things
-// back.
+// StopInFlush makes the volume's disk stop inside its next flush, which gets no answer until Answer. After that flush nothing is answered if all is set; otherwise everything except flushes is answered. inside is closed when that flush has begun. Heal restores the disk.
 func (v *Volume) StopInFlush(ctx context.Context, all bool) (inside <-chan struct{}, err error) {
 	server, err := nbd.Serve(v.Path, all)
 	if err == nil {
@@ -71,7 +65,7 @@ func (v *Volume) StopInFlush(ctx context.Context, all bool) (inside <-chan struc
 	return server.Inside(), nil
 }
 
-// Answer lets a disk that hangs go on, from where it was.
+// Answer makes a hanging disk continue where it stopped.
 func (v *Volume) Answer() error {
 	if v.stopped != nil {
 		v.stopped.Answer()
@@ -87,8 +81,7 @@ func (v *Volume) insertServer(ctx context.Context, socket, export string) error 
 	})
 }
 
-// Serve puts the server below the disk, where it is not there, for a Hang that takes no
-// time. Heal takes it away.
+// Serve puts the server below the disk, if it is not there, so that a later Hang takes no time. Heal removes the server.
 func (v *Volume) Serve(ctx context.Context) error {
 	if v.server != nil {
 		return nil
@@ -135,11 +128,11 @@ func (s *storeServer) start() error {
 	s.process.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
 	started := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // whose end would bring the signal
+		runtime.LockOSThread() // the thread's end would send the signal
 		defer close(s.ended)
 		err := s.process.Start()
 		if started <- err; err == nil {
-			_ = s.process.Wait() // what it says tells more
+			_ = s.process.Wait() // its output says more
 		}
 	}()
 	err := <-started
@@ -151,7 +144,7 @@ func (s *storeServer) start() error {
 
 func (s *storeServer) socket() string { return filepath.Join(s.dir, "nbd") }
 
-// listens waits until the server does.
+// listens waits until the server listens.
 func (s *storeServer) listens(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, Limit(storeLimit))
 	defer cancel()
@@ -172,19 +165,19 @@ func (s *storeServer) listens(ctx context.Context) error {
 	}
 }
 
-// end ends the server, stopped or not.
+// end kills the server, whether it is stopped or not.
 func (s *storeServer) end() {
 	_ = s.process.Process.Kill()
 	<-s.ended
 	os.RemoveAll(s.dir)
 }
 
-// Slow has the disk end so many requests a second, and no more, until Heal.
+// Slow limits the disk to so many requests per second, until Heal.
 func (v *Volume) Slow(ctx context.Context, perSecond int) error {
 	return v.slow(ctx, map[string]int{"iops-total": perSecond})
 }
 
-// SlowTo has the disk read and write so many bytes a second, and no more, until Heal.
+// SlowTo limits the disk to so many read and written bytes per second, until Heal.
 func (v *Volume) SlowTo(ctx context.Context, perSecond int) error {
 	return v.slow(ctx, map[string]int{"bps-total": perSecond})
 }

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CopySparse copies an image, without what has never been written in it.
+// CopySparse copies an image, without the parts that were never written.
 func CopySparse(to, from string) error {
 	in, err := os.Open(from)
 	if err != nil {
@@ -34,8 +34,7 @@ func CopySparse(to, from string) error {
 	return errors.Join(err, out.Close())
 }
 
-// copyData copies the first run of data at or behind an offset, and returns where
-// it ends.
+// copyData copies the first run of data at or after an offset, and returns the offset of its end.
 func copyData(out, in *os.File, at int64) (int64, error) {
 	data, err := in.Seek(at, unix.SEEK_DATA)
 	if err != nil {
@@ -55,7 +54,7 @@ func copyData(out, in *os.File, at int64) (int64, error) {
 	return hole, err
 }
 
-// superblocks are where on a disk a filesystem says how large it is.
+// superblocks are the places of the filesystems' superblocks on a disk.
 var superblocks = map[string]struct {
 	offset int64
 	size   func([]byte) (uint64, bool)
@@ -64,13 +63,13 @@ var superblocks = map[string]struct {
 	"xfs":  {0, xfsSize},
 }
 
-// SuperblockBytes is how much of a superblock is read.
+// SuperblockBytes is the length of the part of a superblock that is read.
 const SuperblockBytes = 512
 
-// SuperblockOffset is where a filesystem has its first superblock.
+// SuperblockOffset returns the offset of a filesystem's first superblock.
 func SuperblockOffset(fstype string) int64 { return superblocks[fstype].offset }
 
-// FilesystemSize returns the bytes that a filesystem's first superblock says it has.
+// FilesystemSize returns the size in bytes that a filesystem's first superblock states.
 func FilesystemSize(fstype string, disk io.ReaderAt) (uint64, error) {
 	super := superblocks[fstype]
 	var raw [SuperblockBytes]byte
@@ -84,7 +83,7 @@ func FilesystemSize(fstype string, disk io.ReaderAt) (uint64, error) {
 	return size, nil
 }
 
-// SizeOnDisk is FilesystemSize of an image.
+// SizeOnDisk returns FilesystemSize of an image.
 func SizeOnDisk(fstype, path string) (uint64, error) {
 	image, err := os.Open(path)
 	if err != nil {
@@ -121,8 +120,7 @@ func xfsSize(super []byte) (uint64, bool) {
 	return binary.BigEndian.Uint64(super[8:]) * uint64(block), true
 }
 
-// WholeSize is a size to grow to from another one: more, and a multiple of every group's
-// size, so that nothing of it stays unused.
+// WholeSize returns a larger size to grow to. It is a multiple of every group's size, so that no part of it stays unused.
 func WholeSize(had uint64) uint64 {
 	const step = 128 << 20
 	return (had/step + 2) * step

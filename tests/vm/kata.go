@@ -18,28 +18,23 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// KataPort is the vsock port of a kata-agent that StartKata started: the agent
-// that is under test has the usual one.
+// KataPort is the vsock port of a kata-agent started by StartKata. The agent under test has the usual port.
 const KataPort = 1025
 
 const (
-	kataName   = "kata-agent"     // what the program is called in the guest
-	kataID     = "kata"           // of the disk that brings it
+	kataName   = "kata-agent"     // the program's name in the guest
+	kataID     = "kata"           // the id of the disk with the program
 	kataLimit  = 20 * time.Second // for its first answer, as a base for Limit
 	kataRedial = 100 * time.Millisecond
 )
 
-// StartKata starts Kata Containers' own agent, a program on the host, as one
-// more process of the guest, and returns where it answers, for
-// protocols/address. It runs until ctx ends, and may be started again then; a
-// guest has one at a time. It gets its shared libraries from the host, on a disk
-// that stays in the guest.
+// StartKata starts Kata Containers' own agent, from a program on the host, as an additional process of the guest, and returns its address for protocols/address. The agent runs until ctx ends, and may be started again then; a guest has one at a time. The agent gets its shared libraries from the host, on a disk that stays in the guest.
 func (g *Guest) StartKata(ctx context.Context, program string) (string, error) {
 	needs, err := sharedLibraries(program)
 	if err != nil {
 		return "", err
 	}
-	// All lies where the program says that its loader is: the kernel looks there.
+	// All files go to the folder of the loader's path in the program, because the kernel looks for the loader there.
 	dir := path.Dir(needs.loader)
 	inGuest := path.Join(dir, kataName)
 	_, err = g.Remote.Stat(ctx, inGuest)
@@ -56,7 +51,7 @@ func (g *Guest) StartKata(ctx context.Context, program string) (string, error) {
 	return to, nil
 }
 
-// restartKata waits for the end of an agent that is told to end, and starts one.
+// restartKata waits for the end of an agent that was told to end, and starts a new one.
 func (g *Guest) restartKata(ctx context.Context, program, libraries, where string) error {
 	to, err := address.Parse(where)
 	if err != nil {
@@ -74,7 +69,7 @@ func (g *Guest) restartKata(ctx context.Context, program, libraries, where strin
 	return untilAnswers(waiting, func() error { return check(waiting, to) }, ended)
 }
 
-// bring puts files into a folder of the guest, from a disk with an id of its own.
+// bring copies files into a folder of the guest, on a disk with its own id.
 func (g *Guest) bring(ctx context.Context, id, dir string, files []file) error {
 	image, err := imageOf(ctx, g.Dir, files)
 	if err != nil {
@@ -90,7 +85,7 @@ func (g *Guest) bring(ctx context.Context, id, dir string, files []file) error {
 	if err := g.Remote.Mkdir(ctx, dir, 0o755); err != nil {
 		return err
 	}
-	// No volume of the agent under test: a program that runs could not be unmounted.
+	// The disk is no volume of the agent under test, because a volume with a running program cannot be unmounted.
 	return g.Remote.Mount(ctx, remote.Mount{Source: device, Target: dir, FSType: "ext4", Flags: unix.MS_RDONLY})
 }
 
@@ -103,8 +98,7 @@ func (g *Guest) runKata(ctx context.Context, program string, env ...string) erro
 	return fmt.Errorf("it ended, with status %d %s:\n%s%s", exit.Code, exit.Signal, exit.Stdout, exit.Stderr)
 }
 
-// untilAnswers asks again and again: nothing tells the host when an agent
-// listens.
+// untilAnswers asks again and again, because no event tells the host when an agent listens.
 func untilAnswers(ctx context.Context, ask func() error, ended <-chan error) error {
 	again := time.NewTicker(kataRedial)
 	defer again.Stop()
@@ -123,7 +117,7 @@ func untilAnswers(ctx context.Context, ask func() error, ended <-chan error) err
 	}
 }
 
-// untilFails asks until there is nobody who answers.
+// untilFails asks until nobody answers any more.
 func untilFails(ctx context.Context, ask func() error) error {
 	again := time.NewTicker(kataRedial)
 	defer again.Stop()
@@ -137,7 +131,7 @@ func untilFails(ctx context.Context, ask func() error) error {
 	return ctx.Err()
 }
 
-// check asks once. An agentclient would ask again until its limit.
+// check asks once. An agentclient would repeat the call until its limit.
 func check(ctx context.Context, to address.Address) error {
 	conn, err := to.Dial(ctx)
 	if err != nil {

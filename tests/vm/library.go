@@ -16,21 +16,19 @@ import (
 	"github.com/directvol/directvol/rootfs"
 )
 
-// file is a file of the host, and the name it is to have.
+// file is a file of the host, and its name in the guest.
 type file struct{ name, path string }
 
-// linked is what a program needs to start: the loader's path, as the program
-// names it (elf(5), PT_INTERP), and the files of loader and shared libraries.
+// linked is what a program needs to start: the path of the loader in the program (elf(5), PT_INTERP), and the files of the loader and of the shared libraries.
 type linked struct {
 	loader string
 	files  []file
 }
 
-// inImage is a folder where every loader of Debian looks for libraries (ld.so(8)).
+// inImage is a folder in which every loader of Debian looks for libraries (ld.so(8)).
 const inImage = "/lib/x86_64-linux-gnu"
 
-// Linked returns what an image needs for a program of the host at a path of the
-// guest: the program, its loader and its shared libraries.
+// Linked returns the files that an image needs to run a program of the host at a path of the guest: the program, its loader and its shared libraries.
 func Linked(guest, program string) ([]rootfs.Program, error) {
 	needs, err := sharedLibraries(program)
 	if err != nil {
@@ -43,8 +41,7 @@ func Linked(guest, program string) ([]rootfs.Program, error) {
 	return files, nil
 }
 
-// sharedLibraries finds what a program is linked to, and what that is linked to, by asking its loader (ld.so(8), --list), as ldd(1) does. The
-// loader is the first of the files.
+// sharedLibraries returns the shared libraries of a program, including those of the libraries, by asking the program's loader (ld.so(8), --list), as ldd(1) does. The loader is the first of the files.
 func sharedLibraries(program string) (linked, error) {
 	loader, err := ldd.GetInterp(program)
 	switch {
@@ -57,7 +54,7 @@ func sharedLibraries(program string) (linked, error) {
 	if err != nil {
 		return linked{}, fmt.Errorf("find the shared libraries of %s, and install the package of one that is missing (of kata-agent's: libc6, libseccomp2, libgcc-s1): %w", program, err)
 	}
-	slices.Sort(libraries) // List has no order
+	slices.Sort(libraries) // List returns them in no fixed order
 	found := linked{loader, []file{{filepath.Base(loader), loader}}}
 	for _, library := range libraries {
 		if library != loader {
@@ -67,7 +64,7 @@ func sharedLibraries(program string) (linked, error) {
 	return found, nil
 }
 
-// imageOf makes an ext4 image below dir that holds files as programs.
+// imageOf makes an ext4 image below dir that contains the files as programs.
 func imageOf(ctx context.Context, dir string, files []file) (string, error) {
 	content, err := os.MkdirTemp(dir, "programs-")
 	if err != nil {

@@ -10,9 +10,7 @@ import (
 
 var kept atomic.Int64
 
-// KeepMounts has a process of the guest keep all mounts, as they are now, in a mount
-// namespace of its own, until end is called or ctx ends. The namespace's end goes on in the
-// guest's kernel behind end.
+// KeepMounts makes a process of the guest keep all present mounts in a separate mount namespace, until end is called or ctx ends. The guest's kernel may still be removing the namespace after end has returned.
 func (g *Guest) KeepMounts(ctx context.Context) (end func(), err error) {
 	ready := fmt.Sprintf("/run/kept-%d", kept.Add(1))
 	ctx, cancel := context.WithCancel(ctx)
@@ -32,7 +30,7 @@ func (g *Guest) KeepMounts(ctx context.Context) (end func(), err error) {
 		default:
 		}
 		_, err := g.Remote.Stat(ctx, ready)
-		return err == nil, nil // it is not there yet
+		return err == nil, nil // the file is not there yet
 	})
 	end = func() { cancel(); <-ended }
 	if err != nil {

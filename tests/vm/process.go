@@ -13,14 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is one of this host's.
+// Process is a process of this host.
 type Process struct {
 	ID   int
 	Args []string
 }
 
-// ProcessesWith returns the processes that have some text in an argument, but not this
-// one: a path that only one guest has finds its QEMU and its vsock backend.
+// ProcessesWith returns the processes, except this one, with some text in an argument. A path that only one guest has finds the guest's QEMU and vsock backend.
 func ProcessesWith(text string) ([]Process, error) {
 	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -29,7 +28,7 @@ func ProcessesWith(text string) ([]Process, error) {
 	var found []Process
 	for _, path := range commands {
 		line, err := os.ReadFile(path)
-		if err != nil || !bytes.Contains(line, []byte(text)) { // it may have ended
+		if err != nil || !bytes.Contains(line, []byte(text)) { // the process may have ended
 			continue
 		}
 		id, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
@@ -51,8 +50,7 @@ func ProcessesWith(text string) ([]Process, error) {
 // IsBackend reports whether a process is a guest's vsock backend, and not its QEMU.
 func (p Process) IsBackend() bool { return slices.Contains(p.Args, "vhost-vsock") }
 
-// Ending opens a process, so that its end can be known though it is nobody's child here:
-// ended then waits for that, and closes it. A process that waits for its parent has ended.
+// Ending opens a process whose end is of interest, although it is no child of this process. ended waits for that end and closes the process. A zombie counts as ended.
 func Ending(id int) (ended func(context.Context) error, err error) {
 	fd, err := unix.PidfdOpen(id, 0)
 	if err != nil {
@@ -61,7 +59,7 @@ func Ending(id int) (ended func(context.Context) error, err error) {
 	return func(ctx context.Context) error {
 		defer unix.Close(fd)
 		err := Again(ctx, func() (bool, error) {
-			// It can be read from when all threads have ended (pidfd_open(2)).
+			// The descriptor becomes readable when all threads have ended (pidfd_open(2)).
 			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 			if errors.Is(err, unix.EINTR) {
 				err = nil

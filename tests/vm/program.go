@@ -9,10 +9,7 @@ import (
 	"path/filepath"
 )
 
-// Program brings a program of the host into the guest, with the shared libraries
-// that it is linked to, and returns the words that a command line for it begins
-// with. It lies on a disk that stays in the guest; a second time nothing is
-// brought.
+// Program copies a program of the host, with its shared libraries, into the guest, and returns the first words of a command line for it. The files lie on a disk that stays in the guest, so a second call copies nothing.
 func (g *Guest) Program(ctx context.Context, program string) ([]string, error) {
 	needs, err := sharedLibraries(program)
 	if err != nil {
@@ -27,6 +24,6 @@ func (g *Guest) Program(ctx context.Context, program string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("bring %s into the guest: %w", program, err)
 	}
-	// The loader does not lie where the program looks for it (ld.so(8)).
+	// The loader is not where the program looks for it, so the command line names it (ld.so(8)).
 	return []string{path.Join(dir, path.Base(needs.loader)), "--library-path", dir, path.Join(dir, name)}, nil
 }

@@ -14,17 +14,16 @@ import (
 	"github.com/directvol/directvol/protocols/output"
 )
 
-// makers format an image with the programs that users have, and their defaults.
+// makers format an image with the usual programs and their defaults.
 var makers = map[string]struct {
 	command []string
-	deb     string // the package of Debian that has it
+	deb     string // the Debian package of the program
 }{
 	"ext4": {[]string{"mkfs.ext4", "-q", "-F"}, "e2fsprogs"},
 	"xfs":  {[]string{"mkfs.xfs", "-q", "-f"}, "xfsprogs"},
 }
 
-// Scratch makes a sparse image of so many bytes below dir and formats it, with
-// further options of mkfs if there are any. mkfs.xfs wants 300 MiB or more.
+// Scratch makes a sparse image of bytes bytes below dir and formats it, with further options of mkfs if any are given. mkfs.xfs requires 300 MiB or more.
 func Scratch(ctx context.Context, dir, fstype string, bytes int64, options ...string) (string, error) {
 	maker, ok := makers[fstype]
 	if !ok {
@@ -55,8 +54,7 @@ func Scratch(ctx context.Context, dir, fstype string, bytes int64, options ...st
 	return path, nil
 }
 
-// HasRoom refuses a folder on a full disk: an image that cannot be written in is
-// a fault to the guest, and would be taken for one that was made on purpose.
+// HasRoom refuses a folder on a full disk. A failed write to an image is a fault for the guest, and would be mistaken for a fault made on purpose.
 func HasRoom(dir string, bytes uint64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {

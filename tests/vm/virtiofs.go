@@ -11,11 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// virtiofsds are where Debian has the host's side of virtio-fs: QEMU's own, which comes with QEMU in Debian 12
-// (docs/tools/virtiofsd in QEMU's sources), or its successor. They take the same options.
+// virtiofsds are the paths of the host's side of virtio-fs in Debian: QEMU's own, which is part of QEMU in Debian 12 (docs/tools/virtiofsd in QEMU's sources), or its successor. Both accept the same options.
 var virtiofsds = []string{"/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd"}
 
-// FindVirtiofsd returns the program that is installed, which root alone can run.
+// FindVirtiofsd returns the installed program, which only root can run.
 func FindVirtiofsd() (string, error) {
 	i := slices.IndexFunc(virtiofsds, exists)
 	if i < 0 {
@@ -34,7 +33,7 @@ type Virtiofsd struct {
 	stop    func()
 }
 
-// StartVirtiofsd shares a folder on a socket, on which it listens already. The caller stops it.
+// StartVirtiofsd shares a folder on a socket. When it returns, the socket listens. The caller stops the process.
 func StartVirtiofsd(program, folder, socket string) (*Virtiofsd, error) {
 	os.Remove(socket)
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
@@ -49,22 +48,22 @@ func StartVirtiofsd(program, folder, socket string) (*Virtiofsd, error) {
 	}
 	defer inherited.Close()
 	const firstExtra = 3 // the descriptor of the first of exec.Cmd's ExtraFiles
-	// Its other sandbox wants a root that is a mount point.
+	// The other kind of sandbox requires a root that is a mount point.
 	d := &Virtiofsd{process: exec.Command(program, fmt.Sprintf("--fd=%d", firstExtra), "-f", "-o", "source="+folder, "-o", "sandbox=chroot", "-o", "cache=auto", "-o", "log_level=err")}
 	d.process.ExtraFiles = []*os.File{inherited}
 	d.process.Stdout, d.process.Stderr = &d.said, &d.said
-	d.process.SysProcAttr = &unix.SysProcAttr{Setpgid: true} // for its sandbox it makes children
+	d.process.SysProcAttr = &unix.SysProcAttr{Setpgid: true} // because its sandbox makes children
 	if err := d.process.Start(); err != nil {
 		return nil, err
 	}
 	d.stop = sync.OnceFunc(func() {
-		_ = unix.Kill(-d.process.Process.Pid, unix.SIGKILL) // fails only where all have ended
-		_ = d.process.Wait()                                // killed, as it was to be
+		_ = unix.Kill(-d.process.Process.Pid, unix.SIGKILL) // fails only if all have ended
+		_ = d.process.Wait()                                // it was killed on purpose
 	})
 	return d, nil
 }
 
-// Stop ends it with its children, once.
+// Stop ends the process and its children. It may be called several times.
 func (d *Virtiofsd) Stop() { d.stop() }
 
 // Said returns the last lines that it printed.

@@ -17,17 +17,17 @@ import (
 	"github.com/directvol/directvol/tests/vm/nbd"
 )
 
-// Volume is a scratch volume of a guest, and what the host knows of it.
+// Volume is a scratch volume of a guest, with the host's knowledge of it.
 type Volume struct {
 	sandbox.Volume
 	guest     *Guest
 	GuestPath string    // where it is mounted; "" where it is not
-	files     []written // by this volume's writers
+	files     []written // files of this volume's writers
 
-	// Of the fault that is below the disk, until Heal:
+	// The fault below the disk, until Heal:
 	faulty    bool
-	server    *storeServer // nil where no process serves its store
-	stopped   *nbd.Server  // nil where its disk does not stop in a flush
+	server    *storeServer // nil if no process serves its store
+	stopped   *nbd.Server  // nil if its disk does not stop in a flush
 	throttled bool
 }
 
@@ -37,8 +37,7 @@ type written struct {
 	writer *remote.Writer
 }
 
-// Volume formats a scratch disk of so many bytes, and names it. It is attached
-// to nothing yet.
+// Volume formats a scratch disk of bytes bytes, and gives it an id. It does not attach the disk.
 func (g *Guest) Volume(ctx context.Context, id, fstype string, bytes int64) (*Volume, error) {
 	image, err := Scratch(ctx, g.Dir, fstype, bytes)
 	if err != nil {
@@ -47,11 +46,10 @@ func (g *Guest) Volume(ctx context.Context, id, fstype string, bytes int64) (*Vo
 	return &Volume{Volume: sandbox.Volume{ID: id, Path: image, FSType: fstype}, guest: g}, nil
 }
 
-// Take returns a volume that was another guest's, which has ended.
+// Take returns a volume that belonged to another guest, which has ended.
 func (g *Guest) Take(v sandbox.Volume) *Volume { return &Volume{Volume: v, guest: g} }
 
-// Mount attaches the volume where it is not attached, and mounts it. A disk that a busy
-// guest sees later than its agent waits is asked for again.
+// Mount attaches the volume if necessary, and mounts it. If a busy guest sees the disk later than its agent waits, Mount asks again.
 func (v *Volume) Mount(ctx context.Context) error {
 	if err := v.guest.Attach(ctx, v.Volume); err != nil {
 		return err
@@ -73,7 +71,7 @@ func (v *Volume) Unmount(ctx context.Context) error {
 	return nil
 }
 
-// Detach unmounts the volume and takes its disk away.
+// Detach unmounts the volume and detaches its disk.
 func (v *Volume) Detach(ctx context.Context) error {
 	if err := v.guest.Detach(ctx, v.ID); err != nil {
 		return err
@@ -82,16 +80,15 @@ func (v *Volume) Detach(ctx context.Context) error {
 	return nil
 }
 
-// Container is the one that holds the volume in the guest.
+// Container returns the id of the container that holds the volume in the guest.
 func (v *Volume) Container() string { return sandbox.Holder(v.ID) }
 
-// Stats asks the agent.
+// Stats returns the volume's statistics from the agent.
 func (v *Volume) Stats(ctx context.Context) (*agentpb.VolumeStatsResponse, error) {
 	return v.guest.Sandbox.Stats(ctx, v.ID)
 }
 
-// LookedStats asks again where the agent says so: right behind a mount it waits for its
-// first look at the disk no longer than Kata's clients do for an answer.
+// LookedStats returns statistics that include the agent's first examination. After a mount, the agent waits for that examination only as long as Kata's clients wait for an answer; LookedStats asks again if the agent says so.
 func (v *Volume) LookedStats(ctx context.Context) (*agentpb.VolumeStatsResponse, error) {
 	stats, err := v.Stats(ctx)
 	for status.Code(err) == codes.DeadlineExceeded && ctx.Err() == nil {
@@ -105,9 +102,7 @@ func (v *Volume) Resize(ctx context.Context, bytes uint64) error {
 	return v.guest.Sandbox.Resize(ctx, v.ID, bytes)
 }
 
-// StartWriter starts a checksummed writer on a file of its own, which fsyncs
-// each block before it acknowledges it to the host. It ends at limit bytes; 0
-// means that it goes on until it is stopped or fails.
+// StartWriter starts a checksummed writer on a separate file. The writer calls fsync for each block before it acknowledges the block to the host. It ends at limit bytes; with limit 0 it continues until it is stopped or fails.
 func (v *Volume) StartWriter(ctx context.Context, limit uint64) (*remote.Writer, error) {
 	n := len(v.files)
 	name := fmt.Sprintf("written-%d", n)
@@ -119,9 +114,7 @@ func (v *Volume) StartWriter(ctx context.Context, limit uint64) (*remote.Writer,
 	return writer, nil
 }
 
-// Verify reads every file of the volume's writers back, and compares it with
-// the sums that were acknowledged. It returns the bytes that are equal; less
-// than all of them is an error. Unless it is nil, progress is told of each.
+// Verify reads every file of the volume's writers back, and compares it with the acknowledged sums. It returns the number of equal bytes; less than all of them is an error. progress, unless nil, is called after each block.
 func (v *Volume) Verify(ctx context.Context, progress func(bytes uint64)) (uint64, error) {
 	var sum uint64
 	for _, f := range v.files {
@@ -142,11 +135,11 @@ func (v *Volume) Verify(ctx context.Context, progress func(bytes uint64)) (uint6
 	return sum, nil
 }
 
-// Sizes are what the guest's kernel says of a mounted volume.
+// Sizes are the sizes of a mounted volume, according to the guest's kernel.
 type Sizes struct {
 	Device      string // its /dev name
 	DeviceBytes uint64
-	FSBytes     uint64 // the filesystem's total, less what it keeps for itself
+	FSBytes     uint64 // the filesystem's total, without the part that it keeps for itself
 }
 
 // Sizes asks the guest's kernel, not the agent.
@@ -166,8 +159,7 @@ func (v *Volume) Sizes(ctx context.Context) (Sizes, error) {
 	return Sizes{Device: device, DeviceBytes: bytes, FSBytes: fs.Blocks * uint64(fs.BlockSize)}, nil
 }
 
-// MountedDevice returns the /dev name that the guest's kernel has for the source of the
-// mount at a path.
+// MountedDevice returns the /dev name of the source of the mount at a path, according to the guest's kernel.
 func (g *Guest) MountedDevice(ctx context.Context, path string) (string, error) {
 	mounts, err := g.Remote.ReadFile(ctx, "/proc/self/mountinfo")
 	if err != nil {
@@ -176,8 +168,7 @@ func (g *Guest) MountedDevice(ctx context.Context, path string) (string, error) 
 	return mountedDevice(string(mounts), path)
 }
 
-// mountedDevice returns the source of the mount at a path. The paths here hold
-// no character that mountinfo escapes.
+// mountedDevice returns the source of the mount at a path. The paths here contain no character that mountinfo escapes.
 func mountedDevice(mountinfo, path string) (string, error) {
 	for line := range strings.Lines(mountinfo) {
 		fields := strings.Fields(line)
@@ -189,11 +180,10 @@ func mountedDevice(mountinfo, path string) (string, error) {
 	return "", fmt.Errorf("nothing is mounted at %s:\n%s", path, mountinfo)
 }
 
-// conditionInterval is how often AwaitCondition asks: the agent offers no event.
+// conditionInterval is the pause between two questions of AwaitCondition, because the agent sends no event.
 const conditionInterval = 100 * time.Millisecond
 
-// AwaitCondition asks for the volume's condition until it is as wanted, and
-// returns its message.
+// AwaitCondition asks for the volume's condition until wanted accepts it, and returns its message.
 func (v *Volume) AwaitCondition(ctx context.Context, wanted func(*agentpb.VolumeCondition) bool) (string, error) {
 	again := time.NewTicker(conditionInterval)
 	defer again.Stop()
@@ -213,18 +203,18 @@ func (v *Volume) AwaitCondition(ctx context.Context, wanted func(*agentpb.Volume
 	}
 }
 
-// Abnormal is the condition of a volume of which something is wrong.
+// Abnormal accepts an abnormal condition.
 func Abnormal(c *agentpb.VolumeCondition) bool { return c.Abnormal }
 
-// Healthy is the condition of a volume of which nothing is.
+// Healthy accepts the condition of a healthy volume.
 func Healthy(c *agentpb.VolumeCondition) bool { return !c.Abnormal }
 
-// RecordsErrors is the condition of a volume whose superblock remembers.
+// RecordsErrors accepts the condition of a volume whose superblock records errors.
 func RecordsErrors(c *agentpb.VolumeCondition) bool {
 	return c.Abnormal && strings.Contains(c.Message, "records errors")
 }
 
-// Touch writes a small file and syncs it to the disk: the volume takes writes.
+// Touch writes a small file and syncs it to the disk, which shows that the volume accepts writes.
 func (v *Volume) Touch(ctx context.Context) error {
 	path := v.GuestPath + "/touched"
 	if err := v.guest.Remote.WriteFile(ctx, path, []byte(v.ID)); err != nil {
@@ -233,13 +223,12 @@ func (v *Volume) Touch(ctx context.Context) error {
 	return v.guest.Remote.Sync(ctx, path)
 }
 
-// Health asks the agent for all that is wrong with the volume.
+// Health returns all conditions of the volume from the agent.
 func (v *Volume) Health(ctx context.Context) ([]*volumepb.Condition, error) {
 	return v.guest.Agent().GetVolumeHealth(ctx, v.GuestPath)
 }
 
-// AwaitHealth asks for the volume's conditions until they are as wanted. A call that the
-// agent does not answer in time is made again.
+// AwaitHealth asks for the volume's conditions until wanted accepts them. It repeats a call that the agent does not answer in time.
 func (v *Volume) AwaitHealth(ctx context.Context, wanted func([]*volumepb.Condition) bool) ([]*volumepb.Condition, error) {
 	again := time.NewTicker(conditionInterval)
 	defer again.Stop()

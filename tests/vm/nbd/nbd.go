@@ -1,6 +1,4 @@
-// Package nbd serves an image as a network block device, to one client, and stops where a
-// test wants it: inside a flush. It speaks as much of the newstyle protocol as QEMU needs;
-// doc/proto.md of github.com/NetworkBlockDevice/nbd has the numbers.
+// Package nbd serves an image as a network block device to one client, and stops inside a flush if a test wants that. It implements the part of the newstyle protocol that QEMU needs; doc/proto.md of github.com/NetworkBlockDevice/nbd has the numbers.
 package nbd
 
 import (
@@ -28,14 +26,12 @@ type Server struct {
 	goOn     chan struct{}
 	answer   func() // closes goOn
 
-	mu   sync.Mutex // of what follows, and of writing to the client
-	conn net.Conn   // nil where nobody has come
-	err  error      // of the store
+	mu   sync.Mutex // guards the fields below, and writing to the client
+	conn net.Conn   // nil before a client has connected
+	err  error      // error of the image
 }
 
-// Serve serves an image, whose first flush stays without an answer until Answer: behind it
-// nothing is answered where all is set, and else everything but flushes. The Server is the
-// caller's to close.
+// Serve serves an image. Its first flush gets no answer until Answer. After that flush nothing is answered if all is set; otherwise everything except flushes is answered. The caller closes the Server.
 func Serve(image string, all bool) (*Server, error) {
 	s := &Server{all: all, inside: make(chan struct{}), goOn: make(chan struct{})}
 	s.come = sync.OnceFunc(func() { close(s.inside) })
@@ -47,7 +43,7 @@ func Serve(image string, all bool) (*Server, error) {
 	info, err := s.store.Stat()
 	if err == nil {
 		s.bytes = uint64(info.Size())
-		s.dir, err = os.MkdirTemp("", "directvol-nbd-") // a socket's path has 107 bytes at most
+		s.dir, err = os.MkdirTemp("", "directvol-nbd-") // a socket's path has at most 107 bytes
 	}
 	if err == nil {
 		s.listener, err = net.Listen("unix", s.Socket())
@@ -61,16 +57,16 @@ func Serve(image string, all bool) (*Server, error) {
 	return s, nil
 }
 
-// Socket is where the server listens. Its export is "".
+// Socket returns the path of the server's socket. The name of the export is "".
 func (s *Server) Socket() string { return filepath.Join(s.dir, "socket") }
 
-// Inside returns what is closed when the first flush has come.
+// Inside returns a channel that is closed when the first flush has come.
 func (s *Server) Inside() <-chan struct{} { return s.inside }
 
-// Answer has the server answer, that flush and everything from now on.
+// Answer makes the server answer that flush and everything from now on.
 func (s *Server) Answer() { s.answer() }
 
-// Close ends the server, and says whether the image has failed under it.
+// Close ends the server, and returns an error if the image has failed.
 func (s *Server) Close() error {
 	s.answer()
 	s.listener.Close()
@@ -119,7 +115,7 @@ const (
 // maxBytes bounds a request, and an option.
 const maxBytes = 32 << 20
 
-// negotiate has the client choose the only export there is.
+// negotiate lets the client choose the only export.
 func (s *Server) negotiate(to io.Writer, from *bufio.Reader) error {
 	var flags uint32
 	err := errors.Join(write(to, uint64(magic), uint64(optionMagic), uint16(fixedNewstyle|noZeroes)), read(from, &flags))
@@ -155,7 +151,7 @@ type request struct {
 	Length      uint32
 }
 
-// request takes a request, and answers it; an error ends the connection.
+// request reads a request and answers it; an error ends the connection.
 func (s *Server) request(from *bufio.Reader) error {
 	var r request
 	if err := read(from, &r); err != nil {
@@ -180,7 +176,7 @@ func (s *Server) request(from *bufio.Reader) error {
 		if s.all {
 			return s.flush(r)
 		}
-		s.served.Go(func() { _ = s.flush(r) }) // where it fails the client has gone
+		s.served.Go(func() { _ = s.flush(r) }) // fails only if the client has gone
 		return nil
 	case opEnd:
 		return io.EOF
@@ -193,7 +189,7 @@ func (s *Server) flush(r request) error {
 	return s.reply(r, nil, s.store.Sync())
 }
 
-// reply answers a request that the image has carried out, or has not.
+// reply answers a request, which has succeeded or failed on the image.
 func (s *Server) reply(r request, data []byte, failed error) error {
 	if failed == nil {
 		return s.send(replyMagic, 0, r.Handle, data)
@@ -210,7 +206,7 @@ func (s *Server) send(magic, failed uint32, handle uint64, data []byte) error {
 	return write(s.conn, magic, failed, handle, data)
 }
 
-// read reads numbers, or structures of them, as the protocol has them.
+// read reads numbers, or structures of numbers, in the protocol's byte order.
 func read(from io.Reader, into ...any) error {
 	for _, one := range into {
 		if err := binary.Read(from, binary.BigEndian, one); err != nil {

@@ -14,8 +14,7 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// Boot boots a guest of the test's own. It is killed with the test, which may end it
-// in order before.
+// Boot boots a guest for one test. The guest is killed at the test's end, if the test has not ended it in order before.
 func Boot(t *testing.T, o vm.Options) *vm.Guest {
 	t.Helper()
 	g, err := vm.Boot(t.Context(), o)
@@ -24,8 +23,7 @@ func Boot(t *testing.T, o vm.Options) *vm.Guest {
 	return g
 }
 
-// EndsWith has a guest killed at the test's end. A test that has failed prints the
-// guest's console first.
+// EndsWith kills a guest at the test's end. If the test has failed, it prints the guest's console first.
 func EndsWith(t *testing.T, g *vm.Guest) {
 	t.Cleanup(func() {
 		g.Kill()
@@ -36,7 +34,7 @@ func EndsWith(t *testing.T, g *vm.Guest) {
 	Explain(t, g)
 }
 
-// Explain prints a guest's console, and how to boot the same by hand, if the test fails.
+// Explain prints a guest's console, and the command that boots the same guest by hand, if the test fails.
 func Explain(t *testing.T, g *vm.Guest) {
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -45,9 +43,7 @@ func Explain(t *testing.T, g *vm.Guest) {
 	})
 }
 
-// PowerOff ends a guest in order, and removes what it leaves on the host. It is a test
-// too, of how every guest ends: Stop accepts nothing but a SHUTDOWN by the guest and
-// QEMU's exit status 0.
+// PowerOff ends a guest in order, and removes its files on the host. It also tests how every guest ends: Stop accepts only a SHUTDOWN by the guest and QEMU's exit status 0.
 func PowerOff(g *vm.Guest) error {
 	ctx, cancel := context.WithTimeout(context.Background(), vm.Limit(CallLimit))
 	defer cancel()
@@ -56,14 +52,14 @@ func PowerOff(g *vm.Guest) error {
 	return errors.Join(err, g.Close())
 }
 
-// Shared is a guest for all tests of a package. The first that asks for it boots it.
+// Shared is a guest for all tests of a package. The first test that needs the guest boots it.
 type Shared struct {
-	// Options returns how the guest differs from the ordinary one; nil: in nothing.
+	// Options returns the differences of the guest from the ordinary one; nil means none.
 	Options func(*testing.T) vm.Options
-	// End ends the guest after the last test; nil: PowerOff.
+	// End ends the guest after the last test; nil means PowerOff.
 	End func(*vm.Guest) error
 
-	guest *vm.Guest // nil where none is running
+	guest *vm.Guest // nil if none is running
 }
 
 // Main runs a package's tests, for its TestMain. It does not return.
@@ -87,7 +83,7 @@ func (s *Shared) Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Guest returns the guest, which the test leaves as it found it.
+// Guest returns the guest. The test must leave the guest as it was.
 func (s *Shared) Guest(t *testing.T) *vm.Guest {
 	t.Helper()
 	s.boot(t)
@@ -95,7 +91,7 @@ func (s *Shared) Guest(t *testing.T) *vm.Guest {
 	return s.guest
 }
 
-// Last returns the guest to a test that makes it useless. The next test boots another.
+// Last returns the guest to a test that makes it unusable. The next test boots another guest.
 func (s *Shared) Last(t *testing.T) *vm.Guest {
 	t.Helper()
 	s.boot(t)
@@ -119,8 +115,7 @@ func (s *Shared) boot(t *testing.T) {
 	Must(t, err)
 }
 
-// Image makes the usual test image with more modules and programs, and returns its path.
-// The file goes with the test: a guest that was booted from it does not need it any more.
+// Image makes the usual test image with additional modules and programs, and returns its path. The file is removed at the test's end; a guest that was booted from it no longer needs it.
 func Image(t *testing.T, modules []string, programs ...rootfs.Program) string {
 	t.Helper()
 	build, err := vm.FindBuild()
@@ -148,13 +143,13 @@ func Mounts(t *testing.T, g *vm.Guest) string {
 	return string(text)
 }
 
-// IsMounted says whether the guest has something mounted at a path.
+// IsMounted reports whether the guest has a mount at a path.
 func IsMounted(t *testing.T, g *vm.Guest, path string) bool {
 	t.Helper()
 	return strings.Contains(Mounts(t, g), " "+path+" ")
 }
 
-// Detach takes a volume from its guest. Its filesystem has to be whole then.
+// Detach detaches a volume from its guest, and checks that its filesystem is intact.
 func Detach(t *testing.T, v *vm.Volume) {
 	t.Helper()
 	Must(t, v.Detach(Limited(t)))

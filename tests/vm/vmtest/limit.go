@@ -8,7 +8,7 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// Bases for vm.Limit. They end what hangs, and say nothing about speed.
+// Bases for vm.Limit. They end hanging work, and say nothing about speed.
 const (
 	// CallLimit is for one call, or a few.
 	CallLimit = 10 * time.Second
@@ -19,7 +19,7 @@ const (
 // Limited returns the context of one call or a few.
 func Limited(t *testing.T) context.Context { return Within(t, CallLimit) }
 
-// Within returns a context that ends with the test, or after base as vm.Limit has it.
+// Within returns a context that ends with the test, or after vm.Limit(base).
 func Within(t *testing.T, base time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(base))
 	t.Cleanup(cancel)
