@@ -19,15 +19,13 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// Where the guests of these tests have the log and the debug console; the second
-// is where Kata's runtime has it.
+// The ports of the log and of the debug console in these tests' guests. Kata's runtime uses the second port for the debug console, too.
 const (
 	logPort     = 1025
 	consolePort = 1026
 )
 
-// bootTold boots a guest whose kernel is told more, and whose image has a shell and
-// vsock inside the guest.
+// bootTold boots a guest with more options on the kernel command line. The guest's image has a shell and vsock inside the guest.
 func bootTold(t *testing.T, more string) *vm.Guest {
 	t.Helper()
 	shell, err := vm.Linked("/bin/sh", "/bin/sh")
@@ -51,7 +49,7 @@ func TestLogAndDebugConsoleAreWhereTheKernelIsTold(t *testing.T) {
 				t.Errorf("want a warning of PID 1\ngot  %v", early)
 			}
 			vmtest.Must(t, g.Agent().Check(vmtest.Limited(t)))
-			log.await(t, "CreateSandbox") // told at level debug alone
+			log.await(t, "CreateSandbox") // logged only at level debug
 		}
 	})
 	t.Run("the console does not get it", func(t *testing.T) {
@@ -88,8 +86,7 @@ func TestLogAndDebugConsoleAreWhereTheKernelIsTold(t *testing.T) {
 	})
 }
 
-// hangUp looks from a second shell at what is left of a first one: a process
-// that nobody had waited for would still be there.
+// hangUp checks from a second shell that no process of a first one is left: a zombie of it would still be visible.
 func hangUp(t *testing.T, g *vm.Guest) {
 	conn, shell := openShell(t, g)
 	say(t, conn, "echo pid:$$; sh -c 'echo child:$$; exec /test-guest "+remote.BareEcho+"'")
@@ -104,7 +101,7 @@ func hangUp(t *testing.T, g *vm.Guest) {
 func TestDebugConsoleIsOnTheConsoleAndTheLogBesideIt(t *testing.T) {
 	g := bootTold(t, "agent.debug_console agent.log=debug")
 	ctx := vmtest.Limited(t)
-	again := time.NewTicker(100 * time.Millisecond) // nothing tells of what a console says
+	again := time.NewTicker(100 * time.Millisecond) // no event announces console output
 	defer again.Stop()
 	for {
 		vmtest.Must(t, g.Agent().Check(ctx))
@@ -134,8 +131,7 @@ func readLog(t *testing.T, g *vm.Guest) logReader {
 	return logReader{bufio.NewScanner(connect(t, g, logPort))}
 }
 
-// await reads up to the line whose message holds text. Every line is one JSON
-// object that has a time and a level.
+// await reads up to the line whose message contains text. Every line must be one JSON object with a time and a level.
 func (l logReader) await(t *testing.T, text string) map[string]any {
 	t.Helper()
 	for l.Scan() {
@@ -153,7 +149,7 @@ func (l logReader) await(t *testing.T, text string) map[string]any {
 	return nil
 }
 
-// connect reaches a port of the guest, with a limit on all that follows.
+// connect connects to a port of the guest, with a time limit for all further work on the connection.
 func connect(t *testing.T, g *vm.Guest, port uint32) net.Conn {
 	t.Helper()
 	ctx := vmtest.Limited(t)
@@ -178,8 +174,7 @@ func say(t *testing.T, conn net.Conn, line string) {
 	vmtest.Must(t, err)
 }
 
-// hear reads up to a line that an echo wrote, maybe behind the prompt, and
-// returns what follows the mark.
+// hear reads up to a line that an echo wrote, possibly after the prompt, and returns the text after the mark.
 func hear(t *testing.T, shell *bufio.Reader, mark string) string {
 	t.Helper()
 	var heard []string

@@ -15,19 +15,18 @@ import (
 )
 
 const (
-	// volumes are as many as are used at once, and intruders call any of them besides.
+	// volumes is the number of volumes in use at once, and intruders the number of callers that call any of them.
 	volumes, intruders = 20, 4
-	// setupLimit and endLimit end what hangs, as bases for vm.Limit.
+	// setupLimit and endLimit are time limits, as bases for vm.Limit.
 	setupLimit, endLimit = 2 * time.Minute, 2 * time.Minute
 )
 
-// patientAgent has the agent wait longer for a disk than for a host that goes on without it: a
-// guest on a busy machine may see one of twenty disks seconds after QEMU gave it.
+// patientAgent makes the agent wait longer for a disk than by default: on a busy machine a guest may see one of twenty disks seconds after QEMU attached it.
 const patientAgent = "agent.hotplug_timeout=60"
 
 func TestVolumesComeAndGoAsPromised(t *testing.T) { churned(t, 2*time.Minute) }
 
-// churned has callers at many volumes for as long as duration.
+// churned runs callers on many volumes for duration.
 func churned(t *testing.T, duration time.Duration) {
 	g := vmtest.Boot(t, vm.Options{Append: patientAgent})
 	c := &churn{guest: g}
@@ -51,7 +50,7 @@ func churned(t *testing.T, duration time.Duration) {
 	c.nothingIsLeft(t, before)
 }
 
-// setUp makes the volumes, each with its name in it, and learns their sizes.
+// setUp makes the volumes, writes the name of each into it, and learns their sizes.
 func (c *churn) setUp(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(setupLimit))
 	defer cancel()
@@ -73,7 +72,7 @@ func (c *churn) setUp(t *testing.T) {
 	}
 }
 
-// nothingIsLeft takes all away, and looks in the guest, in QEMU and on the disks.
+// nothingIsLeft detaches all volumes, and checks the guest, QEMU and the disks.
 func (c *churn) nothingIsLeft(t *testing.T, before string) {
 	ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(endLimit))
 	defer cancel()
@@ -104,7 +103,7 @@ func (c *churn) nothingIsLeft(t *testing.T, before string) {
 	}
 }
 
-// A failure is counted as what its caller can act on.
+// A failure is counted under the kind that its caller can act on.
 func TestFailuresAreCountedByKind(t *testing.T) {
 	var c count
 	c.add("mount", nil)

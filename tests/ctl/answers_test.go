@@ -26,17 +26,17 @@ import (
 
 var update = flag.Bool("update", false, "write docs/kata-agent.md")
 
-// place is an agent, and what of the guest is for its exchanges alone.
+// place is an agent, and the parts of the guest that only its exchanges use.
 type place struct {
 	to          address.Address
-	katas       bool   // it is Kata's
-	dir         string // of its mount points, and of a container's root
-	disk, spare string // by their PCI paths: one with an ext4, and an empty one
-	node        string // of disk, below /dev
-	volume      string // a mount of ours, which all may ask about
+	katas       bool   // the agent is Kata's
+	dir         string // folder of its mount points, and of a container's root
+	disk, spare string // PCI paths of two disks: one with an ext4, and an empty one
+	node        string // node of disk, below /dev
+	volume      string // a mount by our agent, about which both agents may be asked
 }
 
-// answersOf has an agent answer every exchange.
+// answersOf makes an agent answer every exchange.
 func answersOf(t *testing.T, ctx context.Context, p place) {
 	for _, e := range exchanges {
 		want := e.ours
@@ -50,12 +50,10 @@ func answersOf(t *testing.T, ctx context.Context, p place) {
 	}
 }
 
-// lastStream is that of a Check behind all others: nothing comes any more of what the
-// agent passes over when it has been answered.
+// lastStream is the stream of a Check after all other calls. When the Check has been answered, no answer to a frame that the agent ignores can follow.
 const lastStream = 1<<32 - 1
 
-// make sends an exchange on a connection of its own, and returns the codes of its answers,
-// by their streams where there are more than the first.
+// make sends an exchange on its own connection, and returns the codes of its answers, with their streams if there are several.
 func (e exchange) make(ctx context.Context, p place, answers int) (string, error) {
 	conn, err := p.to.Dial(ctx)
 	if err != nil {
@@ -80,14 +78,14 @@ func (e exchange) make(ctx context.Context, p place, answers int) (string, error
 			all = append(all, fmt.Sprintf("%d %s", header.StreamID, name(code)))
 		}
 	}
-	slices.Sort(all) // those of one stream stay side by side
+	slices.Sort(all) // keeps the answers of one stream together
 	if len(all) == 1 {
 		all[0] = strings.TrimPrefix(all[0], "1 ")
 	}
 	return strings.Join(all, ", "), <-sent
 }
 
-// answer receives one.
+// answer receives one answer.
 func answer(r io.Reader) (ttrpcframe.Header, codes.Code, error) {
 	var first [ttrpcframe.HeaderBytes]byte
 	if _, err := io.ReadFull(r, first[:]); err != nil {
@@ -106,7 +104,7 @@ func answer(r io.Reader) (ttrpcframe.Header, codes.Code, error) {
 	return header, codes.Code(response.GetStatus().GetCode()), err
 }
 
-// name is a code as google/rpc/code.proto has it.
+// name returns the name of a code in google/rpc/code.proto.
 func name(code codes.Code) string {
 	if code == codes.OK {
 		return "OK"
@@ -121,7 +119,7 @@ func name(code codes.Code) string {
 	return strings.ToUpper(text.String())
 }
 
-// placeOf readies disks, and a root for containers, in the guest.
+// placeOf prepares disks, and a root for containers, in the guest.
 func placeOf(t *testing.T, ctx context.Context, g *vm.Guest, id, to, volume string) place {
 	t.Helper()
 	parsed, err := address.Parse(to)
@@ -154,7 +152,7 @@ func placeOf(t *testing.T, ctx context.Context, g *vm.Guest, id, to, volume stri
 
 const (
 	diskBytes = 16 << 20
-	testGuest = "/test-guest" // the program that every test guest has
+	testGuest = "/test-guest" // the program in every test guest
 )
 
 const documented = "../../docs/kata-agent.md"

@@ -23,8 +23,7 @@ const (
 	grownBytes  = 2 * volumeBytes
 )
 
-// TestAgentCtlTalksToBothAgents boots one guest with one volume, mounted by our
-// agent. Kata's stands beside it in the same guest and sees the same mount.
+// TestAgentCtlTalksToBothAgents boots one guest with one volume, mounted by our agent. Kata's agent runs in the same guest and sees the same mount.
 func TestAgentCtlTalksToBothAgents(t *testing.T) {
 	program := built(t)
 	ctx := vmtest.Within(t, vmtest.JobLimit)
@@ -86,7 +85,7 @@ func built(t *testing.T) string {
 	return program
 }
 
-// ctl runs agent-ctl in front of one agent.
+// ctl runs agent-ctl with one agent.
 type ctl struct {
 	*testing.T
 	ctx     context.Context
@@ -107,7 +106,7 @@ func (c ctl) run(args ...string) (stdout, stderr string, exit int) {
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }
 
-// ok makes calls whose answers are text.
+// ok makes calls, and checks that the answers are text.
 func (c ctl) ok(text string, calls ...string) {
 	c.Helper()
 	var args []string
@@ -119,7 +118,7 @@ func (c ctl) ok(text string, calls ...string) {
 	}
 }
 
-// begins makes a call whose answer is text that begins so.
+// begins makes a call, and checks that the answer begins with text.
 func (c ctl) begins(text, call string) {
 	c.Helper()
 	if out, errs, exit := c.run("-c", call); !strings.HasPrefix(out, text) || errs != "" || exit != 0 {
@@ -127,7 +126,7 @@ func (c ctl) begins(text, call string) {
 	}
 }
 
-// fails makes a call that the agent refuses with a code.
+// fails makes a call, and checks that the agent refuses it with a code.
 func (c ctl) fails(code, call string) {
 	c.Helper()
 	method, _, _ := strings.Cut(call, " ")
@@ -157,7 +156,7 @@ func (c ctl) speaks(v *vm.Volume) {
 	c.hybrid()
 }
 
-// hybrid reaches the agent as Kata's tool names such a place.
+// hybrid reaches the agent by an address in the form of Kata's tool.
 func (c ctl) hybrid() {
 	c.Helper()
 	to, err := address.Parse(c.agent)
@@ -171,7 +170,7 @@ func (c ctl) hybrid() {
 	}
 }
 
-// total asks for a volume's size in bytes, as JSON.
+// total returns a volume's size in bytes, from JSON.
 func (c ctl) total(path string) uint64 {
 	c.Helper()
 	out, errs, exit := c.run("--json", "-c", fmt.Sprintf(`GetVolumeStats json://{"volume_guest_path":%q}`, path))

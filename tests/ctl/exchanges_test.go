@@ -13,16 +13,15 @@ import (
 	"github.com/directvol/directvol/protocols/volumepb"
 )
 
-// exchange is what a client sends on a connection of its own, and the codes that either
-// agent answers. What they do in it they have done for the next one.
+// exchange is a sequence of bytes that a client sends on its own connection, and the codes that each agent answers. The effects of an exchange stay for the next one.
 type exchange struct {
 	what       string
 	send       func(place) []byte
 	ours, kata string
-	why        string // where they differ
+	why        string // the reason for a difference
 }
 
-// call makes the frame of a call, on a stream and with a time-out, or without one.
+// call makes the frame of a call, on a stream, with a time-out or without.
 type call func(stream uint32, timeout time.Duration) []byte
 
 func of(service, method string, payload []byte) call {
@@ -52,12 +51,12 @@ var (
 	details = of(agentpb.AgentServiceName, "GetGuestDetails", nil)
 )
 
-// sends is of bytes that are the same for both.
+// sends returns the same bytes for both agents.
 func sends(all ...[]byte) func(place) []byte {
 	return func(place) []byte { return slices.Concat(all...) }
 }
 
-// calls makes one call of the agent's service.
+// calls makes one call of AgentService.
 func calls(method string, request func(place) proto.Message) func(place) []byte {
 	return func(p place) []byte {
 		return of(agentpb.AgentServiceName, method, encoded(proto.Marshal(request(p))))(1, 0)
@@ -86,7 +85,7 @@ func sandbox(set func(*agentpb.CreateSandboxRequest)) func(place) []byte {
 	})
 }
 
-// container makes one, of what Kata's agent needs to make one.
+// container makes a container with everything that Kata's agent needs.
 func container(id string, set func(place, *agentpb.CreateContainerRequest)) func(place) []byte {
 	return calls("CreateContainer", func(p place) proto.Message {
 		r := &agentpb.CreateContainerRequest{ContainerId: id, ExecId: id, OCI: &agentpb.Spec{
@@ -103,7 +102,7 @@ func container(id string, set func(place, *agentpb.CreateContainerRequest)) func
 
 func bare(place, *agentpb.CreateContainerRequest) {}
 
-// holds makes a container with the disk, mounted at a place of its own.
+// holds makes a container with the disk, mounted at a separate place.
 func holds(id string, set func(place, *agentpb.Storage)) func(place) []byte {
 	return container(id, func(p place, r *agentpb.CreateContainerRequest) {
 		s := &agentpb.Storage{Driver: "blk", Source: p.disk, Fstype: "ext4", MountPoint: p.dir + "/" + id}
@@ -256,10 +255,10 @@ var ofStorages = []exchange{
 	{what: "another disk at its mount point", send: holds("taken", func(p place, s *agentpb.Storage) { s.Source, s.MountPoint = p.spare, p.dir+"/shares" }), ours: "ALREADY_EXISTS", kata: "OK", why: "kata-agent counts by the mount point alone, and the container would have another's volume"},
 }
 
-// left are the containers that either agent, or one of them, still has.
+// left are the containers that both agents, or one of them, still have.
 var left = []string{"shared-mounts", "unknown", "group", "shm", "fsgid", "local", "local-option", "taken"}
 
-// clears ends them: the processes of kata-agent's hold the guest's mounts.
+// clears removes them, because the processes of kata-agent's containers hold the guest's mounts.
 var clears = []exchange{{what: "RemoveContainer of all that are left", send: func(p place) (all []byte) {
 	for i, id := range left {
 		all = append(all, of(agentpb.AgentServiceName, "RemoveContainer", encoded(proto.Marshal(&agentpb.RemoveContainerRequest{ContainerId: id})))(uint32(2*i+1), 0)...)

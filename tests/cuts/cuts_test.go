@@ -9,7 +9,7 @@ import (
 
 func TestTwentyCutsLoseNothing(t *testing.T) { runCampaign(t, 20) }
 
-// runCampaign makes so many cuts, unless the environment says otherwise.
+// runCampaign makes the given number of cuts, unless the environment sets another.
 func runCampaign(t *testing.T, cuts int) *campaign {
 	t.Helper()
 	s, err := fromEnvironment(cuts)

@@ -11,8 +11,7 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// A cut's image that was kept is looked at again as often as one likes. Which
-// blocks must be there is known no more.
+// The kept image of a cut can be checked any number of times. The blocks that it must contain are no longer known.
 func TestKeptImageMountsAndGrowsOn(t *testing.T) {
 	kept := os.Getenv("CUTS_IMAGE")
 	if kept == "" {

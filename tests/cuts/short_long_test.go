@@ -11,9 +11,7 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// A short last group is made longer, and then gets groups behind it. Since Linux 6.5
-// recovery takes what the log has of its shorter time for damaged, if the superblock
-// on the disk has the later groups already.
+// A short last group is extended, and then gets further groups after it. Since Linux 6.5, recovery regards the log's records from the time of the shorter group as damaged if the superblock on the disk already has the later groups.
 func TestShortGroupThatGrewInTheLogMountsOnTheNewerKernel(t *testing.T) {
 	for name, grow := range map[string]func(context.Context, *testing.T, *disk){"by the agent": growInSteps, "by somebody else": growAtOnce} {
 		t.Run(name, func(t *testing.T) { growsShort(t, grow) })
@@ -37,7 +35,7 @@ func growsShort(t *testing.T, grow func(context.Context, *testing.T, *disk)) {
 	}
 }
 
-// growInSteps makes a last group short, longer, and one of many.
+// growInSteps grows a filesystem in steps: its last group is short, then longer, then one of many.
 func growInSteps(ctx context.Context, t *testing.T, d *disk) {
 	for _, goal := range []uint64{340 * miB, 360 * miB, 420 * miB} {
 		if err := d.guest.Sandbox.Resize(ctx, d.id, goal); err != nil {
@@ -46,14 +44,13 @@ func growInSteps(ctx context.Context, t *testing.T, d *disk) {
 	}
 }
 
-// growAtOnce has xfs_growfs's ioctl do the second and the third of these at once, and
-// then the agent answer for it.
+// growAtOnce makes xfs_growfs's ioctl do the second and the third step at once, and then calls the agent's ResizeVolume.
 func growAtOnce(ctx context.Context, t *testing.T, d *disk) {
 	if err := d.guest.Sandbox.Resize(ctx, d.id, 340*miB); err != nil {
 		t.Fatal(err)
 	}
 	foreign := *d
-	foreign.agent, foreign.id, foreign.device = false, d.diskID(), "/dev/vda" // its only disk
+	foreign.agent, foreign.id, foreign.device = false, d.diskID(), "/dev/vda" // the guest's only disk
 	if err := foreign.grow(ctx, 420*miB); err != nil {
 		t.Fatal(err)
 	}
@@ -62,8 +59,7 @@ func growAtOnce(ctx context.Context, t *testing.T, d *disk) {
 	}
 }
 
-// usedAndCut grows a volume under a writer and pulls the plug. It returns what was
-// acknowledged.
+// usedAndCut grows a volume under a writer and kills the guest. It returns the acknowledged blocks.
 func usedAndCut(ctx context.Context, t *testing.T, v sandbox.Volume, grow func(context.Context, *testing.T, *disk)) *remote.Ledger {
 	t.Helper()
 	g := newerGuest(ctx, t)
@@ -92,7 +88,7 @@ func mountVolume(ctx context.Context, t *testing.T, g *vm.Guest, v sandbox.Volum
 	return mounted
 }
 
-// newerGuest is ended with the test.
+// newerGuest boots a guest with the newer kernel, which ends with the test.
 func newerGuest(ctx context.Context, t *testing.T) *vm.Guest {
 	t.Helper()
 	g, err := vm.Boot(ctx, vm.Options{Newer: true, Append: tellWarnings})

@@ -19,11 +19,10 @@ import (
 	"time"
 )
 
-// minimizing an input that is new, or fails, takes no longer: it takes from the
-// time that the target is run for.
+// minimizeLimit is the time limit for minimizing a new or failing input, because minimizing reduces the target's time.
 const minimizeLimit = time.Second
 
-// tellEvery is how often a target's progress is told.
+// tellEvery is the interval of the progress messages of a target.
 const tellEvery = 30 * time.Second
 
 func TestEveryTargetSurvivesItsCampaign(t *testing.T) {
@@ -65,8 +64,7 @@ func TestEveryTargetSurvivesItsCampaign(t *testing.T) {
 	}
 }
 
-// campaign runs a target for a duration, again where the engine was stopped
-// meanwhile, and counts in r. Its error names the file of an input that fails.
+// campaign runs a target for a duration, and counts in r. It runs the target again if the engine was stopped meanwhile. Its error names the file of a failing input.
 func (x target) campaign(t *testing.T, duration time.Duration, r *row) error {
 	for left := duration; left > 0; {
 		o, err := x.fuzz(t, left)
@@ -75,7 +73,7 @@ func (x target) campaign(t *testing.T, duration time.Duration, r *row) error {
 		switch {
 		case err == nil, o.tooLate():
 		case o.crasher != "" && o.stopped && x.passes(t, o.crasher):
-			// The engine's limit of 10 s for one input ran out while it was stopped.
+			// The engine's limit of 10 s for one input ran out while the engine was stopped.
 			if err := os.Remove(filepath.Join(top, x.dir, o.crasher)); err != nil {
 				return err
 			}
@@ -89,7 +87,7 @@ func (x target) campaign(t *testing.T, duration time.Duration, r *row) error {
 	return nil
 }
 
-// fuzz has the engine run the target once.
+// fuzz makes the engine run the target once.
 func (x target) fuzz(t *testing.T, duration time.Duration) (o output, err error) {
 	cmd := x.command(t.Context(), "go", "test", "-vet=off", "-timeout=0", "-run=^$", "-fuzz=^"+x.name+"$", "-fuzztime="+duration.String(), "-fuzzminimizetime="+minimizeLimit.String(), "-parallel=1")
 	out, err := cmd.StdoutPipe()
@@ -101,7 +99,7 @@ func (x target) fuzz(t *testing.T, duration time.Duration) (o output, err error)
 		return o, err
 	}
 	lines, due := bufio.NewScanner(out), tellEvery
-	lines.Buffer(nil, 16<<20) // a failure prints its input
+	lines.Buffer(nil, 16<<20) // a failure prints its whole input
 	for lines.Scan() {
 		if o.read(lines.Text()) && o.ran >= due {
 			t.Logf("%v of %v: %d executions, %d new inputs", o.ran, duration, o.execs, o.found)
@@ -116,7 +114,7 @@ func (x target) passes(t *testing.T, input string) bool {
 	return x.command(t.Context(), "go", "test", "-vet=off", "-count=1", "-run=^"+x.name+"$/^"+filepath.Base(input)+"$").Run() == nil
 }
 
-// command is one that runs in the target's package.
+// command returns a command that runs in the target's package.
 func (x target) command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = filepath.Join(top, x.dir)
@@ -125,8 +123,7 @@ func (x target) command(ctx context.Context, name string, args ...string) *exec.
 
 var coverageLine = regexp.MustCompile(`(?m)^coverage: ([0-9.]+)% of statements`)
 
-// coverage runs the target over its seeds and what go's cache holds for it, and
-// returns how many percent of its package's statements that covers.
+// coverage runs the target with its seeds and the inputs in go's cache, and returns the percentage of its package's statements that they cover.
 func (x target) coverage(t *testing.T) (percent float64, err error) {
 	temp := t.TempDir()
 	program := filepath.Join(temp, "target.test")
@@ -149,8 +146,7 @@ func (x target) coverage(t *testing.T) (percent float64, err error) {
 	return strconv.ParseFloat(string(m[1]), 64)
 }
 
-// copyInputs copies the package's testdata, and what the engine has kept in go's
-// cache as if it were there.
+// copyInputs copies the package's testdata, and adds the inputs that the engine has kept in go's cache.
 func (x target) copyInputs(ctx context.Context, to string) error {
 	if err := os.CopyFS(filepath.Join(to, "testdata"), os.DirFS(filepath.Join(top, x.dir, "testdata"))); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

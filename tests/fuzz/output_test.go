@@ -8,18 +8,17 @@ import (
 	"time"
 )
 
-// output is what the fuzzing engine prints while it runs a target.
+// output is the engine's report about a run of a target.
 type output struct {
-	elapsed            time.Duration // the engine's clock at its last line, which goes on while it is stopped
-	ran                time.Duration // without the time in which it was stopped
+	elapsed            time.Duration // the engine's clock at its last line; it continues while the engine is stopped
+	ran                time.Duration // without the time in which the engine was stopped
 	stopped            bool
-	execs, found, held int    // executions, inputs that were new, all that it has
-	crasher            string // the file of an input that failed, from the package's folder
+	execs, found, held int    // executions, new inputs, all inputs
+	crasher            string // the file of a failing input, relative to the package's folder
 	rest               []string
 }
 
-// statusEvery is how often the engine prints a line (CoordinateFuzzing in
-// internal/fuzz/fuzz.go); it is stopped when none comes for twice as long.
+// statusEvery is the interval of the engine's status lines (CoordinateFuzzing in internal/fuzz/fuzz.go). The engine counts as stopped if no line comes for twice as long.
 const statusEvery = 3 * time.Second
 
 var (
@@ -27,7 +26,7 @@ var (
 	crasherLine = regexp.MustCompile(`^\s*Failing input written to (\S+)$`)
 )
 
-// read takes one line, and says whether it is of how the engine gets on.
+// read parses one line, and reports whether it is a status line.
 func (o *output) read(line string) (status bool) {
 	if m := crasherLine.FindStringSubmatch(line); m != nil {
 		o.crasher = m[1]
@@ -51,9 +50,7 @@ func (o *output) read(line string) (status bool) {
 	return true
 }
 
-// tooLate says that the engine failed at the end of its time with nothing to
-// show: it takes its own deadline for an error (go.dev/issue/75804, in Go before
-// 1.27).
+// tooLate reports whether the engine failed at the end of its time without a failing input: it mistakes its own deadline for an error (go.dev/issue/75804, in Go before 1.27).
 func (o *output) tooLate() bool {
 	return o.crasher == "" && strings.Contains(strings.Join(o.rest, "\n"), "\n    context deadline exceeded\n")
 }

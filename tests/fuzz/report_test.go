@@ -14,14 +14,14 @@ import (
 	"time"
 )
 
-// row is what is reported of a target.
+// row is the report on a target.
 type row struct {
 	Target     string    `json:"target"`
 	Executions int       `json:"executions"`
-	Seconds    float64   `json:"seconds"` // in which it ran
+	Seconds    float64   `json:"seconds"` // duration of the run
 	New        int       `json:"new_inputs"`
-	Inputs     int       `json:"inputs"`  // all: seeds, and those of this campaign and of earlier ones
-	Covered    float64   `json:"covered"` // percent of its package's statements, by all inputs
+	Inputs     int       `json:"inputs"`  // all inputs: seeds, and those of this and of earlier campaigns
+	Covered    float64   `json:"covered"` // percentage of its package's statements that all inputs cover
 	Failure    string    `json:"failure,omitempty"`
 	At         time.Time `json:"at"`
 }
@@ -33,7 +33,7 @@ func (r row) perSecond() float64 {
 	return float64(r.Executions) / r.Seconds
 }
 
-// report keeps a row a target in dir/fuzz.json and dir/fuzz.md.
+// report keeps one row per target in dir/fuzz.json and dir/fuzz.md.
 type report struct {
 	dir string
 
@@ -41,7 +41,7 @@ type report struct {
 	rows map[string]row
 }
 
-// openReport goes on with the rows of an earlier campaign, of targets that are still there.
+// openReport reads the rows of an earlier campaign, for the targets that still exist.
 func openReport(dir string, targets []target) (*report, error) {
 	r := &report{dir: dir, rows: map[string]row{}}
 	text, err := os.ReadFile(filepath.Join(dir, "fuzz.json"))

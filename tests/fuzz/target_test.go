@@ -13,13 +13,13 @@ import (
 	"testing"
 )
 
-// top is the checkout's top, from this package's folder, where go test runs.
+// top is the top of the checkout, relative to this package's folder, where go test runs.
 const top = "../.."
 
-// target is a function FuzzX.
+// target is a fuzz function FuzzX.
 type target struct{ dir, name string }
 
-// String is unique in the repository, such as host/qmp.FuzzLine.
+// String returns a name that is unique in the repository, such as host/qmp.FuzzLine.
 func (x target) String() string { return x.dir + "." + x.name }
 
 // listTargets finds every target in the packages' test files, in the order of their names.

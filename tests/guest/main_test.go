@@ -26,7 +26,7 @@ func TestEchoReturnsEveryByteInOrder(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- serveEcho(listener) }()
-	t.Cleanup(func() { // close(2) would leave accept(2) waiting
+	t.Cleanup(func() { // close(2) would not wake accept(2) up
 		if err := unix.Shutdown(listener, unix.SHUT_RDWR); err != nil {
 			t.Error(err)
 		}
@@ -36,7 +36,7 @@ func TestEchoReturnsEveryByteInOrder(t *testing.T) {
 	returnsEveryByte(t, socket)
 }
 
-// bareEchoSocket makes of this test program a bare echo, which wants a process for itself.
+// bareEchoSocket is the environment variable that makes this test program a bare echo, which needs its own process.
 const bareEchoSocket = "TEST_BARE_ECHO_SOCKET"
 
 func TestMain(m *testing.M) {
@@ -77,7 +77,7 @@ func TestBareEchoReturnsEveryByteOfMoreConnectionsThanItServesAtOnce(t *testing.
 	}
 }
 
-// returnsEveryByte sends more than the sockets and the echo hold together.
+// returnsEveryByte sends more bytes than the sockets and the echo can hold together.
 func returnsEveryByte(t *testing.T, socket string) {
 	t.Helper()
 	conn, err := net.Dial("unix", socket)

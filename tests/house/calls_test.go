@@ -6,8 +6,7 @@ import (
 	"strconv"
 )
 
-// noSleep finds time.Sleep, called or passed on, under whatever name the file knows the package. Where testing/synctest is at work a
-// sleep waits until nothing else can happen, and takes no time.
+// noSleep finds uses of time.Sleep, under whatever name a file imports the package. It allows them with testing/synctest, where a sleep waits until nothing else can happen, and takes no time.
 func noSleep(t *tree) (broken []string) {
 	for _, file := range t.sources {
 		name, imported := file.imports()["time"]
@@ -27,14 +26,13 @@ func noSleep(t *tree) (broken []string) {
 	return broken
 }
 
-// mountPackage is where it is known what a number of a mount, a filesystem or a disk proves, and what it does not.
+// mountPackage is the package that knows what the number of a mount, a filesystem or a disk proves.
 const mountPackage = "agent/mount"
 
-// deviceFields are stat's st_dev, as package unix has it: btrfs has there what no disk has, and the next disk has the number of the one
-// before.
+// deviceFields are the names of stat's st_dev in package unix. The code must not use st_dev: in btrfs it is the number of no disk, and the kernel gives a disk's number to the next disk.
 var deviceFields = []string{"Dev", "Dev_major", "Dev_minor"}
 
-// mountsByNumber finds in the agent who reads st_dev or mountinfo for himself.
+// mountsByNumber finds code of the agent outside mountPackage that reads st_dev or mountinfo.
 func mountsByNumber(t *tree) (broken []string) {
 	for _, file := range t.sources {
 		if file.room() != "agent" || file.dir() == mountPackage {
@@ -53,11 +51,10 @@ func mountsByNumber(t *tree) (broken []string) {
 	return broken
 }
 
-// healthPackage is where conditions are made, from what is seen of a filesystem and its disk.
+// healthPackage is the package that makes conditions from the signals of a filesystem and its disk.
 const healthPackage = "agent/health"
 
-// conditionsAreMadeInHealth finds in the agent who makes a condition for himself, and what has package health know of
-// volumes and storages. An empty one is no condition.
+// conditionsAreMadeInHealth finds code of the agent that makes a condition outside package health, and imports that would give package health knowledge of volumes and storages. An empty condition is allowed.
 func conditionsAreMadeInHealth(t *tree) (broken []string) {
 	for _, file := range t.sources {
 		if file.room() != "agent" || file.test() {
@@ -91,7 +88,7 @@ func ofConditions(of ast.Expr, health string) bool {
 	return ok && selector.Sel.Name == "Condition" && isName(selector.X, health)
 }
 
-// skipsSayWhy finds SkipNow, and Skip without a word, in files that use package testing.
+// skipsSayWhy finds SkipNow, and Skip without a reason, in files that use package testing.
 func skipsSayWhy(t *tree) (broken []string) {
 	for _, file := range t.sources {
 		if _, tests := file.imports()["testing"]; !tests {

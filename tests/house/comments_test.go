@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// packageComments wants one file of each package to begin with what the package is. A folder of tests only needs a doc.go.
+// packageComments requires one file of each package to begin with a package comment. A folder with only tests needs a doc.go.
 func packageComments(t *tree) (broken []string) {
 	said := map[string]bool{}
 	for _, file := range t.sources {
@@ -33,7 +33,7 @@ func saysWhatItIs(file source) bool {
 	return strings.HasPrefix(file.Doc.Text(), begins)
 }
 
-// exportedComments wants a comment on whatever other packages can see: for constants and variables one on their group will do.
+// exportedComments requires a comment on each exported identifier. For constants and variables a comment on their group is enough.
 func exportedComments(t *tree) (broken []string) {
 	for _, file := range t.sources {
 		if file.test() || file.generated() || file.Name.Name == "main" {
@@ -71,7 +71,7 @@ func undocumented(decl ast.Decl) (names []*ast.Ident) {
 	return names
 }
 
-// receiver is the name of a method's type.
+// receiver returns the name of a method's type.
 func receiver(method *ast.FuncDecl) *ast.Ident {
 	typ := method.Recv.List[0].Type
 	for {
@@ -90,7 +90,7 @@ func receiver(method *ast.FuncDecl) *ast.Ident {
 	}
 }
 
-// screen is how many lines a function may have, from its first to its closing brace.
+// screen is the maximum number of lines of a function, from its first line to its closing brace.
 const screen = 70
 
 func shortFunctions(t *tree) (broken []string) {

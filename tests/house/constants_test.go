@@ -8,16 +8,16 @@ import (
 	"strings"
 )
 
-// constants are the constants of the tree's packages, by "folder.name". Those of tests and of functions are left out.
+// constants are the constants of the tree's packages, by "folder.name", except those in tests and in functions.
 type constants map[string]declared
 
-// declared is a constant's expression, and the file that it stands in.
+// declared is the expression of a constant, and its file.
 type declared struct {
 	ast.Expr
 	source
 }
 
-// known are the constants of other packages that ours are made of.
+// known are constants of other packages that our constants use.
 var known = map[string]int64{
 	"time.Nanosecond": 1, "time.Microsecond": 1e3, "time.Millisecond": 1e6, "time.Second": 1e9, "time.Minute": 60e9, "time.Hour": 3600e9,
 	"math.MaxInt32": math.MaxInt32, "math.MaxUint32": math.MaxUint32, "math.MaxInt64": math.MaxInt64,
@@ -46,7 +46,7 @@ func constantsOf(t *tree) constants {
 	return all
 }
 
-// number returns a constant's value, and whether it is a duration, in nanoseconds. ok is false where it is no number, or made of what is not known here.
+// number returns a constant's value, and whether it is a duration, in nanoseconds. ok is false if the constant is no number, or uses something unknown.
 func (all constants) number(name string) (value int64, duration, ok bool) {
 	found, there := all[name]
 	if !there {
@@ -60,7 +60,7 @@ func (all constants) number(name string) (value int64, duration, ok bool) {
 	return value, duration, ok
 }
 
-// evaluate returns nil for what it does not know.
+// evaluate returns the value of an expression, or nil if it is unknown.
 func (all constants) evaluate(expr ast.Expr, in source) (v constant.Value, duration bool) {
 	switch e := expr.(type) {
 	case *ast.BasicLit:
@@ -84,7 +84,7 @@ func (all constants) evaluate(expr ast.Expr, in source) (v constant.Value, durat
 	return nil, false
 }
 
-// selected is evaluate of another package's constant.
+// selected evaluates a constant of another package.
 func (all constants) selected(e *ast.SelectorExpr, in source) (v constant.Value, duration bool) {
 	for imported, name := range in.imports() {
 		if !isName(e.X, name) {
@@ -107,7 +107,7 @@ func combined(x constant.Value, op token.Token, y constant.Value) constant.Value
 			return constant.Shift(x, op, uint(by))
 		}
 	case token.QUO:
-		return constant.BinaryOp(x, token.QUO_ASSIGN, y) // of integers
+		return constant.BinaryOp(x, token.QUO_ASSIGN, y) // integer division
 	case token.ADD, token.SUB, token.MUL, token.OR, token.AND:
 		return constant.BinaryOp(x, op, y)
 	}

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// modFiles are the paths of all go.mod files: the one at the top, and those of modules below it.
+// modFiles returns the paths of all go.mod files: the one at the top, and those of the modules below it.
 func (t *tree) modFiles() (files []string, err error) {
 	files = []string{"go.mod"}
 	err = fs.WalkDir(t, ".", func(name string, entry fs.DirEntry, err error) error {
@@ -30,10 +30,10 @@ func (t *tree) modFiles() (files []string, err error) {
 	return files, err
 }
 
-// directive is one of a go.mod.
+// directive is a directive of a go.mod.
 type directive struct{ file, text string }
 
-// directives returns those of all go.mod files, "verb argument…" each, with blocks unfolded. Comments stay: "// indirect" is one.
+// directives returns the directives of all go.mod files, each as "verb argument…", with blocks unfolded. It keeps comments, because "// indirect" is one.
 func directives(t *tree) (all []directive, err error) {
 	files, err := t.modFiles()
 	if err != nil {
@@ -68,7 +68,7 @@ func directivesOf(text string) (all []string) {
 	return all
 }
 
-// ourGo is the version that go.mod names: any patch of it will do.
+// ourGo matches the Go version that a go.mod may name: any patch release.
 var ourGo = regexp.MustCompile(`^go 1\.26(\.\d+)?$`)
 
 func goVersion(t *tree) (broken []string) {
@@ -95,7 +95,7 @@ func goVersion(t *tree) (broken []string) {
 	return broken
 }
 
-// dependenciesExplained wants a row in CONTRIBUTING.md, with the module in backticks, for each module that a go.mod requires directly.
+// dependenciesExplained requires a row in CONTRIBUTING.md, with the module in backticks, for each module that a go.mod requires directly.
 func dependenciesExplained(t *tree) (broken []string) {
 	all, err := directives(t)
 	if err != nil {
@@ -122,7 +122,7 @@ func dependenciesExplained(t *tree) (broken []string) {
 	return broken
 }
 
-// modulesBuildOnThisTree wants each module below the top to be built with this tree's packages, and nobody's release of them: by the folder, so that it needs no network.
+// modulesBuildOnThisTree requires each module below the top to replace our module by this tree's folder, so that it uses neither a release of our packages nor the network.
 func modulesBuildOnThisTree(t *tree) (broken []string) {
 	files, err := t.modFiles()
 	if err != nil {
@@ -142,7 +142,7 @@ func modulesBuildOnThisTree(t *tree) (broken []string) {
 	return broken
 }
 
-// Whoever changes a package that another module uses learns of it here, for ./... at the top leaves that module out.
+// This test tells the author of a change about a broken package in another module, because ./... at the top excludes that module.
 func TestOtherModulesBuild(t *testing.T) {
 	files, err := load(t, os.DirFS(top)).modFiles()
 	if err != nil {

@@ -23,7 +23,7 @@ type row struct {
 	cells map[string]string
 }
 
-// names are the words in backticks of a row's cell.
+// names returns the words in backticks in a cell of the row.
 func (r row) names(column string) (names []string) {
 	for i, part := range strings.Split(r.cells[column], "`") {
 		if i%2 == 1 {
@@ -33,7 +33,7 @@ func (r row) names(column string) (names []string) {
 	return names
 }
 
-// tables reads a page's tables. A row needs as many cells as its header.
+// tables reads a page's tables. A row must have as many cells as its header.
 func (t *tree) tables(page string) (all []table, broken []string) {
 	text, err := fs.ReadFile(t, page)
 	if err != nil {
@@ -63,7 +63,7 @@ func (t *tree) tables(page string) (all []table, broken []string) {
 	return all, broken
 }
 
-// cellsOf splits a line of a table; nil is any other line.
+// cellsOf splits a line of a table. It returns nil for any other line.
 func cellsOf(line string) []string {
 	inside, ok := strings.CutPrefix(strings.TrimSpace(line), "|")
 	if !ok {
@@ -107,7 +107,7 @@ func (t *tree) pages() (pages []string, err error) {
 
 var link = regexp.MustCompile(`\]\(([^)#\s]+)[^)]*\)`)
 
-// linksLead wants a file for each link of a page that leads to no other host.
+// linksLead requires a file for each link of a page that does not lead to another host.
 func linksLead(t *tree) (broken []string) {
 	pages, err := t.pages()
 	if err != nil {
@@ -130,10 +130,10 @@ func linksLead(t *tree) (broken []string) {
 	return broken
 }
 
-// example is the file with the program of README.md, which the tests of its package compile.
+// example is the file with the program of README.md. The tests of its package compile it.
 const example = "host/sandbox/example_program_test.go"
 
-// readmeProgram wants one program in README.md, and that it is the example's.
+// readmeProgram requires exactly one program in README.md, equal to the example.
 func readmeProgram(t *tree) (broken []string) {
 	page, err := fs.ReadFile(t, "README.md")
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// rooms is the table of CONTRIBUTING.md: what each room may import beside itself.
+// rooms is the table of CONTRIBUTING.md: the rooms that each room may import besides itself.
 var rooms = map[string][]string{
 	"protocols": nil,
 	"agent":     {"protocols"},
@@ -19,8 +19,7 @@ var rooms = map[string][]string{
 	"tests":     {"protocols", "agent", "host", "rootfs"},
 }
 
-// above are packages of the agent that another one may not import, but for its tests: it stands below them, or reaches them through
-// an interface of its own.
+// above maps a package of the agent to the packages that it must not import, except in tests: it is below them, or uses them through its own interface.
 var above = map[string][]string{
 	"agent/storage": {"agent/rpc", "agent/sandbox", "agent/volume"},
 	"agent/volume":  {"agent/rpc", "agent/sandbox", "agent/storage"},
@@ -29,7 +28,7 @@ var above = map[string][]string{
 	"agent/state":   {"agent/rpc", "agent/sandbox", "agent/storage", "agent/volume", "agent/health", "agent/mount"},
 }
 
-// besides is what may stand at the top with the rooms and dotfiles. build holds products.
+// besides are the names that may be at the top besides the rooms and dotfiles. build contains build products.
 var besides = []string{"build", "deploy", "docs", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "go.mod", "go.sum"}
 
 func onlyRooms(t *tree) (broken []string) {
@@ -70,7 +69,7 @@ func importsAbove(t *tree) (broken []string) {
 	return broken
 }
 
-// programsAlike holds the programs for people to one place for exit statuses, --version, signals and errors of one line.
+// programsAlike requires the programs for people to use one place for exit statuses, --version, signals and one-line errors.
 func programsAlike(t *tree) (broken []string) {
 	for _, file := range t.sources {
 		if file.Name.Name != "main" || file.test() || !slices.Contains([]string{"host", "rootfs", "tools"}, file.room()) {
@@ -88,7 +87,7 @@ func programsAlike(t *tree) (broken []string) {
 	return broken
 }
 
-// vague are names that say nothing of what is inside.
+// vague are package names that say nothing about the content.
 var vague = []string{"util", "utils", "common", "helper", "helpers", "misc", "manager", "lib", "base"}
 
 func forbiddenNames(t *tree) (broken []string) {

@@ -5,10 +5,10 @@ import (
 	"testing"
 )
 
-// rule returns a line for each place that breaks it.
+// rule returns a line for each violation.
 type rule func(*tree) []string
 
-// rules are all of them, by name. Each needs an entry in violations, too.
+// rules are all rules, by name. Each also needs an entry in violations.
 var rules = map[string]rule{
 	"only the rooms at the top":             onlyRooms,
 	"rooms import what the table says":      roomImports,
@@ -31,7 +31,7 @@ var rules = map[string]rule{
 	"the specification is the code's":       specified,
 }
 
-// top is the checkout's top, from this package's folder, where go test runs.
+// top is the top of the checkout, relative to this package's folder, where go test runs.
 const top = "../.."
 
 func TestHouseRules(t *testing.T) {

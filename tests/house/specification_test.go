@@ -14,14 +14,13 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// heldBy is the column that says what holds a promise.
+// heldBy is the column with the tests that hold a promise.
 const heldBy = "held by"
 
-// testName is a test in backticks, with one of its subtests or without.
+// testName matches the name of a test in backticks, with a subtest or without.
 var testName = regexp.MustCompile("`((?:Test|Fuzz|Example|Benchmark)[A-Z]\\w*)(?:/([^`]+))?`")
 
-// promisesAreHeld wants each table of the specification to have a column of what holds its rows, and there a test, a row of the bench, or the words "no test". Tests that
-// any page names have to exist. (That the bench's rows do is tested where they are made.)
+// promisesAreHeld requires each table of the specification to have the column heldBy, and each row to name a test or a row of the bench there, or to say "no test". Tests that any page names must exist. (The bench's own tests check that its rows exist.)
 func promisesAreHeld(t *tree) (broken []string) {
 	all, broken := t.tables(specification)
 	for _, one := range all {
@@ -51,7 +50,7 @@ func promisesAreHeld(t *tree) (broken []string) {
 	return broken
 }
 
-// tests are the files that hold a test, by its name.
+// tests returns the files of each test, by the test's name.
 func (t *tree) tests() map[string][]source {
 	tests := map[string][]source{}
 	for _, file := range t.sources {
@@ -92,10 +91,10 @@ func specified(t *tree) (broken []string) {
 	return broken
 }
 
-// bound is how a constant is called that bounds something.
+// bound matches the names of constants that are bounds.
 var bound = regexp.MustCompile(`^[mM]ax[A-Z]`)
 
-// figures wants the value of each constant that a table names, and a row for each constant that is a duration or is called a maximum.
+// figures requires each constant in a table to have the value stated there, and a row for each constant that is a duration or is named as a maximum.
 func figures(t *tree) (broken []string) {
 	all, named := constantsOf(t), map[string]bool{}
 	for _, r := range t.rowsWith("constant") {
@@ -119,12 +118,12 @@ func figures(t *tree) (broken []string) {
 	return broken
 }
 
-// units are those that a figure can have; durations are in nanoseconds.
+// units are the possible units of a figure; durations are in nanoseconds.
 var units = map[string]float64{
 	"": 1, "ms": 1e6, "s": 1e9, "min": 60e9, "h": 3600e9, "d": 24 * 3600e9, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB": 1 << 50,
 }
 
-// figure reads a number with its unit, such as 200 ms.
+// figure parses a number with its unit, such as 200 ms.
 func figure(cell string) (int64, error) {
 	number, unit, _ := strings.Cut(cell, " ")
 	value, err := strconv.ParseFloat(strings.ReplaceAll(number, ",", ""), 64)
@@ -135,10 +134,10 @@ func figure(cell string) (int64, error) {
 	return int64(value * factor), err
 }
 
-// agentProgram is where the agent's settings are.
+// agentProgram is the folder with the agent's settings.
 const agentProgram = "agent/cmd/directvol-agent"
 
-// settings compares the table of settings with the agent's options, and the durations that these have by default.
+// settings compares the table of settings with the agent's options, and with their default durations.
 func settings(t *tree) (broken []string) {
 	rows, code := map[string]string{}, map[string]bool{}
 	for _, r := range t.rowsWith("kernel option") {
@@ -179,7 +178,7 @@ func settings(t *tree) (broken []string) {
 	return append(broken, differ("setting", slices.Collect(maps.Keys(rows)), slices.Collect(maps.Keys(code)))...)
 }
 
-// text is a string's value, of a literal or of a constant.
+// text returns the value of a string literal or of a string constant.
 func (all constants) text(expr ast.Expr, in source) string {
 	if name, ok := expr.(*ast.Ident); ok {
 		expr = all[in.dir()+"."+name.Name].Expr
@@ -191,7 +190,7 @@ func (all constants) text(expr ast.Expr, in source) string {
 	return ""
 }
 
-// conditions compares the table of conditions with the reasons that the agent has, and their statuses with those that it gives them.
+// conditions compares the table of conditions with the agent's reasons, and their statuses with those in the agent's code.
 func conditions(t *tree) (broken []string) {
 	var rows, code []string
 	statuses := map[string]string{}
@@ -235,7 +234,7 @@ func conditions(t *tree) (broken []string) {
 	return append(broken, differ("reason", rows, code)...)
 }
 
-// metricPrefix begins the names of the agent's metrics.
+// metricPrefix matches the names of the agent's metrics.
 var metricPrefix = regexp.MustCompile(`^directvol_agent_[a-z_]+$`)
 
 func metricNames(t *tree) []string {
@@ -255,7 +254,7 @@ func metricNames(t *tree) []string {
 	return differ("metric", rows, code)
 }
 
-// methodCodes compares the calls of the table of codes with the methods that the agent registers, and wants codes that exist.
+// methodCodes compares the calls in the table of codes with the methods that the agent registers, and requires that the codes exist.
 func methodCodes(t *tree) (broken []string) {
 	var rows, code []string
 	exist := map[string]bool{}
@@ -287,7 +286,7 @@ func methodCodes(t *tree) (broken []string) {
 	return append(broken, differ("call", rows, code)...)
 }
 
-// registers tells a call of the server's table, which is how its method is answered.
+// registers reports whether an expression is an entry of the server's table of methods.
 func registers(expr ast.Expr) bool {
 	call, ok := expr.(*ast.CompositeLit)
 	return ok && slices.ContainsFunc(call.Elts, func(element ast.Expr) bool {
@@ -296,7 +295,7 @@ func registers(expr ast.Expr) bool {
 	})
 }
 
-// sentinels compares the table of errors with the variables that host's packages export for errors.Is.
+// sentinels compares the table of errors with the exported error variables of host's packages.
 func sentinels(t *tree) []string {
 	var rows, code []string
 	for _, r := range t.rowsWith("error") {
@@ -323,7 +322,7 @@ func sentinels(t *tree) []string {
 	return differ("error", rows, code)
 }
 
-// literalNames wants each file and variable that a table names to be in a string of some program.
+// literalNames requires that each file and variable in a table occurs in a string of some program.
 func literalNames(t *tree) (broken []string) {
 	var all strings.Builder
 	for _, file := range t.sources {
@@ -343,7 +342,7 @@ func literalNames(t *tree) (broken []string) {
 	return broken
 }
 
-// differ says what only the rows have, and what only the code.
+// differ returns the names that are only in the rows, and those that are only in the code.
 func differ(what string, rows, code []string) (broken []string) {
 	for _, name := range slices.Compact(slices.Sorted(slices.Values(rows))) {
 		if !slices.Contains(code, name) {

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// module is the path that every import of our own begins with.
+// module is the path that begins every import of our own packages.
 const module = "github.com/directvol/directvol"
 
 // source is one Go file.
@@ -25,13 +25,13 @@ func (s source) dir() string     { return path.Dir(s.path) }
 func (s source) test() bool      { return strings.HasSuffix(s.path, "_test.go") }
 func (s source) generated() bool { return ast.IsGenerated(s.File) }
 
-// room is the folder at the top that holds the file.
+// room returns the top-level folder that contains the file.
 func (s source) room() string {
 	room, _, _ := strings.Cut(s.path, "/")
 	return room
 }
 
-// imports lists the import paths and the names under which the file knows them (the last element, where it gives none).
+// imports lists the import paths and the names that the file gives them (the last element of the path by default).
 func (s source) imports() map[string]string {
 	names := map[string]string{}
 	for _, spec := range s.Imports {
@@ -44,20 +44,20 @@ func (s source) imports() map[string]string {
 	return names
 }
 
-// tree is a checkout: its Go files, and the rest to be read on demand.
+// tree is a checkout: its parsed Go files, and its other files, which are read on demand.
 type tree struct {
 	fs.FS
 	*token.FileSet
 	sources []source
 }
 
-// at says where something stands and what is wrong with it.
+// at formats the position of a node and a message about it.
 func (t *tree) at(node ast.Node, format string, args ...any) string {
 	position := t.Position(node.Pos())
 	return fmt.Sprintf("%s:%d: %s", position.Filename, position.Line, fmt.Sprintf(format, args...))
 }
 
-// ignored says of a folder that it is no part of the sources.
+// ignored reports whether a folder is no part of the sources.
 func ignored(name string) bool {
 	base := path.Base(name)
 	return name == "build" || base == "testdata" || (strings.HasPrefix(base, ".") && name != ".")

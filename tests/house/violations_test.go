@@ -6,7 +6,7 @@ import (
 	"testing/fstest"
 )
 
-// violations holds, for each rule, small trees that break it, each by the one line that has to be complained of.
+// violations has, for each rule, small trees that break it, each with text that the one complaint must contain.
 var violations = map[string][]struct {
 	files map[string]string
 	want  string
@@ -131,7 +131,7 @@ var violations = map[string][]struct {
 	},
 }
 
-// clean breaks no rule, and comes as close to each as one may.
+// clean breaks no rule, and is as close to breaking each as possible.
 var clean = map[string]string{
 	"agent/x/x.go": "// Package x is.\npackage x\nimport (\n\t\"time\"\n\t_ \"" + module + "/protocols/address\"\n\t_ \"" + module + "/agent/rpc\"\n)\n" +
 		"// Both are.\nconst (\n\tA = 1\n\tB = 2\n)\nvar C time.Duration // is\ntype hidden struct{}\nfunc (hidden) M() {}\n" +
@@ -159,7 +159,7 @@ var clean = map[string]string{
 		"| file | held by |\n|---|---|\n| `/run/x` | row `resize_ext4` |\n\n| error | held by |\n|---|---|\n| `x.ErrX` | `TestX` |\n",
 }
 
-// limited is a specification with a table, of a tree with one limit and one test.
+// limited returns a tree with one limit and one test, and with a specification that has a table.
 func limited(header string, rows ...string) map[string]string {
 	return map[string]string{
 		specification:       header + "\n|---|\n" + strings.Join(rows, "\n"),
@@ -168,7 +168,7 @@ func limited(header string, rows ...string) map[string]string {
 	}
 }
 
-// paged is a specification of some lines, of a tree with one file.
+// paged returns a tree with one file, and with a specification of some lines.
 func paged(path, text string, lines ...string) map[string]string {
 	files := map[string]string{specification: strings.Join(lines, "\n")}
 	if path != "" {
@@ -179,7 +179,7 @@ func paged(path, text string, lines ...string) map[string]string {
 
 func one(path, text string) map[string]string { return map[string]string{path: text} }
 
-// imports is a file that imports one of our packages.
+// imports returns a file that imports one of our packages.
 func imports(inside string) string { return "package x\nimport _ \"" + module + "/" + inside + "\"" }
 
 func fixture(t *testing.T, files map[string]string) *tree {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// contextThatEnds gives up soon.
+// contextThatEnds returns a context that ends soon.
 func contextThatEnds(t *testing.T) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(t.Context(), 50*time.Millisecond)
 }

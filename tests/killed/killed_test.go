@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 
 func TestKillOfEachPartLosesNothing(t *testing.T) { runCampaign(t, len(targets), targets) }
 
-// runCampaign makes so many rounds, unless the environment says otherwise.
+// runCampaign makes the given number of rounds, unless the environment sets another.
 func runCampaign(t *testing.T, count int, only []target) *campaign {
 	t.Helper()
 	s, err := fromEnvironment(count, only)

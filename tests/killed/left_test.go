@@ -27,7 +27,7 @@ func TestLockOnAnImageIsSeenUntilItIsReleased(t *testing.T) {
 		}
 	}
 	isLocked(false)
-	// QEMU's way (block/file-posix.c).
+	// The kind of lock that QEMU takes (block/file-posix.c).
 	lock := unix.Flock_t{Type: unix.F_RDLCK, Start: 100, Len: 1}
 	if err := unix.FcntlFlock(image.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
 		t.Fatal(err)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Longer than all limits of an end together, each of which is of a disk that is silent.
+// The disk takes longer than all limits of a power-off together, each of which applies only to a disk that answers nothing.
 func TestPID1WaitsForASlowDiskForAsLongAsItTakes(t *testing.T) {
 	endsWithAllUnsynced(t, 60*time.Second)
 }

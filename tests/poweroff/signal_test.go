@@ -15,21 +15,18 @@ import (
 )
 
 const (
-	// slowRate is what a slow disk takes, in bytes a second, and unsyncedBytes a file's.
+	// slowRate is the speed of a slow disk in bytes per second, and unsyncedBytes the size of a file.
 	slowRate, unsyncedBytes = 1 << 20, 2 << 20
-	// slowEnd is how long slow disks need for what is dirty at a guest's end: longer than
-	// any call that unmounts may last.
+	// slowEnd is the time that slow disks need for the dirty data at a guest's end: longer than the limit of any call that unmounts.
 	slowEnd = 12 * time.Second
 )
 
-// PID 1 that is told to end unmounts all, also from under a process that writes, and
-// powers off: what nobody has synced is there afterwards.
+// On a signal to end, PID 1 unmounts everything, also under a process that writes, and powers off. Afterwards, data that nobody has synced is on the disk.
 func TestPID1ThatIsSignalledLosesNothingUnsynced(t *testing.T) {
 	endsWithAllUnsynced(t, slowEnd)
 }
 
-// endsWithAllUnsynced tells a guest to end by SIGTERM, beside writers, and another one by
-// SIGPWR, whose disks need so long for what is dirty.
+// endsWithAllUnsynced ends a guest with writers by SIGTERM, and another guest by SIGPWR whose disks need the time slow for their dirty data.
 func endsWithAllUnsynced(t *testing.T, slow time.Duration) {
 	var volumes []sandbox.Volume
 	for _, fstype := range []string{"ext4", "xfs"} {
@@ -67,7 +64,7 @@ func endsWithAllUnsynced(t *testing.T, slow time.Duration) {
 			return
 		}
 		began := time.Now()
-		_, _ = g.Remote.Signal(vmtest.Limited(t), remote.Agent, signal) // who answers may have ended
+		_, _ = g.Remote.Signal(vmtest.Limited(t), remote.Agent, signal) // the server that answers may have ended
 		how, err := g.VM().AwaitShutdown(vmtest.Within(t, vmtest.JobLimit))
 		if want := (qemu.Shutdown{Guest: true, Reason: "guest-shutdown"}); err != nil || how != want {
 			t.Fatalf("%v\nwant %+v\ngot  %+v, error %v", signal, want, how, err)
@@ -75,14 +72,14 @@ func endsWithAllUnsynced(t *testing.T, slow time.Duration) {
 		before, files = signal.String(), 1
 		if signal == syscall.SIGPWR {
 			files = int(slow.Seconds()) * slowRate / unsyncedBytes
-			if took := time.Since(began); took < slow/2 { // the disks had their bytes before
+			if took := time.Since(began); took < slow/2 { // the data was on the disks earlier
 				t.Errorf("ended after %v: nothing is shown", took)
 			}
 		}
 	}
 }
 
-// keepDirty has a guest's kernel write back nothing before it is told to.
+// keepDirty stops a guest's kernel from writing data back by itself.
 func keepDirty(t *testing.T, g *vm.Guest) {
 	t.Helper()
 	for setting, value := range map[string]string{"dirty_writeback_centisecs": "0", "dirty_ratio": "90", "dirty_background_ratio": "80"} {
@@ -90,7 +87,7 @@ func keepDirty(t *testing.T, g *vm.Guest) {
 	}
 }
 
-// unsynced is the content of a file that nobody syncs.
+// unsynced returns the content of a file that nobody syncs.
 func unsynced(name string, n int) []byte {
 	text := fmt.Appendf(nil, "%s %d\n", name, n)
 	return bytes.Repeat(text, unsyncedBytes/len(text))

@@ -18,33 +18,29 @@ import (
 )
 
 const (
-	groupBytes = 76 * miB       // of an allocation group
-	diskBytes  = 4 * groupBytes // as it is made
+	groupBytes = 76 * miB       // size of an allocation group
+	diskBytes  = 4 * groupBytes // size of the new disk
 	fileBytes  = 4096
-	files      = 12 // after each growth
+	files      = 12 // number after each growth
 )
 
-// grownOnce is the size that a volume is grown to. It does not end with a group's end: the
-// group that was last is short in the log then, for as long as it was.
+// grownOnce is the size to which a volume is grown. It is not a multiple of a group's size: the log then contains the short last group from the time when it was short.
 var grownOnce = []uint64{420 * miB}
 
-// cut is a volume that was cut off.
+// cut is a volume after a power cut.
 type cut struct {
 	sandbox.Volume
-	bytes   uint64                    // the size it has grown to
-	ledgers map[string]*remote.Ledger // of each file, by its path in the volume, what fsync has acknowledged
+	bytes   uint64                    // its last size
+	ledgers map[string]*remote.Ledger // the acknowledged blocks of each file, by the file's path in the volume
 }
 
-// cutOff makes an xfs, grows it under a mount to some sizes, uses each time what was
-// added, and kills the VM: the growths are in the log and in the secondary superblocks
-// by then, and not yet in the primary one. All of it happens behind the agent's back,
-// which would write the superblock out.
+// cutOff makes an xfs, grows it under a mount to several sizes, uses the new space each time, and kills the VM. At that time the growths are in the log and in the secondary superblocks, but not in the primary one. The agent does not take part, because it would write the superblock.
 func cutOff(t *testing.T, sizes []uint64) cut {
 	t.Helper()
 	ctx := vmtest.Within(t, vmtest.JobLimit)
 	c := newCut(t, ctx)
 	g := vmtest.Boot(t, vm.Options{})
-	defer g.Kill() // as pulling the plug does
+	defer g.Kill() // like pulling the plug
 	vmtest.Must(t, g.Attach(ctx, c.Volume))
 	awaitSize(t, ctx, g, diskBytes)
 	vmtest.Must(t, bareMount(t, ctx, g))
@@ -71,8 +67,7 @@ func (c cut) grow(t *testing.T, ctx context.Context, g *vm.Guest) {
 	vmtest.Must(t, err)
 }
 
-// fill writes so many files, each into a new directory: xfs puts one after another
-// into another group.
+// fill writes files, each into a new directory, because xfs puts each new directory into another group.
 func (c cut) fill(t *testing.T, ctx context.Context, g *vm.Guest, files int) {
 	t.Helper()
 	for range files {
@@ -86,11 +81,11 @@ func (c cut) fill(t *testing.T, ctx context.Context, g *vm.Guest, files int) {
 }
 
 const (
-	device     = "/dev/vda" // the guest has no other disk
+	device     = "/dev/vda" // the guest's only disk
 	mountPoint = "/run/cut"
 )
 
-// bareMount is mount(2) and nothing else: the agent may try more than once.
+// bareMount makes exactly one mount(2), because the agent may try several times.
 func bareMount(t *testing.T, ctx context.Context, g *vm.Guest) error {
 	t.Helper()
 	if err := g.Remote.Mkdir(ctx, mountPoint, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -99,8 +94,7 @@ func bareMount(t *testing.T, ctx context.Context, g *vm.Guest) error {
 	return g.Remote.Mount(ctx, remote.Mount{Source: device, Target: mountPoint, FSType: "xfs"})
 }
 
-// copied is the same volume on a disk of its own. An attempt to mount changes a disk,
-// also one that fails: it writes what it has recovered.
+// copied returns a copy of the volume on another disk. An attempt to mount changes a disk even if it fails, because it writes what it has recovered.
 func (c cut) copied(t *testing.T) cut {
 	t.Helper()
 	to := filepath.Join(t.TempDir(), "copy.img")
@@ -111,7 +105,7 @@ func (c cut) copied(t *testing.T) cut {
 	return c
 }
 
-// awaitSize waits until the guest's kernel has the disk with that size.
+// awaitSize waits until the disk has that size in the guest's kernel.
 func awaitSize(t *testing.T, ctx context.Context, g *vm.Guest, want uint64) {
 	t.Helper()
 	again := time.NewTicker(20 * time.Millisecond)
@@ -129,8 +123,7 @@ func awaitSize(t *testing.T, ctx context.Context, g *vm.Guest, want uint64) {
 	}
 }
 
-// verify compares, in a guest that has the volume mounted, every file with what
-// fsync has acknowledged.
+// verify compares every file with the acknowledged blocks, in a guest that has mounted the volume.
 func (c cut) verify(t *testing.T, ctx context.Context, g *vm.Guest, mountPoint string) {
 	t.Helper()
 	for file, ledger := range c.ledgers {

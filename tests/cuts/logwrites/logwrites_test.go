@@ -20,8 +20,7 @@ func begin() *maker {
 	return &maker{super}
 }
 
-// add adds an entry that writes count sectors of a letter. It returns how long the
-// record is with it.
+// add adds an entry that fills count sectors with a letter. It returns the new length of the record.
 func (m *maker) add(flags, first, count uint64, letter byte) int64 {
 	entry := make([]byte, sector)
 	for i, word := range []uint64{first, count, flags, 0} {
@@ -43,12 +42,12 @@ func (m *maker) entries(t *testing.T) []Entry {
 	return entries
 }
 
-// memory is an image.
+// memory is an image in memory.
 type memory []byte
 
 func (m memory) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:], p), nil }
 
-// letters is what an image's sectors hold, '.' for none.
+// letters returns the letter of each sector of an image, '.' for an empty one.
 func (m memory) letters() string {
 	var b strings.Builder
 	for at := 0; at < len(m); at += sector {
@@ -196,7 +195,7 @@ func FuzzRead(f *testing.F) {
 		}
 		image := make(memory, 16*sector)
 		for after := None; after <= All; after++ {
-			// An error says that the image is too small.
+			// Replay returns an error if the image is too small.
 			_ = Replay(image, int64(len(image)), bytes.NewReader(text), entries, Point{At: last, After: after, Seed: seed})
 		}
 	})

@@ -14,7 +14,7 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// guest serves this process's own files over a unix socket and returns a client of it.
+// guest serves this process's own files over a unix socket and returns a client.
 func guest(t *testing.T) *remote.Client {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "guest.sock")
@@ -72,7 +72,7 @@ func TestExecEndsWithItsConnection(t *testing.T) {
 		_, err := c.Exec(ctx, remote.Command{Argv: []string{"/bin/sh", "-c", `exec sleep 1000000 >"$0"`, fifo}})
 		failed <- err
 	}()
-	held, err := os.Open(fifo) // opens once the program has its end, and reads EOF once the program is gone
+	held, err := os.Open(fifo) // returns when the program has opened its end, and reads EOF when the program has ended
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +203,7 @@ func TestThreadsAreThoseOfTheProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Others may begin or end meanwhile, and none of them waits for a disk for long.
+	// Other threads may begin or end meanwhile, and none of them waits for a disk for long.
 	if got, err := c.Threads(t.Context(), program); err != nil || len(got.States) < len(tasks)/2 || got.Waiting() == len(got.States) {
 		t.Errorf("threads\nwant: about %d\n got: %v, %v", len(tasks), got.States, err)
 	}

@@ -27,7 +27,7 @@ func TestBlocksAreReproducibleAndAllDifferent(t *testing.T) {
 }
 
 func TestSumSeesEveryBitTheIndexAndTheLength(t *testing.T) {
-	block := make([]byte, 515) // with a tail that is no whole word
+	block := make([]byte, 515) // with a tail shorter than a word
 	Fill(block[:512], 1, 1)
 	want := Sum(1, block)
 	for bit := range len(block) * 8 {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// script is a guest that answers every request with the same lines, whatever was asked, and ends the connection.
+// script is a guest that answers every request with the same lines and then ends the connection.
 func script(lines string) *Client {
 	return NewClient(func(context.Context, uint32) (net.Conn, error) {
 		host, guest := net.Pipe()

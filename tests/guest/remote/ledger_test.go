@@ -8,10 +8,10 @@ func TestLedgerTakesOnlyTheNextWholeBlock(t *testing.T) {
 		block Block
 		ok    bool
 	}{
-		{Block{Index: 1, Bytes: 512}, false}, // one is left out
+		{Block{Index: 1, Bytes: 512}, false}, // a block is left out
 		{Block{Index: 0, Bytes: 511}, false},
 		{Block{Index: 0, Bytes: 512}, true},
-		{Block{Index: 0, Bytes: 512}, false}, // twice
+		{Block{Index: 0, Bytes: 512}, false}, // the same block again
 		{Block{Index: 1, Bytes: 512}, true},
 	} {
 		if err := ledger.Record(step.block); (err == nil) != step.ok {
