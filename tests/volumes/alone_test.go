@@ -17,9 +17,7 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// unending are options of the agent that the shared guest cannot have: it stays
-// when its sandbox is destroyed, and a resize waits for its device until its
-// caller gives up.
+// unending are kernel options that the shared guest cannot have: the guest stays after its sandbox is destroyed, and a resize waits for its device until its caller gives up.
 const unending = "agent.directvol.poweroff=off agent.directvol.resize_wait=1h"
 
 // alone is the shipped image, booted with a disk on the root bus.
@@ -28,12 +26,11 @@ const unending = "agent.directvol.poweroff=off agent.directvol.resize_wait=1h"
 //	        └─ 11  virtio-blk, ext4: PCI path 11
 type alone struct {
 	*vm.Guest
-	image   string // the boot disk's
+	image   string // image of the boot disk
 	storage *agentpb.Storage
 }
 
-// This one boot is shared by what ends a guest, or needs options of its own.
-// The order is the story: the last one kills it.
+// The subtests share this boot. They end a guest or need special options. Their order matters: the last one ends the guest.
 func TestShippedGuest(t *testing.T) {
 	image, err := vm.Scratch(limited(t), t.TempDir(), "ext4", int64(disks["ext4"]))
 	must(t, err)
@@ -87,8 +84,7 @@ func (a *alone) isHealthy(t *testing.T) {
 	}
 }
 
-// resizeWaits has QEMU told after the agent was: an agent that answers a later
-// call has read the one before.
+// resizeWaits grows the disk in QEMU after the agent has received ResizeVolume: an agent that answers a later call has read the earlier one.
 func resizeWaits(t *testing.T, a *alone) {
 	before := a.stats(t).Usage[0].Total
 	goal := 2 * disks["ext4"]
@@ -149,7 +145,7 @@ func lateGuestIsKilled(t *testing.T, a *alone) {
 	default:
 		t.Error("the VM still runs")
 	}
-	// The plug was pulled, and nothing was mounted: no journal to replay.
+	// The guest was killed while nothing was mounted, so there is no journal to replay.
 	fsck, err := vm.Check(limited(t), "ext4", a.image)
 	must(t, err)
 	must(t, fsck.Err("ext4"))

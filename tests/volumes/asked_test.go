@@ -9,8 +9,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// A sandbox's name, resolver and modules are set, and a call that asks for what there
-// is not leaves them as they were.
+// CreateSandbox sets a sandbox's hostname, resolver and modules. A call that asks for something that does not exist leaves them unchanged.
 func TestSandboxGetsWhatItAsksFor(t *testing.T) {
 	g := guest(t)
 	has := func(path, want string) {

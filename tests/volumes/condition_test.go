@@ -12,7 +12,7 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// Conditions as a program looks at them.
+// Conditions, as a program tests for them.
 var (
 	hung        = is(volumepb.Condition_INACCESSIBLE, "IOHung")
 	slow        = is(volumepb.Condition_DEGRADED, "IOSlow")
@@ -37,7 +37,7 @@ func (all conditions) String() string {
 	return strings.Join(text, "; ")
 }
 
-// is wants a condition of a status and a reason, whatever else is wrong.
+// is accepts conditions that include one with a status and a reason.
 func is(status volumepb.Condition_Status, reason string) func([]*volumepb.Condition) bool {
 	return func(all []*volumepb.Condition) bool {
 		return slices.ContainsFunc(all, func(c *volumepb.Condition) bool { return c.Status == status && c.Reason == reason })
@@ -48,12 +48,12 @@ func nothing(all []*volumepb.Condition) bool { return len(all) == 0 }
 
 func inaccessible(all []*volumepb.Condition) bool { return !accessible(all) }
 
-// accessible is of whatever is wrong with a volume that can be used.
+// accessible accepts the conditions of a volume that can still be used.
 func accessible(all []*volumepb.Condition) bool {
 	return !slices.ContainsFunc(all, func(c *volumepb.Condition) bool { return c.Status != volumepb.Condition_DEGRADED })
 }
 
-// becomes waits for a volume's conditions to be as wanted, and says how long that took.
+// becomes waits until wanted accepts a volume's conditions, and logs the duration.
 func becomes(t *testing.T, v *vm.Volume, wanted func([]*volumepb.Condition) bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), shownBy)

@@ -13,7 +13,7 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// sharedMemory is the storage that Kata's runtime makes of a pod's /dev/shm.
+// sharedMemory returns the storage that Kata's runtime makes for a pod's /dev/shm.
 func sharedMemory(mountPoint string) *agentpb.Storage {
 	return &agentpb.Storage{
 		Driver: "ephemeral", Source: "shm", Fstype: "tmpfs", MountPoint: mountPoint,
@@ -28,7 +28,7 @@ func update(t *testing.T, g *vm.Guest, storages ...*agentpb.Storage) error {
 	return err
 }
 
-// mountLine returns mountinfo's line for a mount point, "" where it has none.
+// mountLine returns mountinfo's line for a mount point, or "" if there is none.
 func mountLine(t *testing.T, g *vm.Guest, path string) string {
 	t.Helper()
 	for line := range strings.Lines(vmtest.Mounts(t, g)) {
@@ -101,7 +101,7 @@ func TestEphemeralStorageGetsAnotherSize(t *testing.T) {
 	if data, err := g.Remote.ReadFile(limited(t), shm.MountPoint+"/file"); err != nil || len(data) != 512*kiB {
 		t.Errorf("the file after that: %d bytes, error %v", len(data), err)
 	}
-	must(t, container(t, g, "sized", shm)) // again, as it was asked for before
+	must(t, container(t, g, "sized", shm)) // again, with the first options
 	remove(t, g, "sized")
 	refused(t, update(t, g, grown), codes.NotFound, shm.MountPoint)
 }
@@ -138,7 +138,7 @@ func TestLocalStorageIsADirectory(t *testing.T) {
 	remove(t, g, "local-again")
 }
 
-// Storages of every driver are unwound alike.
+// A failed container undoes its storages of every driver in the same way.
 func TestFailedContainerLeavesNoStorageOfAnyDriver(t *testing.T) {
 	g := guest(t)
 	leavesNoMount(t, g)

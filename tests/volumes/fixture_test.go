@@ -22,8 +22,7 @@ const (
 	miB = 1 << 20
 )
 
-// disks are how large the volumes are, by filesystem. mkfs.xfs wants 300 MiB or
-// more, and makes four allocation groups of 76 MiB of 304.
+// disks are the sizes of the volumes, by filesystem. mkfs.xfs requires 300 MiB or more, and makes four allocation groups of 76 MiB from 304.
 var disks = map[string]uint64{"ext4": 64 * miB, "xfs": 304 * miB}
 
 // eachFilesystem runs a test for ext4 and for xfs.
@@ -36,8 +35,7 @@ func eachFilesystem(t *testing.T, test func(t *testing.T, g *vm.Guest, fstype st
 
 var volumes atomic.Int64
 
-// newVolume formats a volume. When the test ends it is detached where it is
-// attached, and whole.
+// newVolume formats a volume. At the test's end the volume is detached if necessary, and its filesystem must be intact.
 func newVolume(t *testing.T, g *vm.Guest, fstype string) *vm.Volume {
 	t.Helper()
 	v, err := g.Volume(limited(t), fmt.Sprintf("%s-%d", fstype, volumes.Add(1)), fstype, int64(disks[fstype]))
@@ -55,7 +53,7 @@ func newVolume(t *testing.T, g *vm.Guest, fstype string) *vm.Volume {
 		}
 		if err != nil {
 			t.Errorf("after the test: %v", err)
-			return // its image is what can be looked at
+			return // the image stays for inspection
 		}
 		if err := os.Remove(v.Path); err != nil {
 			t.Error(err)
@@ -73,8 +71,7 @@ func mounted(t *testing.T, g *vm.Guest, fstype string, options ...string) *vm.Vo
 	return v
 }
 
-// attached returns a volume whose disk the guest has, and a Storage for it: a busy guest
-// may see it later than an agent waits.
+// attached returns a volume whose disk the guest has, and a Storage for it. It waits for the disk, which a busy guest may see later than an agent waits.
 func attached(t *testing.T, g *vm.Guest, fstype string) (*vm.Volume, *agentpb.Storage) {
 	t.Helper()
 	v := newVolume(t, g, fstype)
@@ -85,13 +82,13 @@ func attached(t *testing.T, g *vm.Guest, fstype string) (*vm.Volume, *agentpb.St
 	return v, &agentpb.Storage{Driver: "blk", Source: disk.PCIPath, Fstype: fstype, MountPoint: "/run/test/" + v.ID}
 }
 
-// container makes a container of storages.
+// container makes a container with storages.
 func container(t *testing.T, g *vm.Guest, id string, storages ...*agentpb.Storage) error {
 	t.Helper()
 	return g.Agent().CreateContainer(limited(t), &agentpb.CreateContainerRequest{ContainerId: id, Storages: storages})
 }
 
-// leavesNoMount fails when a test has other mounts at its end than now.
+// leavesNoMount fails if the mounts at the end of the test differ from those now.
 func leavesNoMount(t *testing.T, g *vm.Guest) {
 	t.Helper()
 	before := vmtest.Mounts(t, g)
@@ -105,7 +102,7 @@ func leavesNoMount(t *testing.T, g *vm.Guest) {
 	})
 }
 
-// stats asks for statistics of a volume that hangs nowhere.
+// stats returns the statistics of a volume. The call must succeed.
 func stats(t *testing.T, v *vm.Volume) *agentpb.VolumeStatsResponse {
 	t.Helper()
 	s, err := v.LookedStats(limited(t))
@@ -134,7 +131,7 @@ func isHealthy(t *testing.T, v *vm.Volume) {
 	}
 }
 
-// refused fails unless err is the agent's, with a code and words.
+// refused fails unless err comes from the agent, with a code and some words.
 func refused(t *testing.T, err error, code codes.Code, says ...string) {
 	t.Helper()
 	if got := status.Code(err); got != code {

@@ -18,18 +18,16 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// floodedMiB is the memory of the guest that is flooded, and floodBytes what a flood
-// may take of it: an eighth, of which the agent's comment says what it holds.
+// floodedMiB is the memory of the flooded guest, and floodBytes the part of it that a flood may take: an eighth. The comment of the agent's memory says what this part contains.
 const (
 	floodedMiB = 512
 	floodBytes = floodedMiB * miB / 8
 )
 
-// restBytes is what may be left of a flood when it is over: threads are kept.
+// restBytes is the memory that may still be missing after a flood, because threads are kept.
 const restBytes = 12 * miB
 
-// TestFloodedGuest boots one guest of little memory for clients that take what they
-// can. An ordinary client is served meanwhile.
+// TestFloodedGuest boots a guest with little memory for clients that take as much as they can. An ordinary client must still be served meanwhile.
 func TestFloodedGuest(t *testing.T) {
 	g := vmtest.Boot(t, vm.Options{MemoryMiB: floodedMiB})
 	for _, flood := range []struct {
@@ -49,9 +47,9 @@ func TestFloodedGuest(t *testing.T) {
 	must(t, vmtest.PowerOff(g))
 }
 
-// withinMemory runs a flood, and looks at what it takes and what it leaves.
+// withinMemory runs a flood, and checks the memory during and after the flood.
 func withinMemory(t *testing.T, g *vm.Guest, flood func(*testing.T, *vm.Guest)) {
-	isServed(t, g) // once: what is made for the first client stays
+	isServed(t, g) // first, because memory for the first client is never returned
 	before := available(t, g)
 	least := before
 	t.Run("during", func(t *testing.T) {
@@ -72,7 +70,7 @@ func withinMemory(t *testing.T, g *vm.Guest, flood func(*testing.T, *vm.Guest)) 
 	t.Logf("given back but for %.1f MiB after %v", float64(before-available(t, g))/miB, time.Since(began))
 }
 
-// available is how much memory programs in the guest can still get, in bytes.
+// available returns the number of bytes of memory that programs in the guest can still get.
 func available(t *testing.T, g *vm.Guest) int64 {
 	t.Helper()
 	text, err := g.Remote.ReadFile(limited(t), "/proc/meminfo")
@@ -84,7 +82,7 @@ func available(t *testing.T, g *vm.Guest) int64 {
 	return n * kiB
 }
 
-// isServed makes an ordinary client's calls, on a connection that it has and on a new one.
+// isServed makes the calls of an ordinary client, on an existing connection and on a new one.
 func isServed(t *testing.T, g *vm.Guest) {
 	t.Helper()
 	_, err := g.Agent().Version(limited(t))
@@ -104,7 +102,7 @@ func openConnections(t *testing.T, g *vm.Guest, n int) []net.Conn {
 	t.Helper()
 	conns := make([]net.Conn, n)
 	for i := range conns {
-		until(t, func() bool { // as many are refused as the guest does not come to accept
+		until(t, func() bool { // the guest refuses those that it has no time to accept
 			conn, err := g.Dial(limited(t), agentpb.Port)
 			conns[i] = conn
 			return err == nil
@@ -114,12 +112,12 @@ func openConnections(t *testing.T, g *vm.Guest, n int) []net.Conn {
 	return conns
 }
 
-// pour writes as much as each connection takes, until the test ends or it is ended.
+// pour writes as much as each connection accepts, until the test ends or the connection does.
 func pour(t *testing.T, conns []net.Conn, write func(i int, conn net.Conn) error) {
 	var writers sync.WaitGroup
 	for i, conn := range conns {
 		writers.Go(func() {
-			_ = write(i, conn) // which the agent may refuse, and ends with the connection
+			_ = write(i, conn) // the agent may refuse it; ends with the connection
 		})
 	}
 	t.Cleanup(func() {
@@ -138,8 +136,7 @@ func unfinishedFrames(t *testing.T, g *vm.Guest) {
 	})
 }
 
-// swellingMessages is of lists of empty elements: each is two bytes, and a structure
-// when it is decoded.
+// swellingMessages sends lists of empty elements: each takes two bytes in the message, and a structure when decoded.
 func swellingMessages(t *testing.T, g *vm.Guest) {
 	swells := call(t, 1, agentpb.AgentServiceName, "CreateContainer", bytes.Repeat([]byte{5<<3 | 2, 0}, frameMax/2-kiB))
 	for range 4 {
@@ -150,7 +147,7 @@ func swellingMessages(t *testing.T, g *vm.Guest) {
 	}
 }
 
-// neverRead is of clients whose answers have nowhere to go.
+// neverRead makes calls and never reads the answers.
 func neverRead(t *testing.T, g *vm.Guest) {
 	pour(t, openConnections(t, g, 4), func(_ int, conn net.Conn) error {
 		for stream := uint32(1); ; stream += 2 {
@@ -161,10 +158,10 @@ func neverRead(t *testing.T, g *vm.Guest) {
 	})
 }
 
-// waitingCalls is of calls that take their time, each with a large message.
+// waitingCalls makes calls that take long, each with a large message.
 func waitingCalls(t *testing.T, g *vm.Guest) {
 	pour(t, openConnections(t, g, 20), func(i int, conn net.Conn) error {
-		go func() { // its answers are read
+		go func() { // reads its answers
 			var buffer [4 * kiB]byte
 			for {
 				if _, err := conn.Read(buffer[:]); err != nil {
@@ -185,7 +182,7 @@ func waitingCalls(t *testing.T, g *vm.Guest) {
 	})
 }
 
-// idleConnections are more than there may be. The ones that were used last stay.
+// idleConnections opens more connections than the agent allows. The connections that were used last must stay.
 func idleConnections(t *testing.T, g *vm.Guest) {
 	openConnections(t, g, 300)
 }

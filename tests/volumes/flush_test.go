@@ -21,13 +21,11 @@ type stoppedInFlush struct {
 	wanted func([]*volumepb.Condition) bool
 }
 
-// A disk that stops inside a flush has nothing in flight that the kernel counts: what is
-// written waits for the flush, and a read has to tell whether the rest answers. Here are
-// three at once, two that answer nothing behind the flush and one whose flushes alone hang.
+// While a disk is inside a flush, the kernel counts nothing as in flight, because writes wait for the flush. A read has to show whether the disk answers other requests. The test has three such disks at once: two answer nothing after the flush, and one hangs only in flushes.
 func TestDiskThatStopsInsideAFlushIsSaidAndHeals(t *testing.T) {
 	g := guest(t)
 	other := mounted(t, g, "xfs")
-	hungOrSlow := func(all []*volumepb.Condition) bool { return hung(all) || slow(all) } // it answers what is read
+	hungOrSlow := func(all []*volumepb.Condition) bool { return hung(all) || slow(all) } // the disk answers reads
 	var all []*stoppedInFlush
 	for _, c := range []struct {
 		fstype  string
@@ -58,7 +56,7 @@ func TestDiskThatStopsInsideAFlushIsSaidAndHeals(t *testing.T) {
 	for _, s := range all {
 		must(t, s.Answer())
 		must(t, s.writer.Await(within(t, jobLimit), s.writer.Ledger().Bytes()+4*kiB))
-		must(t, s.writer.Stop(limited(t))) // before its volume is full
+		must(t, s.writer.Stop(limited(t))) // before the volume is full
 	}
 	for _, s := range all {
 		becomes(t, s.Volume, nothing)
@@ -69,7 +67,7 @@ func TestDiskThatStopsInsideAFlushIsSaidAndHeals(t *testing.T) {
 	freshlyVerified(t, other, 4*miB)
 }
 
-// refusedRemoval has all of them removed at once: none is, and each stays in sight.
+// refusedRemoval removes all of them at once. Every removal is refused, and each volume stays visible.
 func refusedRemoval(t *testing.T, g *vm.Guest, all []*stoppedInFlush) {
 	t.Helper()
 	errs := make([]error, len(all))

@@ -22,10 +22,10 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// frameMax is what may follow a header, in bytes (ttrpc's PROTOCOL.md).
+// frameMax is the maximum length of a frame after its header, in bytes (ttrpc's PROTOCOL.md).
 const frameMax = 4 * miB
 
-// wire is a connection to the agent on which a test writes what it likes.
+// wire is a connection to the agent on which a test writes arbitrary bytes.
 type wire struct {
 	net.Conn
 	t *testing.T
@@ -47,7 +47,7 @@ func dialPort(t *testing.T, g *vm.Guest, port uint32) net.Conn {
 	return conn
 }
 
-// framed makes a frame whose header is true.
+// framed makes a frame with a correct header.
 func framed(stream uint32, kind ttrpcframe.Type, payload []byte) []byte {
 	return append(header(uint32(len(payload)), stream, kind), payload...)
 }
@@ -70,7 +70,7 @@ func (w wire) send(bytes []byte) {
 	must(w.t, err)
 }
 
-// answer receives the answer to a call: its stream, and its error.
+// answer receives the answer to a call, and returns its stream and its error.
 func (w wire) answer() (stream uint32, _ error) {
 	w.t.Helper()
 	var first [ttrpcframe.HeaderBytes]byte
@@ -88,8 +88,7 @@ func (w wire) answer() (stream uint32, _ error) {
 	return head.StreamID, status.ErrorProto(response.Status)
 }
 
-// hangUp ends what we send, and waits until the agent has closed: it has then
-// read all of it.
+// hangUp closes our sending side, and waits until the agent has closed the connection: by then the agent has read everything.
 func (w wire) hangUp() {
 	w.t.Helper()
 	must(w.t, w.Conn.(interface{ CloseWrite() error }).CloseWrite())
@@ -98,11 +97,11 @@ func (w wire) hangUp() {
 	}
 }
 
-// undisturbed has another client at work while a test misbehaves.
+// undisturbed runs another client while a test misbehaves.
 func undisturbed(t *testing.T, g *vm.Guest) {
 	t.Helper()
 	v := mounted(t, g, "ext4")
-	stats(t, v) // from now on it is answered at once
+	stats(t, v) // from now on the agent answers it at once
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
 	first := make(chan struct{})
@@ -177,7 +176,7 @@ func TestBrokenFramesDisturbNobody(t *testing.T) {
 	}
 }
 
-// What breaks one call and not the connection is answered, and the next call too.
+// A request that breaks only its own call is answered with an error, and the next call on the connection is answered, too.
 func TestBrokenCallsAreAnswered(t *testing.T) {
 	g := guest(t)
 	leavesNoMount(t, g)
@@ -211,7 +210,7 @@ func TestBrokenCallsAreAnswered(t *testing.T) {
 	}
 }
 
-// Data for a call under way was a nil pointer in ttrpc's server, whose panic ended PID 1.
+// Data for a call in flight dereferenced a nil pointer in ttrpc's server, and the panic ended PID 1.
 func TestDataForACallUnderWayIsRefused(t *testing.T) {
 	g := guest(t)
 	undisturbed(t, g)
@@ -232,8 +231,7 @@ func TestDataForACallUnderWayIsRefused(t *testing.T) {
 	refused(t, err, codes.DeadlineExceeded, nowhere)
 }
 
-// ttrpc answers for what is not built, with no help of ours: clients take it for
-// "this agent cannot".
+// ttrpc itself answers calls of missing methods. Clients take the code UNIMPLEMENTED to mean "this agent cannot".
 func TestMethodsThatAreNotBuiltAreUnimplemented(t *testing.T) {
 	g := guest(t)
 	w := dialWire(t, g)
@@ -254,7 +252,7 @@ func TestMethodsThatAreNotBuiltAreUnimplemented(t *testing.T) {
 	}
 }
 
-// A caller that gives up while its disk is awaited leaves nothing behind.
+// A caller that gives up while the agent waits for its disk leaves nothing behind.
 func TestCallerThatHangsUpLeavesNothing(t *testing.T) {
 	g := guest(t)
 	leavesNoMount(t, g)

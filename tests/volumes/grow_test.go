@@ -9,8 +9,7 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// The main job: what the writer was told is safe is there afterwards, though
-// the volume grew under it, to more than it could hold before.
+// The main job: every block that was acknowledged to the writer is there afterwards, although the volume grew under the writer, and more was written than the volume could hold before.
 func TestVolumeGrowsUnderItsWriter(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
@@ -36,8 +35,7 @@ func TestVolumeGrowsUnderItsWriter(t *testing.T) {
 	})
 }
 
-// freshlyVerified reads from the disk, and not the page cache, what was
-// acknowledged.
+// freshlyVerified reads the acknowledged blocks from the disk, and not from the page cache.
 func freshlyVerified(t *testing.T, v *vm.Volume, want uint64) {
 	t.Helper()
 	ctx := within(t, jobLimit)
@@ -80,7 +78,7 @@ func TestStatsAreTheKernelsNumbers(t *testing.T) {
 	})
 }
 
-// A mount that is nobody's Storage is a volume too.
+// A mount that belongs to no Storage is a volume, too.
 func TestStatsOfWhatSomeoneElseMounted(t *testing.T) {
 	g := guest(t)
 	path := tmpfs(t, g, "/run/test/foreign")
@@ -91,7 +89,7 @@ func TestStatsOfWhatSomeoneElseMounted(t *testing.T) {
 	}
 }
 
-// tmpfs mounts one of 1 MiB, behind the agent's back.
+// tmpfs mounts a tmpfs of 1 MiB without the agent's knowledge.
 func tmpfs(t *testing.T, g *vm.Guest, path string) string {
 	t.Helper()
 	ctx := limited(t)

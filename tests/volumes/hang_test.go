@@ -17,7 +17,7 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// hangable returns a mounted volume whose disk can hang at once, and that has room to grow.
+// hangable returns a mounted volume whose disk can hang at once, and which has room to grow.
 func hangable(t *testing.T, g *vm.Guest, fstype string) *vm.Volume {
 	t.Helper()
 	v := newVolume(t, g, fstype)
@@ -38,8 +38,7 @@ func healsAtEnd(t *testing.T, v *vm.Volume) {
 	})
 }
 
-// answered makes a call with a deadline, and wants the agent's answer before it: within a
-// few tries, as a machine that is busy may be late once.
+// answered makes a call with a deadline, and requires the agent's answer before the deadline. It tries a few times, because a busy machine may once be late.
 func answered(t *testing.T, call func(context.Context) error) error {
 	t.Helper()
 	for range 5 {
@@ -62,7 +61,7 @@ func resizing(g *vm.Guest, v *vm.Volume) func(context.Context) error {
 func TestDiskThatHangsUnderAWriterIsSaidEarlyAndHeals(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := hangable(t, g, fstype)
-		must(t, g.Agent().ResizeVolume(limited(t), v.GuestPath, 8*disks[fstype])) // room for all until it hangs
+		must(t, g.Agent().ResizeVolume(limited(t), v.GuestPath, 8*disks[fstype])) // room for all data until the disk hangs
 		writer := written(t, v, 0)
 		isHealthy(t, v)
 		must(t, v.Hang(limited(t)))
@@ -81,7 +80,7 @@ func TestDiskThatHangsUnderAWriterIsSaidEarlyAndHeals(t *testing.T) {
 	})
 }
 
-// On an idle volume nothing is in flight until somebody writes: here that is a growth.
+// On an idle volume nothing is in flight until something writes, here a growth.
 func TestFirstWriteThatHangsOnAnIdleVolumeIsSaidEarly(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := hangable(t, g, fstype)
@@ -97,7 +96,7 @@ func TestFirstWriteThatHangsOnAnIdleVolumeIsSaidEarly(t *testing.T) {
 	})
 }
 
-// A disk that ends a request now and then works: it is not inaccessible, and grows.
+// A disk that ends a request now and then works: the volume is not inaccessible, and it grows.
 func TestSlowDiskIsDegradedAndGrows(t *testing.T) {
 	g := guest(t)
 	v := newVolume(t, g, "ext4")
@@ -107,7 +106,7 @@ func TestSlowDiskIsDegradedAndGrows(t *testing.T) {
 	healsAtEnd(t, v)
 	ctx := within(t, jobLimit)
 	var writers []*remote.Writer
-	for i := range uint64(3) { // who keep it busy
+	for i := range uint64(3) { // writers that keep the disk busy
 		writer, err := g.Remote.StartWriter(ctx, remote.WriteBlocks{Path: fmt.Sprintf("%s/written-%d", v.GuestPath, i), BlockBytes: 4 * kiB, Seed: i})
 		must(t, err)
 		writers = append(writers, writer)
@@ -124,20 +123,19 @@ func TestSlowDiskIsDegradedAndGrows(t *testing.T) {
 	for _, writer := range writers {
 		must(t, writer.Stop(ctx))
 	}
-	must(t, g.Agent().ResizeVolume(ctx, v.GuestPath, disks["ext4"]+4*miB)) // half a group: a second for each request
+	must(t, g.Agent().ResizeVolume(ctx, v.GuestPath, disks["ext4"]+4*miB)) // half a group; each request takes a second
 	must(t, v.Heal(limited(t)))
 	healed(t, v)
 }
 
-// healed waits until nothing is wrong any more: for as long as a look at an idle volume takes.
+// healed waits until the volume has no condition, for up to an examination's interval on an idle volume.
 func healed(t *testing.T, v *vm.Volume) {
 	t.Helper()
 	_, err := v.AwaitHealth(within(t, jobLimit), nothing)
 	must(t, err)
 }
 
-// One write that fails is lost to whoever does not look, and works again: it is remembered,
-// and nothing has shut down.
+// One write fails, and later writes work again. A program that does not check has lost its data. The agent remembers the failure although nothing has shut down.
 func TestWriteThatFailsOnceIsRemembered(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
@@ -148,9 +146,7 @@ func TestWriteThatFailsOnceIsRemembered(t *testing.T) {
 	})
 }
 
-// failOneWrite fails a write of a file's content, and nothing after it, and returns when that
-// is remembered. The kernel logs no more than ten failures of all disks in five seconds, so
-// that one may have to fail again.
+// failOneWrite makes one write of a file's content fail, and returns when the agent has remembered the failure. The kernel logs at most ten failures of all disks in five seconds, so several writes may have to fail.
 func failOneWrite(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	t.Helper()
 	ctx := within(t, jobLimit)
@@ -179,7 +175,7 @@ func failOneWrite(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	t.Fatal("a write that has failed is not remembered")
 }
 
-// What somebody else has mounted is his to unmount at any moment, and nothing writes to it.
+// A mount by another program may be unmounted by that program at any moment, so the agent does not write to it.
 func TestForeignMountIsWatchedWithoutAWrite(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		device, at := foreign(t, g, fstype)
@@ -205,8 +201,7 @@ func TestForeignMountIsWatchedWithoutAWrite(t *testing.T) {
 	})
 }
 
-// A mount in the place of another is another volume, though the kernel gives the number of
-// the one before again.
+// A mount in the place of another is another volume, although the kernel reuses the number of the earlier mount.
 func TestMountInThePlaceOfAnotherHasAHealthOfItsOwn(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		device, at := foreign(t, g, fstype)
@@ -216,7 +211,7 @@ func TestMountInThePlaceOfAnotherHasAHealthOfItsOwn(t *testing.T) {
 			if found, err := g.Agent().GetVolumeHealth(ctx, at); err != nil || len(found) > 0 {
 				t.Fatalf("of a fresh mount\nwant nothing wrong\ngot  %v, error %v", conditions(found), err)
 			}
-			if fstype == "xfs" { // on 6.1 nothing but a write shows of an ext4 that it has shut down
+			if fstype == "xfs" { // on 6.1 only a failing write shows that an ext4 has shut down
 				must(t, g.Remote.Unmount(ctx, at, 0))
 				must(t, g.Remote.Mount(ctx, remote.Mount{Source: device, Target: at, FSType: fstype}))
 				must(t, g.Remote.ShutdownFS(ctx, at, 0))
@@ -226,7 +221,7 @@ func TestMountInThePlaceOfAnotherHasAHealthOfItsOwn(t *testing.T) {
 			}
 			must(t, g.Remote.Unmount(ctx, at, 0))
 		}
-		must(t, g.Remote.Mount(ctx, remote.Mount{Source: device, Target: at, FSType: fstype})) // for its log to be read
+		must(t, g.Remote.Mount(ctx, remote.Mount{Source: device, Target: at, FSType: fstype})) // so that its log is replayed
 		must(t, g.Remote.Unmount(ctx, at, 0))
 	})
 }
@@ -239,7 +234,7 @@ func foreign(t *testing.T, g *vm.Guest, fstype string) (device, at string) {
 	disk, _ := g.VM().Disk(v.DiskID())
 	at = "/run/test/foreign-" + v.ID
 	must(t, g.Remote.Mkdir(limited(t), at, 0o755))
-	// The agent knows where it is: mounted and unmounted once, it says so.
+	// The agent can tell where the disk is: it is mounted and unmounted once for that.
 	storage := &agentpb.Storage{Driver: "blk", Source: disk.PCIPath, Fstype: fstype, MountPoint: "/run/test/" + v.ID}
 	must(t, container(t, g, v.ID, storage))
 	v.GuestPath = storage.MountPoint
@@ -249,8 +244,7 @@ func foreign(t *testing.T, g *vm.Guest, fstype string) (device, at string) {
 	return device, at
 }
 
-// umount(2) takes a mount out of sight before it waits for the disk: so it is not called
-// before the disk answers.
+// umount(2) hides a mount before it waits for the disk, so the agent calls it only after the disk has answered.
 func TestRemoveOfAVolumeThatHangsLeavesItInSight(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := hangable(t, g, fstype)
@@ -276,8 +270,7 @@ func TestRemoveOfAVolumeThatHangsLeavesItInSight(t *testing.T) {
 	})
 }
 
-// A disk that hangs before it is mounted: each try is answered, and all of them wait with
-// one thread.
+// A disk hangs before it is mounted: each attempt is answered, and all attempts wait with one thread.
 func TestCreateOnADiskThatHangsIsAnsweredAndGoesOn(t *testing.T) {
 	g := guest(t)
 	v, storage := attached(t, g, "xfs")
@@ -299,8 +292,7 @@ func TestCreateOnADiskThatHangsIsAnsweredAndGoesOn(t *testing.T) {
 	remove(t, g, v.ID)
 }
 
-// waitsWithOneThread holds the agent to one thread that waits for the disk that hangs. Others
-// may be in the kernel for a moment.
+// waitsWithOneThread checks that only one thread of the agent waits for the hanging disk. Other threads may be in the kernel for a moment.
 func waitsWithOneThread(t *testing.T, g *vm.Guest) {
 	t.Helper()
 	var found remote.ThreadStates
@@ -318,8 +310,7 @@ func waitsWithOneThread(t *testing.T, g *vm.Guest) {
 	t.Errorf("threads that wait for the disk\nwant 1 at most\ngot  %d of %d", found.Waiting(), len(found.States))
 }
 
-// DestroySandbox says which disk hangs, ends a create that waits, and leaves the sandbox as
-// it was.
+// DestroySandbox names the hanging disk, ends a waiting create, and leaves the sandbox as it was.
 func TestDestroyNamesTheDiskThatHangs(t *testing.T) {
 	g := vmtest.Boot(t, vm.Options{})
 	var all []*vm.Volume
@@ -351,11 +342,11 @@ func TestDestroyNamesTheDiskThatHangs(t *testing.T) {
 	isHealthy(t, fine)
 	must(t, v.Answer())
 	becomes(t, v, nothing)
-	must(t, v.Heal(limited(t))) // QEMU ends with the sandbox, and its server would not
+	must(t, v.Heal(limited(t))) // QEMU ends with the sandbox, but the server of the store would not
 	must(t, g.Agent().DestroySandbox(limited(t)))
 }
 
-// QEMU 7.2 does what is asked for other disks; later ones stop the guest instead (host/qemu).
+// QEMU 7.2 still serves other disks; later versions would stop the guest instead (host/qemu).
 func TestVolumeGrowsBesideOneThatHangs(t *testing.T) {
 	g := guest(t)
 	v, other := hangable(t, g, "ext4"), mounted(t, g, "ext4")
@@ -370,8 +361,7 @@ func TestVolumeGrowsBesideOneThatHangs(t *testing.T) {
 	becomes(t, v, nothing)
 }
 
-// Whatever is asked of a volume that hangs, and however often: one thread waits for its
-// disk, and others are answered.
+// Any number of calls of any kind on a hanging volume wait with one thread, and calls of other volumes are answered.
 func TestVolumeThatHangsKeepsOneThread(t *testing.T) {
 	const calls, atOnce, short = 1000, 25, 100 * time.Millisecond
 	g := guest(t)

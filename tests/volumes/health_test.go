@@ -19,13 +19,10 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// shownBy is more than twice the promise of 10 s from a fault to an abnormal
-// condition. It is the agent's own time, the same on any machine, and shorter
-// than the 30 s at which a volume is looked at for no reason.
+// shownBy is more than twice the promised 10 s from a fault to an abnormal condition. The time is the agent's own, the same on any machine, and less than the 30 s after which the agent examines an idle volume anyway.
 const shownBy = 25 * time.Second
 
-// written starts a writer, which ends at limit where that is not 0, and returns
-// when it has something to lose.
+// written starts a writer, which ends at limit if that is not 0, and returns when some blocks have been acknowledged.
 func written(t *testing.T, v *vm.Volume, limit uint64) *remote.Writer {
 	t.Helper()
 	ctx := within(t, jobLimit)
@@ -54,13 +51,11 @@ func remount(t *testing.T, v *vm.Volume) {
 	must(t, v.Mount(limited(t)))
 }
 
-// The kernel's log is rate-limited for all devices together. Two faults come when
-// a third disk has filled it: they must show all the same, and that of nobody
-// else.
+// The kernel limits its log for all devices together. Two faults occur after a third disk has filled the log: both must be reported, and no fault of any other volume.
 func TestEveryFaultShowsThoughTheyComeTogether(t *testing.T) {
 	g := guest(t)
 	ext4, xfs, bystander := mounted(t, g, "ext4"), mounted(t, g, "xfs"), mounted(t, g, "xfs")
-	must(t, ext4.Resize(limited(t), 8*disks["ext4"])) // room for all until the fault
+	must(t, ext4.Resize(limited(t), 8*disks["ext4"])) // room for all data until the fault
 	stormy, storm := fillLog(t, g)
 	first, second, third := written(t, ext4, 0), written(t, xfs, 0), written(t, bystander, 32*miB)
 	storm()
@@ -90,14 +85,11 @@ func TestEveryFaultShowsThoughTheyComeTogether(t *testing.T) {
 	freshlyVerified(t, bystander, third.Ledger().Bytes())
 }
 
-// fillLog returns a volume and what breaks it under more writers than the kernel
-// logs lines in five seconds, which is ten. What they were told is not compared:
-// seen on 6.1, where several processes fsync, one may be told of success though
-// another's fsync has just failed to commit the transaction of both.
+// fillLog returns a volume, and a function that breaks it under more writers than the kernel logs lines in five seconds (ten). The acknowledged blocks are not compared: on 6.1, if several processes call fsync, one fsync was seen to report success although another fsync had just failed to commit the transaction of both.
 func fillLog(t *testing.T, g *vm.Guest) (v *vm.Volume, storm func()) {
 	t.Helper()
 	v = mounted(t, g, "ext4")
-	must(t, v.Resize(limited(t), 8*disks["ext4"])) // room for all until the fault
+	must(t, v.Resize(limited(t), 8*disks["ext4"])) // room for all data until the fault
 	return v, func() {
 		t.Helper()
 		var writers []*remote.Writer
@@ -120,7 +112,7 @@ func repair(t *testing.T, v *vm.Volume) {
 	must(t, v.Mount(limited(t)))
 }
 
-// remembers holds an ext4 with recorded errors to what it says of itself.
+// remembers checks the behaviour of an ext4 with recorded errors.
 func remembers(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	t.Helper()
 	if found, err := v.Health(limited(t)); err != nil || !hasErrors(found) {
@@ -135,7 +127,7 @@ func remembers(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	}
 }
 
-// A volume never ends its VM, whatever its superblock asks for.
+// A volume never ends its VM, even if its superblock asks for that.
 func TestExt4WhoseErrorsPanicIsMountedReadOnlyInstead(t *testing.T) {
 	g := guest(t)
 	v := newVolume(t, g, "ext4")
@@ -184,11 +176,10 @@ func TestShutdownIsAConditionUntilItIsMountedAgain(t *testing.T) {
 		must(t, g.Remote.ShutdownFS(limited(t), v.GuestPath, flushJournal))
 		fails(t, writer)
 		if fstype == "ext4" {
-			// Seen once on 6.1: an fsync that met the shutdown on its way was told of
-			// success, and its block was lost.
+			// On 6.1, one fsync that met the shutdown was seen to report success, and its block was lost.
 			writer.Ledger().Forget(promised)
 		}
-		becomes(t, v, map[string]func([]*volumepb.Condition) bool{"ext4": failsWrites, "xfs": hasShutDown}[fstype]) // ext4 on 6.1 says of a shutdown only that writes fail
+		becomes(t, v, map[string]func([]*volumepb.Condition) bool{"ext4": failsWrites, "xfs": hasShutDown}[fstype]) // ext4 on 6.1 shows a shutdown only by failing writes
 		if total := stats(t, v).Usage[0].Total; total == 0 || total > disks[fstype] {
 			t.Errorf("stats of what has shut down: %d bytes in all", total)
 		}
@@ -200,7 +191,7 @@ func TestShutdownIsAConditionUntilItIsMountedAgain(t *testing.T) {
 	})
 }
 
-// pull takes a volume's disk from the machine behind the host's back.
+// pull detaches a volume's disk from the machine without the host package's knowledge.
 func pull(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	t.Helper()
 	disk, _ := g.VM().Disk(v.DiskID())
@@ -224,7 +215,7 @@ func TestUnpluggedDiskIsAConditionAndCanBeUnmounted(t *testing.T) {
 	})
 }
 
-// A full volume is no failure, and healthy when there is room again.
+// A full volume has not failed, and is healthy again when it has space.
 func TestFullVolumeIsAConditionUntilThereIsRoom(t *testing.T) {
 	g := guest(t)
 	v := mounted(t, g, "ext4")
@@ -246,8 +237,7 @@ func TestFullVolumeIsAConditionUntilThereIsRoom(t *testing.T) {
 	freshlyVerified(t, v, writer.Ledger().Bytes())
 }
 
-// What is mounted read-only is looked at without a write. It is mounted behind
-// the agent's back, so that its first look comes with the first question.
+// The agent examines a read-only mount without writing. The mount is made without the agent, so the first question causes its first examination.
 func TestReadOnlyMountIsHealthyAndNotWrittenTo(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
@@ -270,8 +260,7 @@ func TestReadOnlyMountIsHealthyAndNotWrittenTo(t *testing.T) {
 	})
 }
 
-// writes returns how many the guest's kernel has sent to a device
-// (Documentation/block/stat.rst).
+// writes returns the number of writes that the guest's kernel has sent to a device (Documentation/block/stat.rst).
 func writes(t *testing.T, g *vm.Guest, device string) string {
 	t.Helper()
 	stat, err := g.Remote.ReadFile(limited(t), "/sys/class/block/"+path.Base(device)+"/stat")
@@ -279,15 +268,13 @@ func writes(t *testing.T, g *vm.Guest, device string) string {
 	return strings.Fields(string(stat))[4]
 }
 
-// What somebody makes read-only on purpose is not sick, to a watch that knew it
-// when it was not.
+// A volume that was made read-only on purpose is healthy, also for a watch that knew it as writable.
 func TestReadOnlyRemountStaysHealthy(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
 		device := sizes(t, v).Device
 		remountReadOnly(t, g, v)
-		// The watch looks where the kernel's log names its device. When it has
-		// looked nothing tells, so it is given a while.
+		// The watch examines the volume when the kernel's log names its device. No event announces the end of the examination, so the test waits for a while.
 		must(t, g.Remote.WriteFile(limited(t), "/dev/kmsg", []byte("look at "+path.Base(device))))
 		again := time.NewTicker(100 * time.Millisecond)
 		defer again.Stop()
@@ -298,8 +285,7 @@ func TestReadOnlyRemountStaysHealthy(t *testing.T) {
 	})
 }
 
-// remountReadOnly does what is refused for as long as the agent's probe has its
-// file open for writing, which nothing tells the end of.
+// remountReadOnly remounts a volume read-only. The kernel refuses that while the agent's probe has its file open for writing, whose end no event announces, so it tries repeatedly.
 func remountReadOnly(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	t.Helper()
 	ctx := limited(t)
@@ -329,13 +315,12 @@ func TestReadOnlyDiskIsMountedAndHealthy(t *testing.T) {
 	})
 }
 
-// notAsBefore is of a volume whose disk was smaller for a while: an xfs may have shut down by
-// that, as its log lies in the middle.
+// notAsBefore accepts the condition of a volume whose disk was smaller for a while. An xfs may also have shut down, because its log lies in the middle of the disk.
 func notAsBefore(all []*volumepb.Condition) bool {
 	return wasTooSmall(all) || hasShutDown(all) && !isTooSmall(all)
 }
 
-// The store of a volume is cut off under its mount, which QEMU does when it is asked to.
+// The store of a volume is made smaller under its mount, which QEMU does on request.
 func TestDiskCutOffUnderItsFilesystemIsSaidAndNotGrown(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v, err := g.Volume(limited(t), "cut-"+fstype, fstype, int64(disks[fstype]))

@@ -24,8 +24,7 @@ const (
 	slotAt  = "0x1c"
 )
 
-// plug puts a disk with a serial into ownSlot. Its node in QEMU goes with the test, the
-// disk itself by unplug.
+// plug puts a disk with a serial into ownSlot. The end of the test removes its block node in QEMU, and unplug removes the disk.
 func plug(t *testing.T, g *vm.Guest, id, image, serial string) {
 	t.Helper()
 	execute(t, g, "blockdev-add", map[string]any{"driver": "raw", "node-name": id + "node", "file": map[string]any{"driver": "file", "filename": image}},
@@ -37,7 +36,7 @@ func plug(t *testing.T, g *vm.Guest, id, image, serial string) {
 	}, nil))
 }
 
-// scratch is an image with a filesystem, and a clone of it with the same UUID.
+// scratch makes an image with a filesystem, and a clone of the image with the same UUID.
 func scratch(t *testing.T, fstype string) (image, clone string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -51,8 +50,9 @@ func scratch(t *testing.T, fstype string) (image, clone string) {
 	return image, clone
 }
 
-// The disk in the promised place has another serial: it is not mounted, however whole it
-// is, and the answer names both. When the promised one comes it is.
+// The disk in the expected slot has another serial than the expected one: it is not
+// mounted, although its filesystem is intact, and the error names both serials. The disk
+// with the expected serial is mounted when it appears.
 //
 //	b2 ── 1c  a virtio disk, first with serial "another", then with serial "promised"
 func TestDiskWithAnotherSerialIsNotMounted(t *testing.T) {
@@ -81,7 +81,7 @@ func TestDiskWithAnotherSerialIsNotMounted(t *testing.T) {
 	remove(t, g, "serial")
 }
 
-// unmountBehind unmounts a volume behind the agent's back, when its watch has looked.
+// unmountBehind unmounts a volume without the agent's knowledge, after its watch has examined it.
 func unmountBehind(t *testing.T, g *vm.Guest, path string) {
 	t.Helper()
 	_, err := g.Agent().GetVolumeStats(limited(t), path)
@@ -97,9 +97,9 @@ func unplugAtEnd(t *testing.T, g *vm.Guest, id string) {
 	}
 }
 
-// Somebody unmounts a volume, the host puts another disk into the slot, a clone with the
-// same UUID that gets the same name and number, and somebody mounts that at the same
-// mount point. It is not the volume.
+// Another program unmounts a volume. The host puts another disk into the slot, a clone
+// with the same UUID, which gets the same name and number. The program mounts the clone at
+// the same mount point. The clone does not count as the volume.
 //
 //	b2 ── 1c  a virtio disk, first the volume, then its clone
 func TestDiskSwappedInItsSlotIsAnotherVolume(t *testing.T) {
@@ -114,7 +114,7 @@ func TestDiskSwappedInItsSlotIsAnotherVolume(t *testing.T) {
 		must(t, unplug(limited(t), g, "volume"))
 		plug(t, g, "clone", clone, "clone")
 		t.Cleanup(func() { unplugAtEnd(t, g, "clone") })
-		// Whoever mounts by hand has no disk to wait for before the agent has found it.
+		// To mount by hand, the disk must be there, so the agent finds the disk first.
 		elsewhere := *storage
 		elsewhere.MountPoint = "/run/test/elsewhere"
 		must(t, container(t, g, "elsewhere", &elsewhere))
@@ -136,8 +136,7 @@ func TestDiskSwappedInItsSlotIsAnotherVolume(t *testing.T) {
 	})
 }
 
-// A disk that has left, and whose slot another one has by now, is not waited for: the
-// storage's source leads to the new one.
+// The agent does not wait for a disk that is gone and whose slot another disk has: the source of the storage leads to the new disk.
 func TestStorageAskedForAgainGetsTheDiskInItsSlot(t *testing.T) {
 	g := guest(t)
 	leavesNoMount(t, g)

@@ -10,7 +10,7 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// tests/guest obeys whoever connects: what is shipped must not hold it.
+// tests/guest obeys everybody who connects, so the shipped image must not contain it.
 func TestShippedImageDoesNotHoldTheTestsProgram(t *testing.T) {
 	build, err := vm.FindBuild()
 	must(t, err)

@@ -80,7 +80,7 @@ func TestPID1HasLoadedEveryModuleOfTheImage(t *testing.T) {
 	}
 }
 
-// A process whose parent has ended is PID 1's to wait for.
+// PID 1 must reap a process whose parent has ended.
 func TestPID1ReapsOrphans(t *testing.T) {
 	const orphans = 5
 	g := guest(t)
@@ -95,7 +95,7 @@ func TestPID1ReapsOrphans(t *testing.T) {
 		}
 	}
 	ctx := limited(t)
-	again := time.NewTicker(50 * time.Millisecond) // nothing tells of a process that was reaped
+	again := time.NewTicker(50 * time.Millisecond) // no event announces that a process was reaped
 	defer again.Stop()
 	for {
 		zombies := orphansOf(t, g)
@@ -110,7 +110,7 @@ func TestPID1ReapsOrphans(t *testing.T) {
 	}
 }
 
-// orphansOf returns the processes that have ended and are PID 1's children.
+// orphansOf returns the zombies that are PID 1's children.
 func orphansOf(t *testing.T, g *vm.Guest) (zombies []string) {
 	t.Helper()
 	ctx := limited(t)
@@ -122,9 +122,9 @@ func orphansOf(t *testing.T, g *vm.Guest) (zombies []string) {
 	for pid := max(2, last-40); pid <= last; pid++ {
 		stat, err := g.Remote.ReadFile(ctx, fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
-			continue // there is none of that id
+			continue // no process has that id
 		}
-		// "pid (name) state ppid …", proc(5)
+		// the format is "pid (name) state ppid …", see proc(5)
 		_, rest, _ := strings.Cut(string(stat), ") ")
 		if strings.HasPrefix(rest, "Z 1 ") {
 			zombies = append(zombies, strings.TrimSpace(string(stat)))
@@ -133,8 +133,7 @@ func orphansOf(t *testing.T, g *vm.Guest) (zombies []string) {
 	return zombies
 }
 
-// orphanProgram is an x86-64 program that forks and ends, as its child does, for
-// which nobody waits. It exits 1 where it has made a child.
+// orphanProgram returns an x86-64 program that forks and ends. Its child also ends, and nobody waits for the child. The program exits with 1 if it has made a child.
 func orphanProgram() []byte {
 	code := []byte{
 		0xb8, 57, 0, 0, 0, // mov eax, SYS_fork
@@ -159,7 +158,7 @@ func orphanProgram() []byte {
 	return file.Bytes()
 }
 
-// putProgram writes a program onto an ext4 that is attached to nothing.
+// putProgram writes a program into an ext4 that is not attached.
 func putProgram(t *testing.T, v *vm.Volume, name string, program []byte) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), name)

@@ -11,8 +11,7 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// DestroySandbox fails while a volume is in use, and changes nothing: the mounts keep
-// their ids.
+// DestroySandbox fails while a volume is in use, and changes nothing: the mounts keep their ids.
 func TestDestroyThatFailsChangesNothing(t *testing.T) {
 	g := guest(t)
 	idle, busy := mounted(t, g, "xfs"), mounted(t, g, "ext4")
@@ -34,8 +33,7 @@ func TestDestroyThatFailsChangesNothing(t *testing.T) {
 	freshlyVerified(t, busy, writer.Ledger().Bytes())
 }
 
-// A DestroySandbox that fails late, with some storages unmounted, mounts them again with
-// their files.
+// A DestroySandbox that fails late, after it has unmounted some storages, mounts them again with their files.
 func TestDestroyThatFailsLateGivesAllBack(t *testing.T) {
 	g := guest(t)
 	v := mounted(t, g, "xfs")
@@ -57,14 +55,13 @@ func TestDestroyThatFailsLateGivesAllBack(t *testing.T) {
 	}
 	end()
 	remove(t, g, "memory")
-	becomes(t, v, failedOnce) // nobody has unmounted it to have that forgotten
+	becomes(t, v, failedOnce) // no unmount has cleared the memory of the failure
 	until(t, func() bool { return v.Unmount(limited(t)) == nil })
 	must(t, v.Mount(limited(t)))
 	isHealthy(t, v)
 }
 
-// A volume that another mount namespace has is not released, whose disk the host
-// would pull: it is said who has it, and the same call succeeds when they have ended.
+// A volume in another mount namespace is not released, so the host must not detach its disk. The error names the processes that have the volume, and the same call succeeds when they have ended.
 func TestVolumeThatAnotherNamespaceHasIsNotReleased(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		_, storage := attached(t, g, fstype)
@@ -73,17 +70,17 @@ func TestVolumeThatAnotherNamespaceHasIsNotReleased(t *testing.T) {
 		for range 2 {
 			refused(t, g.Agent().RemoveContainer(limited(t), "released"), codes.FailedPrecondition, storage.MountPoint, "still in use in the guest", "test-guest")
 		}
-		// The container still holds it, and may ask for it again.
+		// The container still holds the volume, and may ask for it again.
 		must(t, container(t, g, "released", storage))
 		if !vmtest.IsMounted(t, g, storage.MountPoint) {
 			t.Error("it is not mounted though its container was made again")
 		}
 		end()
-		until(t, func() bool { return g.Agent().RemoveContainer(limited(t), "released") == nil }) // the namespace's end goes on behind its last process
+		until(t, func() bool { return g.Agent().RemoveContainer(limited(t), "released") == nil }) // the namespace's end continues after the end of its last process
 	})
 }
 
-// keepMounts has a process keep all mounts in another namespace, until end.
+// keepMounts makes a process keep all mounts in another namespace, until end is called.
 func keepMounts(t *testing.T, g *vm.Guest) (end func()) {
 	t.Helper()
 	end, err := g.KeepMounts(within(t, jobLimit))
@@ -91,7 +88,7 @@ func keepMounts(t *testing.T, g *vm.Guest) (end func()) {
 	return end
 }
 
-// until waits until it is so: for what nothing tells of.
+// until waits until is returns true. It is for changes that no event announces.
 func until(t *testing.T, is func() bool) {
 	t.Helper()
 	ctx := limited(t)
@@ -106,8 +103,7 @@ func until(t *testing.T, is func() bool) {
 	}
 }
 
-// A container whose second storage does not come unmounts no first one that another
-// container has come to share meanwhile.
+// A container whose second storage does not appear must not unmount its first storage if another container shares it meanwhile.
 func TestContainerThatFailsTakesNothingFromAnother(t *testing.T) {
 	g := guest(t)
 	_, shared := attached(t, g, "xfs")
@@ -121,12 +117,12 @@ func TestContainerThatFailsTakesNothingFromAnother(t *testing.T) {
 	if !vmtest.IsMounted(t, g, shared.MountPoint) {
 		t.Error("it was unmounted from under the container that was told OK")
 	}
-	// A shared one is the sandbox's from the first OK on; here that ends with the disk.
+	// A shared storage belongs to the sandbox from the first OK on; here it ends with the disk.
 	remove(t, g, "stays")
 	must(t, g.Remote.Unmount(limited(t), shared.MountPoint, 0))
 }
 
-// A container that is removed while its disk is awaited is ended, and at once.
+// A container that is removed while the agent waits for its disk ends at once.
 func TestRemoveEndsACreateThatAwaitsItsDisk(t *testing.T) {
 	g := guest(t)
 	_, first := attached(t, g, "ext4")

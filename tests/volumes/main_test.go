@@ -12,7 +12,7 @@ const (
 	jobLimit  = vmtest.JobLimit
 )
 
-// These are in nearly every line of the tests.
+// Short names for functions that nearly every line of the tests uses.
 var (
 	must    = vmtest.Must
 	limited = vmtest.Limited

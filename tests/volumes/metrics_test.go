@@ -23,7 +23,7 @@ func ask[R any, PR service.Message[R]](t *testing.T, g *vm.Guest, method string,
 	return service.Call[R, PR](limited(t), client, agentpb.AgentServiceName, method, request)
 }
 
-// metrics returns the agent's samples, by name and labels as they are written.
+// metrics returns the agent's samples, by name and labels in their text form.
 func metrics(t *testing.T, g *vm.Guest) map[string]float64 {
 	t.Helper()
 	answer, err := ask[agentpb.Metrics](t, g, "GetMetrics", &agentpb.GetMetricsRequest{})
@@ -78,7 +78,7 @@ func TestMetricsFollowWhatHappens(t *testing.T) {
 	}
 }
 
-// A method that is not there makes no sample.
+// A call of an unknown method makes no sample.
 func TestMetricsNameNoMethodOfACaller(t *testing.T) {
 	g := guest(t)
 	before := metrics(t, g)

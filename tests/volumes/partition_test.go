@@ -22,8 +22,8 @@ const (
 	partitionBytes = 64 * miB
 )
 
-// parted gives a scratch volume's image a partition table (UEFI 2.10, 5.2.1: legacy MBR) and
-// an ext4 in each of its two partitions.
+// parted writes a partition table (UEFI 2.10, 5.2.1: legacy MBR) to a scratch volume's
+// image, and makes an ext4 in each of its two partitions.
 func parted(t *testing.T, image string) {
 	t.Helper()
 	must(t, os.Truncate(image, 0))
@@ -47,9 +47,9 @@ func parted(t *testing.T, image string) {
 	must(t, errors.Join(err, file.Close()))
 }
 
-// The kernel logs a failed request with the name and the sector of the whole disk: it is
-// the partition's in which it lies, and nobody else's. And while one is mounted the disk is
-// not released.
+// The kernel logs a failed request with the name and the sector of the whole disk. The
+// agent must report the failure only for the partition that contains the sector. And the
+// disk is not released while one of its partitions is mounted.
 //
 //	a disk ─┬─ partition 1: the volume
 //	        └─ partition 2: another one, read-only, so that no request of its own fails
@@ -99,7 +99,7 @@ func TestFailedRequestsAreTheirPartitions(t *testing.T) {
 	must(t, v.Detach(limited(t)))
 }
 
-// failOneRead has a read of a file's content fail, and returns when that is remembered.
+// failOneRead makes a read of a file's content fail, and returns when the agent has remembered the failure.
 func failOneRead(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	t.Helper()
 	must(t, v.Touch(limited(t)))
@@ -112,7 +112,7 @@ func failOneRead(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	becomes(t, v, readsFailed)
 }
 
-// names fails unless a volume's conditions are so, and each names the device.
+// names fails unless a volume's conditions are the wanted ones, and each names the device.
 func names(t *testing.T, v *vm.Volume, device string, wanted ...func([]*volumepb.Condition) bool) {
 	t.Helper()
 	all, err := v.Health(limited(t))

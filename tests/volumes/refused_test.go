@@ -12,8 +12,7 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// nowhere is a slot behind the last bridge: disks are put into the first that
-// is free.
+// nowhere is an empty slot behind the last bridge, because disks get the first free slot.
 const nowhere = "03/1e"
 
 func TestStorageThatCannotBeIsRefused(t *testing.T) {
@@ -62,7 +61,7 @@ func TestStorageThatCannotBeIsRefused(t *testing.T) {
 			storage := *c.of
 			c.change(&storage)
 			refused(t, container(t, g, "refused", &storage), c.code, c.says)
-			if c.code == codes.InvalidArgument { // refused for good, in a sandbox as well
+			if c.code == codes.InvalidArgument { // always refused, also by CreateSandbox
 				err := g.Agent().CreateSandbox(limited(t), &agentpb.CreateSandboxRequest{SandboxId: "test", Storages: []*agentpb.Storage{&storage}})
 				refused(t, err, c.code, c.says)
 			}
@@ -70,7 +69,7 @@ func TestStorageThatCannotBeIsRefused(t *testing.T) {
 	}
 }
 
-// blank attaches a disk that nobody has formatted, and describes it as one with ext4.
+// blank attaches an unformatted disk, and returns a Storage that says ext4.
 func blank(t *testing.T, g *vm.Guest) *agentpb.Storage {
 	t.Helper()
 	v, err := g.Volume(limited(t), "unformatted", "ext4", int64(disks["ext4"]))

@@ -21,13 +21,13 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// resize asks the agent alone: the disk is what a test has made it.
+// resize calls only the agent: the disk has the size that the test gave it.
 func resize(t *testing.T, g *vm.Guest, v *vm.Volume, size uint64) error {
 	t.Helper()
 	return g.Agent().ResizeVolume(limited(t), v.GuestPath, size)
 }
 
-// extent is what the guest's kernel says of a filesystem's size.
+// extent returns a filesystem's size according to the guest's kernel.
 func extent(t *testing.T, g *vm.Guest, v *vm.Volume) (s struct{ blocks, inodes, block uint64 }) {
 	t.Helper()
 	fs := statFS(t, g, v.GuestPath)
@@ -40,7 +40,7 @@ func TestResizeToZeroGoesToTheDevicesEnd(t *testing.T) {
 		v := mounted(t, g, fstype)
 		goal := disks[fstype] + 64*miB
 		must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), goal))
-		// The capacity comes by an event, and 0 awaits none.
+		// The new capacity is announced by an event, and size 0 does not wait for one.
 		must(t, resize(t, g, v, goal))
 		full := extent(t, g, v)
 		must(t, resize(t, g, v, 0))
@@ -50,8 +50,7 @@ func TestResizeToZeroGoesToTheDevicesEnd(t *testing.T) {
 	})
 }
 
-// A filesystem that ends short of its device grows to what was asked for, an xfs
-// to the end of the allocation group there, and by 0 to the end.
+// A filesystem that ends before its device's end grows to the requested size, an xfs to the end of the allocation group there, and with size 0 to the end of the device.
 func TestResizeGoesAsFarAsItIsAsked(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
@@ -61,7 +60,7 @@ func TestResizeGoesAsFarAsItIsAsked(t *testing.T) {
 		half := extent(t, g, v)
 		must(t, resize(t, g, v, 0))
 		whole := extent(t, g, v)
-		// Less what a filesystem keeps for itself of what is added.
+		// Without the part of the new space that a filesystem keeps for itself.
 		to := map[string]uint64{"ext4": 48 * miB, "xfs": 76 * miB}[fstype]
 		if got := (half.blocks - before.blocks) * half.block; got < to-8*miB || got > to {
 			t.Errorf("by 48 MiB\nwant %d bytes more, or a little less\ngot  %d", to, got)
@@ -72,12 +71,11 @@ func TestResizeGoesAsFarAsItIsAsked(t *testing.T) {
 	})
 }
 
-// With the answer the superblock is on the disk, by which a mount after a power cut
-// goes. To have it written there the label is set again, and stays.
+// When ResizeVolume returns, the superblock is on the disk: a mount after a power cut relies on it. To make the kernel write the superblock, the agent sets the label again to the same value.
 func TestGrownXFSIsOnItsDiskWithTheAnswer(t *testing.T) {
 	g := guest(t)
 	v := newVolume(t, g, "xfs")
-	const label = "twelve-bytes" // as many as it can have
+	const label = "twelve-bytes" // the maximum length
 	if out, err := exec.CommandContext(limited(t), "xfs_admin", "-L", label, v.Path).CombinedOutput(); err != nil {
 		t.Fatalf("xfs_admin: %v\n%s", err, out)
 	}
@@ -119,13 +117,13 @@ func TestEqualIsSuccessAnyNumberOfTimes(t *testing.T) {
 	})
 }
 
-// What the kernel leaves unused at a device's end counts as equal.
+// Space that the kernel leaves unused at the end of a device counts as reached.
 func TestUnusableRestIsSuccessAnyNumberOfTimes(t *testing.T) {
 	const ext4Group, xfsGroup = 8 * miB, 76 * miB
 	for _, c := range []struct {
 		name, fstype string
-		size         uint64 // of the device
-		end          uint64 // of the filesystem, where it is on the device
+		size         uint64 // size of the device
+		end          uint64 // end of the filesystem on the device
 	}{
 		{"ext4, less than a block", "ext4", 96*miB + 512, 96 * miB},
 		{"ext4, a last group without room for its metadata", "ext4", kiB + 11*ext4Group + 5*kiB, kiB + 11*ext4Group},
@@ -153,8 +151,7 @@ func TestUnusableRestIsSuccessAnyNumberOfTimes(t *testing.T) {
 	}
 }
 
-// Whether the kernel makes a short last group or leaves it out depends on where
-// ext4's metadata goes, and is the kernel's affair: neither is a failure.
+// The kernel makes a short last group or leaves the space out, depending on the place of ext4's metadata. Neither is a failure.
 func TestEveryRestIsSuccess(t *testing.T) {
 	const group = 8 * miB
 	g := guest(t)
@@ -175,8 +172,7 @@ func TestEveryRestIsSuccess(t *testing.T) {
 	}
 }
 
-// end returns where a filesystem ends on its device, in bytes: ext4's superblock
-// says it (fs/ext4/ext4.h), and xfs keeps nothing of what is added for itself.
+// end returns the end of a filesystem on its device, in bytes: from the superblock for ext4 (fs/ext4/ext4.h); from the change in size for xfs, which keeps nothing of the new space for itself.
 func end(t *testing.T, g *vm.Guest, v *vm.Volume, before, after uint64) uint64 {
 	t.Helper()
 	if v.FSType == "xfs" {
@@ -191,7 +187,7 @@ func TestResizeNeverShrinks(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
 		before := extent(t, g, v)
-		// A smaller size that leads to where an xfs ends is success.
+		// A smaller size that leads to the present end of an xfs is success.
 		group := map[string]uint64{"ext4": 0, "xfs": 76 * miB}[fstype]
 		for _, size := range []uint64{1, 512, disks[fstype] / 2, disks[fstype] - group - before.block - 1} {
 			err := resize(t, g, v, size)
@@ -203,8 +199,7 @@ func TestResizeNeverShrinks(t *testing.T) {
 	})
 }
 
-// The agent gives up by itself (agent.directvol.resize_wait) and not because
-// its caller does, and has changed nothing.
+// The agent itself gives up (agent.directvol.resize_wait), not its caller, and has changed nothing.
 func TestDeviceThatStaysSmallerIsToldWithBothSizes(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
@@ -213,7 +208,7 @@ func TestDeviceThatStaysSmallerIsToldWithBothSizes(t *testing.T) {
 		refused(t, err, codes.DeadlineExceeded, strconv.FormatUint(disks[fstype]+before.block, 10), strconv.FormatUint(disks[fstype], 10))
 		for _, size := range []uint64{1 << 63, math.MaxUint64} {
 			err := resize(t, g, v, size)
-			if fstype == "ext4" { // it can never have so many inodes, which is told at once
+			if fstype == "ext4" { // it can never have so many inodes, which the agent says at once
 				refused(t, err, codes.FailedPrecondition, "inodes")
 				continue
 			}
@@ -225,9 +220,7 @@ func TestDeviceThatStaysSmallerIsToldWithBothSizes(t *testing.T) {
 	})
 }
 
-// The agent keeps 200 ms of its caller's deadline for the answer's way. A
-// machine that stalls may eat them, so one of several tries is enough: without
-// them none would do.
+// The agent reserves 200 ms of its caller's deadline for the answer's way. A stalling machine may use them up, so one success in several attempts is enough: without the reserve no attempt would succeed.
 func TestAnswerComesBeforeTheCallersDeadline(t *testing.T) {
 	g := guest(t)
 	v := mounted(t, g, "ext4")
@@ -255,7 +248,7 @@ func TestResizesAtOnceAllSucceed(t *testing.T) {
 			go func() { answers <- g.Agent().ResizeVolume(ctx, v.GuestPath, size) }()
 		}
 		for range calls {
-			// One that comes late may find more than it asks for.
+			// A late call may find a filesystem larger than it asks for.
 			if err := <-answers; err != nil && status.Code(err) != codes.OutOfRange {
 				t.Error(err)
 			}
@@ -268,8 +261,7 @@ func TestResizesAtOnceAllSucceed(t *testing.T) {
 	})
 }
 
-// Another grower in the guest, asking for the device's end as each does, never
-// makes a request of ours a shrink.
+// Another grower in the guest, which always asks for the end of the device, never turns a request of ours into a shrink.
 func TestTwoGrowersNeverShrinkAnXFS(t *testing.T) {
 	const rounds = 60
 	g := guest(t)
@@ -281,7 +273,7 @@ func TestTwoGrowersNeverShrinkAnXFS(t *testing.T) {
 		must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), size))
 		other := make(chan error)
 		go func() { other <- growElsewhere(t, g, v, size) }()
-		// Less than the device has, which the other grower may pass.
+		// The size is less than the device's, and the other grower may exceed it.
 		err := resize(t, g, v, size-8*miB)
 		if code := status.Code(err); err != nil && code != codes.DeadlineExceeded && code != codes.OutOfRange {
 			t.Error(err)
@@ -289,7 +281,7 @@ func TestTwoGrowersNeverShrinkAnXFS(t *testing.T) {
 		theirs := <-other
 		if theirs == nil {
 			reached = size
-		} else if !errors.Is(theirs, syscall.EAGAIN) { // ours was under way
+		} else if !errors.Is(theirs, syscall.EAGAIN) { // our growth was in progress
 			t.Error(theirs)
 		}
 		if got := end(t, g, v, start.blocks, extent(t, g, v).blocks); got < reached-63*4096 {
@@ -298,19 +290,17 @@ func TestTwoGrowersNeverShrinkAnXFS(t *testing.T) {
 	}
 }
 
-// growElsewhere grows behind the agent's back, as soon as the guest's device has
-// the size.
+// growElsewhere grows the filesystem without the agent's knowledge, as soon as the guest's device has the size.
 func growElsewhere(t *testing.T, g *vm.Guest, v *vm.Volume, size uint64) error {
 	for ctx := limited(t); ; {
 		_, err := g.Remote.Grow(ctx, remote.Grow{Path: v.GuestPath, FSType: v.FSType, Bytes: size})
-		if !errors.Is(err, syscall.EIO) { // beyond the device
+		if !errors.Is(err, syscall.EIO) { // EIO: beyond the end of the device
 			return err
 		}
 	}
 }
 
-// The block device's page cache may be older than the filesystem, by a growth that
-// a second container's mount must not be refused for.
+// After a growth, the page cache of the block device may be older than the filesystem. A second container's mount must not be refused for that.
 func TestSecondMountOfAGrownVolumeComesAndGoes(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v, first := attached(t, g, fstype)
@@ -331,8 +321,7 @@ func TestSecondMountOfAGrownVolumeComesAndGoes(t *testing.T) {
 	})
 }
 
-// What the kernel would refuse only when the disk has grown is refused before:
-// the disk is as it was.
+// A growth that the kernel would refuse only after the disk has grown is refused before: the disk keeps its size.
 func TestDiskDoesNotGrowForAFilesystemThatCannot(t *testing.T) {
 	g := guest(t)
 	for name, c := range map[string]struct {

@@ -16,12 +16,10 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// scsiController is the virtio-scsi controller of the tests below, while plugController's
-// test lasts.
+// scsiController is the id of the virtio-scsi controller in the tests below, until the test that called plugController ends.
 const scsiController = "controller"
 
-// plugController plugs a virtio-scsi controller in, until the test ends. One that tells
-// the guest of its disks does so when they come and when they grow.
+// plugController attaches a virtio-scsi controller until the test ends. With tells set, the controller announces new disks and grown disks to the guest.
 func plugController(t *testing.T, g *vm.Guest, tells bool) {
 	t.Helper()
 	execute(t, g, "device_add", map[string]any{
@@ -29,11 +27,10 @@ func plugController(t *testing.T, g *vm.Guest, tells bool) {
 	}, func(ctx context.Context) error { return unplug(ctx, g, scsiController) })
 }
 
-// nodeOf is a SCSI disk's block node.
+// nodeOf returns the name of a SCSI disk's block node.
 func nodeOf(id string) string { return id + "node" }
 
-// plugSCSI puts an image behind the controller. Its block node goes with the test, the
-// disk itself by unplug.
+// plugSCSI attaches an image to the controller. The end of the test removes its block node, and unplug removes the disk.
 func plugSCSI(t *testing.T, g *vm.Guest, id, image, serial string, target, unit int) {
 	t.Helper()
 	execute(t, g, "blockdev-add", map[string]any{"driver": "raw", "node-name": nodeOf(id), "file": map[string]any{"driver": "file", "filename": image}},
@@ -47,7 +44,7 @@ func plugSCSI(t *testing.T, g *vm.Guest, id, image, serial string, target, unit 
 	must(t, g.VM().QMP().Execute(limited(t), "device_add", device, nil))
 }
 
-// execute has QEMU do something, and undo it when the test ends.
+// execute runs a QMP command, and undoes it at the test's end.
 func execute(t *testing.T, g *vm.Guest, command string, arguments map[string]any, undo func(context.Context) error) {
 	t.Helper()
 	must(t, g.VM().QMP().Execute(limited(t), command, arguments, nil))
@@ -60,7 +57,7 @@ func execute(t *testing.T, g *vm.Guest, command string, arguments map[string]any
 	})
 }
 
-// unplug takes a PCI device away, and waits until the guest has let go of it.
+// unplug detaches a PCI device, and waits until the guest has released it.
 func unplug(ctx context.Context, g *vm.Guest, id string) error {
 	deleted := g.VM().QMP().Subscribe("DEVICE_DELETED")
 	defer deleted.Close()
@@ -79,8 +76,8 @@ func unplug(ctx context.Context, g *vm.Guest, id string) error {
 	}
 }
 
-// A disk behind a SCSI controller is found by its address, and grows, whether
-// the controller tells the guest of it or not.
+// The agent finds a disk behind a SCSI controller by its address and grows it, whether or
+// not the controller announces changes to the guest.
 //
 //	b2 ── 1d  virtio-scsi controller ── target 3, unit 7: a disk
 func TestSCSIDiskIsAVolume(t *testing.T) {
@@ -95,7 +92,7 @@ func TestSCSIDiskIsAVolume(t *testing.T) {
 			storage := &agentpb.Storage{Driver: "scsi", Source: "3:7", Fstype: "ext4", MountPoint: "/run/test/scsi"}
 			absent := *storage
 			absent.Source = "3:8"
-			// After this the guest knows the controller, and has looked for disks.
+			// After this call the guest knows the controller, and has scanned for disks.
 			refused(t, container(t, g, "scsi", &absent), codes.DeadlineExceeded, "3:8")
 			plugSCSI(t, g, disk, image, "", 3, 7)
 			t.Cleanup(func() { unplugAtEnd(t, g, disk) })
@@ -116,9 +113,9 @@ func TestSCSIDiskIsAVolume(t *testing.T) {
 	}
 }
 
-// A SCSI address means the virtio-scsi controller: a disk with that address behind another
-// controller is not looked at. And there the disk must have the promised serial, all of it:
-// SCSI does not cut one as virtio does.
+// A SCSI address refers to the virtio-scsi controller: the agent ignores a disk with that
+// address behind another controller. The disk must also have the expected serial, in full,
+// because SCSI does not shorten serials as virtio does.
 //
 //	b2 ── 1d  virtio-scsi controller ── target 0, unit 0: a disk with serial "…another", then one with "…promised"
 //	scsi_debug, another controller   ── target 0, unit 0: a disk in the guest's memory
@@ -138,7 +135,7 @@ func TestSCSIDiskIsThePromisedOneOfTheVirtioController(t *testing.T) {
 	if vmtest.IsMounted(t, g, storage.MountPoint) {
 		t.Error("it was mounted all the same")
 	}
-	must(t, container(t, g, "scsi", &unnamed)) // a host that promises no serial gets what is there
+	must(t, container(t, g, "scsi", &unnamed)) // a host that states no serial gets the disk that is there
 	if line := mountLine(t, g, storage.MountPoint); !strings.Contains(line, "- ext4 /dev/sd") || strings.Contains(line, "/dev/"+other+" ") {
 		t.Errorf("want ext4 of a SCSI disk other than %s\ngot  %s", other, line)
 	}
@@ -146,12 +143,11 @@ func TestSCSIDiskIsThePromisedOneOfTheVirtioController(t *testing.T) {
 	must(t, unplug(limited(t), g, "another"))
 	plugSCSI(t, g, "promised", clone, prefix+"promised", 0, 0)
 	t.Cleanup(func() { unplugAtEnd(t, g, "promised") })
-	until(t, func() bool { return container(t, g, "scsi", storage) == nil }) // the guest may have the disk before for longer than the agent waits
+	until(t, func() bool { return container(t, g, "scsi", storage) == nil }) // the guest may keep the previous disk for longer than the agent waits
 	remove(t, g, "scsi")
 }
 
-// plugOtherController gives the guest a SCSI controller of another kind with a disk at
-// 0:0, until the test ends, and returns the disk's name.
+// plugOtherController adds a SCSI controller of another kind, with a disk at 0:0, to the guest until the test ends, and returns the disk's name.
 func plugOtherController(t *testing.T, g *vm.Guest) (disk string) {
 	t.Helper()
 	const module, control = "scsi_debug", "/sys/bus/pseudo/drivers/scsi_debug/add_host"
@@ -178,8 +174,7 @@ func plugOtherController(t *testing.T, g *vm.Guest) (disk string) {
 	return disk
 }
 
-// bringModule puts a module of the guest's kernel, which its image lacks, where the agent
-// looks for it.
+// bringModule copies a module of the guest's kernel, which the image lacks, to the place where the agent looks for it.
 func bringModule(t *testing.T, g *vm.Guest, name string) {
 	t.Helper()
 	build, err := vm.FindBuild()
@@ -189,7 +184,7 @@ func bringModule(t *testing.T, g *vm.Guest, name string) {
 	modules, err := from.Order(name)
 	must(t, err)
 	for _, m := range modules {
-		if m.Name != name { // the image has it
+		if m.Name != name { // the image has this module
 			continue
 		}
 		data, err := m.Read()

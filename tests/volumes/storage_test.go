@@ -55,7 +55,7 @@ func TestContainerMayHaveManyStorages(t *testing.T) {
 	_, outer := attached(t, g, "ext4")
 	_, inner := attached(t, g, "xfs")
 	_, other := attached(t, g, "ext4")
-	inner.MountPoint = outer.MountPoint + "/inner" // removed first, though mounted last
+	inner.MountPoint = outer.MountPoint + "/inner" // removed first, although mounted last
 	must(t, container(t, g, "many", outer, inner, other))
 	for _, s := range []*agentpb.Storage{outer, inner, other} {
 		if !vmtest.IsMounted(t, g, s.MountPoint) {
@@ -70,8 +70,7 @@ func TestContainerMayHaveManyStorages(t *testing.T) {
 	}
 }
 
-// Where it is in use, neither a mount nor a disk is pulled from under its user,
-// and what was refused works when the user has ended.
+// Neither a mount nor a disk is removed while it is in use, and the refused call succeeds when the user has ended.
 func TestVolumeInUseIsNotTakenAway(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
@@ -101,7 +100,7 @@ func TestFailedContainerLeavesNothing(t *testing.T) {
 	if vmtest.IsMounted(t, g, good.MountPoint) {
 		t.Error("the first storage is still mounted though the second failed")
 	}
-	// Only what the call itself has added is let go.
+	// Only the mounts that the call itself has added are undone.
 	must(t, container(t, g, "unwound", good))
 	refused(t, container(t, g, "unwound", good, bad), codes.InvalidArgument)
 	if !vmtest.IsMounted(t, g, good.MountPoint) {
@@ -141,8 +140,7 @@ func TestMountOptionsReachTheKernel(t *testing.T) {
 	t.Errorf("%s is not mounted", v.GuestPath)
 }
 
-// Somebody else may unmount what the agent has mounted: it then notices, and
-// asks for nothing.
+// Another program may unmount the agent's mounts. The agent notices that, and does not require the mount.
 func TestVolumeUnmountedBehindTheAgentsBack(t *testing.T) {
 	g := guest(t)
 	v := mounted(t, g, "ext4")
@@ -177,8 +175,7 @@ func TestMountPointOfSomeoneElseIsRefused(t *testing.T) {
 	refused(t, container(t, g, "taken", storage), codes.AlreadyExists, storage.MountPoint, "tmpfs")
 }
 
-// The same device at the same place is what was asked for, whoever mounted it:
-// an agent that was started anew finds its volumes so.
+// The same device at the same mount point is what the call asks for, whoever mounted it. An agent after a restart finds its volumes like this.
 func TestMountOfTheSameDeviceIsTakenOver(t *testing.T) {
 	g := guest(t)
 	v := mounted(t, g, "ext4")

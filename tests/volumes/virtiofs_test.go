@@ -14,8 +14,7 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// share has virtiofsd share a folder of the host while the test runs, on the
-// socket that it returns.
+// share makes virtiofsd share a folder of the host during the test, and returns the socket.
 func share(t *testing.T, folder string) string {
 	t.Helper()
 	program, err := vm.FindVirtiofsd()
@@ -34,7 +33,7 @@ func share(t *testing.T, folder string) string {
 	return socket
 }
 
-// A folder of the host is a storage by its device's tag.
+// A folder of the host is a storage, whose source is the tag of its virtio-fs device.
 //
 //	b2 ── 1c  vhost-user-fs, tag "shared" ── virtiofsd
 func TestVirtioFSStorageIsAFolderOfTheHost(t *testing.T) {

@@ -15,8 +15,7 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// Many connections at once, each with more in flight than its credit allows
-// before the other side has read.
+// Many connections are used at once, each with more data in flight than its credit allows before the other side has read.
 func TestConnectionsAtOnceKeepTheirBytes(t *testing.T) {
 	g := guest(t)
 	const connections, length = 50, 512 * kiB
@@ -33,7 +32,7 @@ func TestConnectionsAtOnceKeepTheirBytes(t *testing.T) {
 	all.Wait()
 }
 
-// echo sends bytes of its own over a connection and compares what comes back.
+// echo sends bytes made from a seed over a connection and compares the returned bytes.
 func echo(conn net.Conn, seed uint64, length int) error {
 	var key [32]byte
 	binary.LittleEndian.PutUint64(key[:], seed)
@@ -57,7 +56,7 @@ func echo(conn net.Conn, seed uint64, length int) error {
 	return nil
 }
 
-// A client that sends and does not read stalls nobody but itself.
+// A client that sends and does not read stalls only itself.
 func TestClientThatDoesNotReadStallsNobody(t *testing.T) {
 	g := guest(t)
 	undisturbed(t, g)
