@@ -14,14 +14,10 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// manyFiles are more than a directory of xfs holds within its inode: it gets a block.
+// manyFiles is more than an xfs directory can hold inside its inode, so the directory gets a block.
 const manyFiles = 48
 
-// cutBehindDirectory makes an xfs, fills its root directory, grows it under the mount,
-// makes directories in what was added, and has all of it written out. The cut, in a
-// record of that, falls behind the write of the root directory's block: that one has
-// reached the disk, and nothing else after the last flush. The log begins with the
-// directory before the growth: recovery finds it on the disk as it was later.
+// cutBehindDirectory makes an xfs, fills its root directory, grows it under the mount, makes directories in the new space, and syncs everything, all with a record. The cut falls after the write of the root directory's block: that block has reached the disk, and nothing else since the last flush. The log begins with the directory before the growth, so recovery finds a later version of the directory on the disk.
 func cutBehindDirectory(t *testing.T) cut {
 	t.Helper()
 	ctx := vmtest.Within(t, vmtest.JobLimit)
@@ -44,7 +40,7 @@ func cutBehindDirectory(t *testing.T) cut {
 	return before
 }
 
-// replay makes of the volume as it was what the cut has left.
+// replay turns the volume, as it was before, into what the cut has left.
 func (c cut) replay(t *testing.T, ctx context.Context, path string) {
 	t.Helper()
 	record, err := os.Open(path)
@@ -63,8 +59,7 @@ func (c cut) replay(t *testing.T, ctx context.Context, path string) {
 	vmtest.Must(t, logwrites.Replay(image, int64(c.bytes), record, []logwrites.Entry{directory}, logwrites.Point{At: directory.End, After: logwrites.All}))
 }
 
-// firstOfDirectory returns the first write that begins with a directory's block, or
-// has one at a multiple of a block: struct xfs_dir3_blk_hdr, fs/xfs/libxfs/xfs_da_format.h.
+// firstOfDirectory returns the first write with a directory's block at its start, or at a multiple of the block size: struct xfs_dir3_blk_hdr, fs/xfs/libxfs/xfs_da_format.h.
 func firstOfDirectory(t *testing.T, record *os.File, entries []logwrites.Entry) logwrites.Entry {
 	t.Helper()
 	const block = 4096

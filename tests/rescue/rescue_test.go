@@ -24,14 +24,10 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// attempts is how many volumes are cut until one is met by the fault: the moment
-// decides. All were, when it was first seen.
+// attempts is the maximum number of volumes that are cut until one has the fault, which depends on the moment. When the fault was first seen, every volume had it.
 const attempts = 4
 
-// One volume's story: cut off, refused by the kernel of its sandbox, left alone by
-// rescue for as long as a sandbox has it, rescued after two attempts that were
-// interrupted, and whole. What the older kernel tries, it tries on copies: so the
-// newer one recovers what no other has touched since the cut.
+// The course of one volume: it is cut off, refused by its sandbox's kernel, left alone by rescue while a sandbox has it, and rescued intact after two interrupted attempts. The older kernel only mounts copies of the volume, so the newer kernel recovers an image that nothing has changed since the cut.
 func TestVolumeThatWasCutOffWhileItGrewIsRescuedWhole(t *testing.T) {
 	c := refusedVolume(t, 1, func() cut { return cutOff(t, grownOnce) })
 	interrupted(t, c, "boot a VM", "before the disk was touched")
@@ -45,7 +41,7 @@ func TestVolumeThatWasCutOffWhileItGrewIsRescuedWhole(t *testing.T) {
 	isWhole(t, c, keptOut)
 }
 
-// isWhole has the kernel that a volume was cut under mount it.
+// isWhole makes the kernel of the cut mount a volume, and checks its content.
 func isWhole(t *testing.T, c cut, before func(*testing.T, context.Context, *vm.Guest, sandbox.Volume)) {
 	t.Helper()
 	ctx := vmtest.Within(t, vmtest.JobLimit)
@@ -60,7 +56,7 @@ func isWhole(t *testing.T, c cut, before func(*testing.T, context.Context, *vm.G
 	c.verify(t, ctx, g, mounted)
 	fs, err := g.Remote.StatFS(ctx, mounted)
 	vmtest.Must(t, err)
-	const logBytes = 64 * miB // which are no part of it
+	const logBytes = 64 * miB // the log is no part of it
 	if size := fs.Blocks * uint64(fs.BlockSize); size < c.bytes-logBytes {
 		t.Errorf("the filesystem\nwant it grown, about %d bytes\ngot  %d", c.bytes, size)
 	}
@@ -70,7 +66,7 @@ func isWhole(t *testing.T, c cut, before func(*testing.T, context.Context, *vm.G
 	vmtest.Must(t, check.Err("xfs"))
 }
 
-// keptOut has rescue's claim on a disk refuse a sandbox's QEMU, which gets it afterwards.
+// keptOut checks that rescue's claim on a disk makes a sandbox's QEMU fail, and that QEMU gets the disk afterwards.
 func keptOut(t *testing.T, ctx context.Context, g *vm.Guest, v sandbox.Volume) {
 	t.Helper()
 	d, err := holders.Open(v.Path)
@@ -82,9 +78,7 @@ func keptOut(t *testing.T, ctx context.Context, g *vm.Guest, v sandbox.Volume) {
 	}
 }
 
-// refusedVolume returns a volume that was cut off, and a copy of which the guest's
-// kernel refuses to mount, so many times in a row. The sandbox that has tried still
-// has that disk when rescue is asked for the first time.
+// refusedVolume returns a volume after a cut whose copies the guest's kernel refuses to mount, the given number of times in a row. The sandbox of the last attempt still has its disk when rescue is called for the first time.
 func refusedVolume(t *testing.T, times int, cutOff func() cut) cut {
 	t.Helper()
 	for range attempts {
@@ -119,12 +113,12 @@ func (c cut) isRefused(t *testing.T, times int) bool {
 	if times > 1 {
 		namesTheWayOut(t, ctx, g, c)
 	}
-	// It is the older kernel's affair, and not what rescue relies on: told, not wanted.
+	// This result depends on the older kernel, and rescue does not rely on it. So it is only logged.
 	t.Logf("the same kernel once more: error %v", bareMount(t, ctx, g))
 	return true
 }
 
-// namesTheWayOut has the agent mount what its kernel refuses.
+// namesTheWayOut makes the agent mount a volume that its kernel refuses, and checks that the error says how to recover.
 func namesTheWayOut(t *testing.T, ctx context.Context, g *vm.Guest, c cut) {
 	t.Helper()
 	_, err := g.Mount(ctx, c.ID)
@@ -139,7 +133,7 @@ func namesTheWayOut(t *testing.T, ctx context.Context, g *vm.Guest, c cut) {
 	t.Log(err)
 }
 
-// leavesAlone runs rescue on a disk that a sandbox has.
+// leavesAlone runs rescue on a disk that a sandbox uses, and checks that rescue refuses.
 func leavesAlone(t *testing.T, ctx context.Context, disk string) {
 	t.Helper()
 	link := filepath.Join(t.TempDir(), "link")
@@ -154,7 +148,7 @@ func leavesAlone(t *testing.T, ctx context.Context, disk string) {
 	if sum(t, disk) != before {
 		t.Error("the disk was changed")
 	}
-	// QEMU's own lock is enough where its process cannot be seen.
+	// QEMU's own lock is enough if its process is not visible.
 	d, err := holders.Open(disk)
 	vmtest.Must(t, err)
 	defer d.Close()
@@ -176,9 +170,9 @@ func sum(t *testing.T, path string) (sum [sha256.Size]byte) {
 	return sum
 }
 
-// command is the program, in a folder for temporary files of its own.
+// command returns a command that runs the program, with its own folder for temporary files.
 func command(t *testing.T, ctx context.Context, args ...string) (cmd *exec.Cmd, temporary string) {
-	temporary, err := os.MkdirTemp("", "rescue-") // shorter than the test's: sockets are made in it
+	temporary, err := os.MkdirTemp("", "rescue-") // shorter than t.TempDir(), because sockets are made in it
 	vmtest.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(temporary) })
 	cmd = exec.CommandContext(ctx, build.Directvol, append([]string{"rescue"}, args...)...)
@@ -218,7 +212,7 @@ func interrupted(t *testing.T, c cut, step, words string) {
 			vmtest.Must(t, cmd.Process.Signal(unix.SIGINT))
 		}
 	}
-	cmd.Wait() // with the exit status
+	cmd.Wait() // the error is the exit status
 	if exit := cmd.ProcessState.ExitCode(); !pressed || exit != 130 || !strings.Contains(said, "directvol: interrupted ") || !strings.Contains(said, words) {
 		t.Errorf("Ctrl-C when it says %q\nwant exit 130, and that said\ngot  exit %d\n%s", step, exit, said)
 	}
@@ -238,7 +232,7 @@ func interrupted(t *testing.T, c cut, step, words string) {
 	t.Log(said)
 }
 
-// leavesNothing fails where the program has left a temporary file.
+// leavesNothing fails if the program has left a temporary file.
 func leavesNothing(t *testing.T, temporary string) {
 	t.Helper()
 	left, err := os.ReadDir(temporary)

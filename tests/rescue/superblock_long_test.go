@@ -11,23 +11,22 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// grownThrice are sizes like grownOnce.
+// grownThrice are the sizes of three growths; see grownOnce.
 var grownThrice = []uint64{420 * miB, 600 * miB, 900 * miB}
 
-// A volume with more than one growth, which the newer kernel refuses too.
+// A volume with several growths is refused by the newer kernel, too.
 func TestVolumeThatGrewThreeTimesBeforeTheCutIsRescuedWhole(t *testing.T) {
 	c := refusedVolume(t, 2, func() cut { return cutOff(t, grownThrice) })
 	unproven(t, c.copied(t))
 	isToldItsSize(t, c)
 }
 
-// The same with one growth, where a directory that leads into the new space is on the
-// disk, and the superblock that has that space is not.
+// The same with one growth, if the disk has a directory that leads into the new space, and the superblock without that space.
 func TestVolumeWhoseDirectoryLeadsBeyondItsEndIsRescuedWhole(t *testing.T) {
 	isToldItsSize(t, refusedVolume(t, 2, func() cut { return cutBehindDirectory(t) }))
 }
 
-// isToldItsSize has a volume rescued that is refused until its superblock has grown.
+// isToldItsSize runs rescue on a volume that is refused until its superblock has the new size.
 func isToldItsSize(t *testing.T, c cut) {
 	t.Helper()
 	report, said, exit := run(t, vmtest.Within(t, vmtest.JobLimit), c.Path)
@@ -43,8 +42,7 @@ func isToldItsSize(t *testing.T, c cut) {
 	isWhole(t, c, nil)
 }
 
-// unproven damages what would prove that the volume has grown. The newer kernel
-// refuses it, nothing is written by hand, and rescue says what is left and at what price.
+// unproven damages the proof that the volume has grown. The newer kernel then refuses the volume, rescue does not write the superblock, and it says which steps remain and what they cost.
 func unproven(t *testing.T, c cut) {
 	t.Helper()
 	f, err := os.OpenFile(c.Path, os.O_WRONLY, 0)

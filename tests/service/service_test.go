@@ -24,7 +24,7 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// daemon is a guest whose agent is a service: that program.
+// daemon is a guest whose agent is a service, with the agent's program.
 type daemon struct {
 	*vm.Guest
 	agent string
@@ -34,15 +34,14 @@ func TestServiceIsRestartedAndLosesNoVolume(t *testing.T) {
 	losesNoVolume(t, daemon{shared.Last(t), remote.Agent})
 }
 
-// losesNoVolume ends the agent in every way, and each time there is another.
+// losesNoVolume ends the agent in every way, and each time another agent starts.
 func losesNoVolume(t *testing.T, s daemon) {
 	details, err := s.Agent().GetGuestDetails(vmtest.Limited(t))
 	vmtest.Must(t, err)
 	if details.AgentDetails.InitDaemon {
 		t.Error("the agent says that it is PID 1")
 	}
-	// At SIGQUIT the Go runtime prints its goroutines and exits with status 2, as
-	// it does after a panic that nobody recovers.
+	// On SIGQUIT the Go runtime prints its goroutines and exits with status 2, as after a panic that nobody recovers.
 	for name, signal := range map[string]syscall.Signal{"SIGTERM": syscall.SIGTERM, "SIGKILL": syscall.SIGKILL, "SIGQUIT": syscall.SIGQUIT} {
 		for _, fstype := range []string{"ext4", "xfs"} {
 			t.Run(name+" while "+fstype+" is written to", func(t *testing.T) { restartsUnderAWriter(t, s, fstype, signal) })
@@ -59,7 +58,7 @@ func losesNoVolume(t *testing.T, s daemon) {
 	vmtest.Must(t, s.Agent().DestroySandbox(vmtest.Limited(t)))
 }
 
-// restart ends the agent and returns when there is another one that answers.
+// restart ends the agent and returns when another agent answers.
 func restart(t *testing.T, s daemon, signal syscall.Signal) {
 	t.Helper()
 	ids, err := s.Remote.Signal(vmtest.Limited(t), s.agent, signal)
@@ -71,7 +70,7 @@ func restart(t *testing.T, s daemon, signal syscall.Signal) {
 func awaitEnds(t *testing.T, g *vm.Guest, ids []int) {
 	t.Helper()
 	ctx := vmtest.Limited(t)
-	again := time.NewTicker(20 * time.Millisecond) // nothing tells the host
+	again := time.NewTicker(20 * time.Millisecond) // no event tells the host
 	defer again.Stop()
 	for _, id := range ids {
 		for {
@@ -92,7 +91,7 @@ func newVolume(t *testing.T, g *vm.Guest, id, fstype string) *vm.Volume {
 	return v
 }
 
-// holds has one more container hold a mounted volume.
+// holds makes one more container hold a mounted volume.
 func holds(t *testing.T, g *vm.Guest, v *vm.Volume, container string) {
 	t.Helper()
 	disk, _ := g.VM().Disk(v.DiskID())
@@ -101,8 +100,7 @@ func holds(t *testing.T, g *vm.Guest, v *vm.Volume, container string) {
 	}}))
 }
 
-// restartsUnderAWriter has the agent restarted while a volume that two containers
-// hold is written to, and then does with the volume all that can be done.
+// restartsUnderAWriter restarts the agent under a writer of a volume that two containers hold, and then makes every call of the volume.
 func restartsUnderAWriter(t *testing.T, s daemon, fstype string, signal syscall.Signal) {
 	v := newVolume(t, s.Guest, fmt.Sprintf("%s-%d", fstype, signal), fstype)
 	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
@@ -147,8 +145,7 @@ func restartsUnderAWriter(t *testing.T, s daemon, fstype string, signal syscall.
 	vmtest.Detach(t, v)
 }
 
-// answersBeforeItEnds ends the agent while a ResizeVolume waits for its disk, on
-// a connection that nobody makes again: what answers there is the agent that ends.
+// answersBeforeItEnds ends the agent while a ResizeVolume waits for its disk. The connection is never made again, so the answer on it comes from the agent that ends.
 func answersBeforeItEnds(t *testing.T, s daemon) {
 	const size = 192 * miB
 	v := newVolume(t, s.Guest, "in-flight", "ext4")
@@ -166,7 +163,7 @@ func answersBeforeItEnds(t *testing.T, s daemon) {
 	_, err = conn.Write(append(ttrpcframe.Header{Length: uint32(len(request)), StreamID: 1, Type: ttrpcframe.TypeRequest}.Append(nil), request...))
 	vmtest.Must(t, err)
 	waiting := vmtest.Limited(t)
-	for resizing := false; !resizing; { // which shows by its keeping another one waiting
+	for resizing := false; !resizing; { // while ResizeVolume runs, it keeps another call waiting
 		ctx, cancel := context.WithTimeout(waiting, vm.Limit(100*time.Millisecond))
 		err := s.Agent().ResizeVolume(ctx, v.GuestPath, 0)
 		cancel()
@@ -187,12 +184,11 @@ func answersBeforeItEnds(t *testing.T, s daemon) {
 	vmtest.Must(t, proto.Unmarshal(answer[ttrpcframe.HeaderBytes:], &response))
 	vmtest.Must(t, status.ErrorProto(response.Status))
 	awaitEnds(t, s.Guest, ids)
-	vmtest.Must(t, s.Agent().Check(vmtest.Limited(t))) // the next one
+	vmtest.Must(t, s.Agent().Check(vmtest.Limited(t))) // the next agent
 	vmtest.Detach(t, v)
 }
 
-// survivesAnyMoment kills the agent again and again, while it mounts and unmounts.
-// In the end nothing is left that nobody can let go of.
+// survivesAnyMoment kills the agent again and again while it mounts and unmounts. In the end nothing remains that cannot be released.
 func survivesAnyMoment(t *testing.T, s daemon) {
 	const rounds = 12
 	first, second := newVolume(t, s.Guest, "any-1", "ext4"), newVolume(t, s.Guest, "any-2", "xfs")
@@ -207,20 +203,20 @@ func survivesAnyMoment(t *testing.T, s daemon) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			// Its outcome is unknown where it was killed, and does not matter.
+			// The outcome of a killed call is unknown, and does not matter.
 			ctx, cancel := context.WithTimeout(t.Context(), vm.Limit(vmtest.CallLimit))
 			defer cancel()
 			if s.Agent().CreateContainer(ctx, create) == nil {
 				_ = s.Agent().RemoveContainer(ctx, "any")
 			}
 		}()
-		for range 3 * round { // a little later each time, by what the guest does meanwhile
+		for range 3 * round { // a little later each time, measured by the progress of the guest
 			_, err := s.Remote.Stat(vmtest.Limited(t), "/")
 			vmtest.Must(t, err)
 		}
 		restart(t, s, syscall.SIGKILL)
 		<-ended
-		// Asked once more, it does what it was asked, wherever it was killed.
+		// The repeated call succeeds, whatever was killed when.
 		vmtest.Must(t, s.Agent().CreateContainer(vmtest.Limited(t), create))
 		for _, storage := range storages {
 			if !vmtest.IsMounted(t, s.Guest, storage.MountPoint) {
@@ -242,8 +238,7 @@ func survivesAnyMoment(t *testing.T, s daemon) {
 	}
 }
 
-// growsOn kills the agent again and again while it grows an xfs: the writer never
-// waits for the agent, and the same call reaches the size.
+// growsOn kills the agent again and again while it grows an xfs. The writer never waits for the agent, and the repeated call reaches the size.
 func growsOn(t *testing.T, s daemon) {
 	const rounds = 6
 	v := newVolume(t, s.Guest, "grows-on", "xfs")
@@ -253,14 +248,14 @@ func growsOn(t *testing.T, s daemon) {
 	vmtest.Must(t, err)
 	size := uint64(320 * miB)
 	for round := range rounds {
-		size += 8192 * miB // of many groups, so that it takes its time
+		size += 8192 * miB // many groups, so that the growth takes some time
 		vmtest.Must(t, s.VM().ResizeDisk(vmtest.Limited(t), v.DiskID(), size))
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			_ = s.Agent().ResizeVolume(vmtest.Limited(t), v.GuestPath, size) // killed or not
+			_ = s.Agent().ResizeVolume(vmtest.Limited(t), v.GuestPath, size) // the agent may be killed meanwhile
 		}()
-		for range 1 + 6*round { // a little later each time, by what the guest does meanwhile
+		for range 1 + 6*round { // a little later each time, measured by the progress of the guest
 			_, err := s.Remote.Stat(vmtest.Limited(t), "/")
 			vmtest.Must(t, err)
 		}
@@ -278,12 +273,10 @@ func growsOn(t *testing.T, s daemon) {
 	vmtest.Detach(t, v)
 }
 
-// agentState is where an agent that is a service keeps its state, if it is told nothing else.
+// agentState is the default path of the state file of an agent that is a service.
 const agentState = "/run/directvol/agent.json"
 
-// takesGrownVolumeOver has an agent without the state of the one before take over what
-// that has mounted and grown: an ext4 of 16 groups or more shows an option then that
-// nobody has asked for.
+// takesGrownVolumeOver starts an agent without the state of the previous agent. The new agent takes over a volume that the previous one mounted and grew, although a grown ext4 of 16 groups or more shows a mount option that nobody asked for.
 func takesGrownVolumeOver(t *testing.T, s daemon) {
 	v, err := s.Guest.Volume(vmtest.Limited(t), "taken-over", "ext4", 64*miB)
 	vmtest.Must(t, err)
@@ -312,8 +305,7 @@ func takesGrownVolumeOver(t *testing.T, s daemon) {
 	vmtest.Detach(t, v)
 }
 
-// provesReleaseAnew kills the agent when it has unmounted a volume that another mount
-// namespace still has: no agent after it says that the volume is released, until it is.
+// provesReleaseAnew kills the agent when it has unmounted a volume that another mount namespace still has. No later agent says that the volume is released until it is.
 func provesReleaseAnew(t *testing.T, s daemon, fstype string) {
 	v := newVolume(t, s.Guest, "proven-"+fstype, fstype)
 	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
@@ -324,7 +316,7 @@ func provesReleaseAnew(t *testing.T, s daemon, fstype string) {
 	}
 	end, err := s.KeepMounts(vmtest.Within(t, vmtest.JobLimit))
 	vmtest.Must(t, err)
-	// The moment behind umount(2), for as long as it takes to kill the agent in it.
+	// Stop the agent and unmount in its place: this is the moment after umount(2), extended until the agent is killed.
 	_, err = s.Remote.Signal(vmtest.Limited(t), s.agent, syscall.SIGSTOP)
 	vmtest.Must(t, err)
 	vmtest.Must(t, s.Remote.Unmount(vmtest.Limited(t), v.GuestPath, 0))
@@ -343,13 +335,13 @@ func provesReleaseAnew(t *testing.T, s daemon, fstype string) {
 		t.Fatal("the host has pulled the disk")
 	}
 	end()
-	vmtest.Must(t, vm.Again(vmtest.Limited(t), func() (bool, error) { return isReleased() == nil, nil })) // the namespace's end goes on in the kernel
+	vmtest.Must(t, vm.Again(vmtest.Limited(t), func() (bool, error) { return isReleased() == nil, nil })) // the namespace's end continues in the kernel
 	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
 	vmtest.Must(t, v.Touch(vmtest.Limited(t)))
 	vmtest.Detach(t, v)
 }
 
-// remembersFailedReads has reads of a volume fail, which nothing can see later.
+// remembersFailedReads makes reads of a volume fail, which no later check can see.
 func remembersFailedReads(t *testing.T, s daemon) {
 	v := newVolume(t, s.Guest, "unreadable", "xfs")
 	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
@@ -376,7 +368,7 @@ func remembersFailedReads(t *testing.T, s daemon) {
 		t.Errorf("mounted afresh\nwant it healthy\ngot  %v, error %v", stats, err)
 	}
 
-	// And once more, while no agent hears it.
+	// And once more, while no agent is running to hear it.
 	quiet := time.NewTimer(time.Until(healed.Add(logInterval)))
 	defer quiet.Stop()
 	<-quiet.C
@@ -394,7 +386,5 @@ func remembersFailedReads(t *testing.T, s daemon) {
 	vmtest.Detach(t, v)
 }
 
-// logInterval exceeds the five seconds in which the kernel logs at most ten failed reads
-// (DEFAULT_RATELIMIT_INTERVAL). No event tells when they are over. An emulated guest's
-// clock is the host's.
+// logInterval is longer than the five seconds in which the kernel logs at most ten failed reads (DEFAULT_RATELIMIT_INTERVAL). No event announces their end. The clock of an emulated guest is the host's.
 const logInterval = 6 * time.Second

@@ -19,24 +19,23 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// systemdAgent is where the unit has it.
+// systemdAgent is the path of the agent in the unit.
 const systemdAgent = "/usr/local/bin/directvol-agent"
 
-// testGuestUnit starts the program that acts for tests.
+// testGuestUnit is the unit of the program that acts for tests.
 const testGuestUnit = `[Service]
 ExecStart=/usr/local/bin/test-guest serve
 [Install]
 WantedBy=multi-user.target
 `
 
-// override is a drop-in that comes after the one that is shipped.
+// override is a drop-in that takes effect after the shipped drop-in.
 var override = fmt.Sprintf("[Service]\nEnvironment=\"DIRECTVOL_AGENT_FLAGS=-log debug -resize-wait %v\"\n", vm.Limit(vmtest.CallLimit))
 
-// packages are what the Debian has beside its minbase.
+// packages are the packages of the Debian in addition to its minbase.
 const packages = "systemd-sysv,udev,dbus"
 
-// TestSystemdRestartsTheAgentAndNoVolumeIsLost boots a Debian that mmdebstrap
-// makes, with the unit and a drop-in as they are shipped.
+// TestSystemdRestartsTheAgentAndNoVolumeIsLost boots a Debian made by mmdebstrap, with the shipped unit and drop-in.
 func TestSystemdRestartsTheAgentAndNoVolumeIsLost(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("a Debian's files have owners that only root can give: run make test-long as root")
@@ -53,8 +52,7 @@ func TestSystemdRestartsTheAgentAndNoVolumeIsLost(t *testing.T) {
 	losesNoVolume(t, s)
 }
 
-// awaitTestGuest waits for the program that acts: systemd starts it beside the
-// agent.
+// awaitTestGuest waits for the program that acts for tests, which systemd starts in parallel with the agent.
 func awaitTestGuest(t *testing.T, g *vm.Guest) {
 	ctx := vmtest.Within(t, vmtest.JobLimit)
 	again := time.NewTicker(100 * time.Millisecond) // nothing tells the host
@@ -71,7 +69,7 @@ func awaitTestGuest(t *testing.T, g *vm.Guest) {
 	}
 }
 
-// runsAsItsUnitSays asks systemd, which believes the agent that it is ready.
+// runsAsItsUnitSays checks that systemd regards the agent as ready.
 func runsAsItsUnitSays(t *testing.T, s daemon) {
 	said := systemctl(t, s, "show", "directvol-agent.service", "--property=ActiveState,SubState,Type,DropInPaths,Environment")
 	for _, want := range []string{"ActiveState=active", "SubState=running", "Type=notify", "directvol-agent.service.d/settings.conf", "directvol-agent.service.d/test.conf", "-log debug"} {
@@ -100,7 +98,7 @@ func systemctl(t *testing.T, s daemon, args ...string) string {
 	return string(exit.Stdout)
 }
 
-// stoppedAndStarted stops the service, which is no reason for a volume to go.
+// stoppedAndStarted stops and starts the service. The volumes stay mounted.
 func stoppedAndStarted(t *testing.T, s daemon) {
 	v := newVolume(t, s.Guest, "stopped", "ext4")
 	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
@@ -123,7 +121,7 @@ func stoppedAndStarted(t *testing.T, s daemon) {
 	vmtest.Detach(t, v)
 }
 
-// debianDisk makes an ext4 of a Debian with systemd, the agent and its unit.
+// debianDisk makes an ext4 image with a Debian with systemd, the agent and its unit.
 func debianDisk(t *testing.T) string {
 	t.Helper()
 	build := found(t)
@@ -148,7 +146,7 @@ func debianDisk(t *testing.T) string {
 	return disk
 }
 
-// debianArchive has mmdebstrap make the Debian, once.
+// debianArchive makes the Debian with mmdebstrap, once.
 func debianArchive(t *testing.T) string {
 	t.Helper()
 	const suite = "bookworm"

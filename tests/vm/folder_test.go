@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A process that is killed closes its lock, and removes nothing.
+// A killed process releases its lock, and removes nothing.
 func TestFolderOfAKilledProcessIsRemovedByTheNext(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	left, lock, err := makeFolder()

@@ -22,7 +22,7 @@ func TestFreshFilesystemPassesItsCheck(t *testing.T) {
 	}
 }
 
-// e2fsck exits 0 here: only its words give the damage away.
+// e2fsck exits with 0 here; only its output shows the damage.
 func TestWrongFreeBlocksCountIsRefusedThoughE2fsckExits0(t *testing.T) {
 	image, err := Scratch(t.Context(), t.TempDir(), "ext4", 64<<20)
 	if err != nil {

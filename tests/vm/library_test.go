@@ -24,7 +24,7 @@ func TestSharedLibrariesAreThoseThatTheLoaderLoads(t *testing.T) {
 	}
 	var want, got []string
 	for line := range strings.Lines(string(listed)) { // "name => path (address)", or "path (address)"
-		if name := filepath.Base(strings.Fields(line)[0]); !strings.HasPrefix(name, "linux-vdso") { // the kernel's own
+		if name := filepath.Base(strings.Fields(line)[0]); !strings.HasPrefix(name, "linux-vdso") { // the kernel's own library
 			want = append(want, name)
 		}
 	}
@@ -50,7 +50,7 @@ func TestWhatIsNoLinkedProgramIsRefused(t *testing.T) {
 	}
 }
 
-// gcc makes a program, and the library that it is linked to is taken away.
+// gcc makes a program, and the program's library is removed.
 func TestLibraryThatIsMissingIsSaid(t *testing.T) {
 	dir := t.TempDir()
 	library, program := filepath.Join(dir, "libgone.so"), filepath.Join(dir, "program")

@@ -35,7 +35,7 @@ func TestProcessIsFoundByItsArgumentsUntilItEnds(t *testing.T) {
 	if err := command.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	if err := ended(t.Context()); err != nil { // before it is waited for
+	if err := ended(t.Context()); err != nil { // before it is reaped
 		t.Error(err)
 	}
 	_ = command.Wait() // it was killed

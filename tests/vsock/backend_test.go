@@ -14,13 +14,12 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// backend is the process that is a guest's vsock device.
+// backend is the process of a guest's vsock device.
 type backend struct {
 	pid int
 }
 
-// backendOf finds it by the socket on its command line. Where the host's kernel
-// carries vsock there is none.
+// backendOf finds the backend by the socket on its command line. If the host's kernel carries vsock, there is no backend.
 func backendOf(t *testing.T, g *vm.Guest) backend {
 	t.Helper()
 	to, err := address.Parse(g.VM().AgentAddress())
@@ -47,8 +46,7 @@ func (b backend) openFiles(t *testing.T) int {
 	return len(files)
 }
 
-// awaitFiles waits until so many are open: what a client closes is closed there
-// a little later.
+// awaitFiles waits until the backend has that number of open files, because it closes a client's files a little later than the client.
 func (b backend) awaitFiles(t *testing.T, ctx context.Context, want int) {
 	t.Helper()
 	again := time.NewTicker(10 * time.Millisecond)

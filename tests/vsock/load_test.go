@@ -17,7 +17,7 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// These are the loads of make test; the heavy ones are in load_long_test.go.
+// The loads of `make test`; the heavy loads are in load_long_test.go.
 
 func TestHundredConnectionsAtOnce(t *testing.T) { connectionsAtOnce(t, 100) }
 
@@ -42,7 +42,7 @@ func connectionsAtOnce(t *testing.T, n int) {
 	if got := b.openFiles(t); got != before+n {
 		t.Errorf("open files of the backend\nwant %d\ngot  %d", before+n, got)
 	}
-	for i, conn := range conns { // all are written to before the first is read from
+	for i, conn := range conns { // every connection is written to before the first is read from
 		_, err := conn.Write(binary.BigEndian.AppendUint64(nil, uint64(i)))
 		vmtest.Must(t, err)
 	}
@@ -61,8 +61,7 @@ func connectionsAtOnce(t *testing.T, n int) {
 	b.awaitFiles(t, ctx, before)
 }
 
-// openedAndClosed opens and closes connections, a few at a time, in each way
-// that a client has, and finds the backend as it was.
+// openedAndClosed opens and closes connections, a few at a time, in every way that a client can, and checks that the backend is as it was before.
 func openedAndClosed(t *testing.T, n int) {
 	g := shared.Guest(t)
 	b, ctx := backendOf(t, g), vmtest.Within(t, vmtest.JobLimit)
@@ -90,7 +89,7 @@ func openedAndClosed(t *testing.T, n int) {
 	}
 }
 
-// useOnce makes a connection and ends it in the way that i says.
+// useOnce makes a connection and ends it in the way that i selects.
 func useOnce(ctx context.Context, g *vm.Guest, i int) error {
 	if i%4 == 3 {
 		return refused(ctx, g)
@@ -101,7 +100,7 @@ func useOnce(ctx context.Context, g *vm.Guest, i int) error {
 	}
 	defer conn.Close()
 	if i%4 == 0 {
-		return nil // without a word
+		return nil // without sending anything
 	}
 	want := fmt.Sprint("connection ", i)
 	if _, err := io.WriteString(conn, want); err != nil || i%4 == 1 {
@@ -117,7 +116,7 @@ func useOnce(ctx context.Context, g *vm.Guest, i int) error {
 	return err
 }
 
-// refused asks for a port on which nobody listens.
+// refused connects to a port on which nobody listens.
 func refused(ctx context.Context, g *vm.Guest) error {
 	conn, err := g.Dial(ctx, 9)
 	if err == nil {
@@ -130,8 +129,7 @@ func refused(ctx context.Context, g *vm.Guest) error {
 	return nil
 }
 
-// bulkEachWay sends MiBs to the guest, which sends them back, ends with a
-// half-close, and compares every byte.
+// bulkEachWay sends blocks to the guest, which sends them back, ends with a half-close, and compares every byte.
 func bulkEachWay(t *testing.T, blocks int) {
 	g := shared.Guest(t)
 	ctx := vmtest.Within(t, vmtest.JobLimit)
@@ -149,7 +147,7 @@ func bulkEachWay(t *testing.T, blocks int) {
 	vmtest.Must(t, g.Agent().Check(ctx))
 }
 
-// sendBlocks sends numbered blocks of 1 MiB, and then no more.
+// sendBlocks sends numbered blocks of 1 MiB, and then closes the sending side.
 func sendBlocks(conn net.Conn, blocks int) error {
 	block := make([]byte, miB)
 	for i := range blocks {
@@ -161,7 +159,7 @@ func sendBlocks(conn net.Conn, blocks int) error {
 	return closeWrite(conn)
 }
 
-// receiveBlocks receives what sendBlocks has sent.
+// receiveBlocks receives and checks the blocks of sendBlocks.
 func receiveBlocks(conn net.Conn, blocks int) error {
 	got, want := make([]byte, miB), make([]byte, miB)
 	for i := range blocks {
@@ -175,15 +173,14 @@ func receiveBlocks(conn net.Conn, blocks int) error {
 	return nil
 }
 
-// closeWrite ends a connection's way to the guest.
+// closeWrite closes the direction to the guest.
 func closeWrite(conn net.Conn) error {
 	return conn.(interface{ CloseWrite() error }).CloseWrite()
 }
 
-// slowReaders has clients that send and do not read, so that echo, guest and
-// backend run full for them, and wants the others to notice nothing.
+// slowReaders makes clients send and never read, until all buffers of echo, guest and backend are full for them, and checks that other clients are not affected.
 func slowReaders(t *testing.T, n int) {
-	const blocks = 4 // more than all buffers on the way there and back hold
+	const blocks = 4 // more than all buffers on both ways can hold
 	g := shared.Guest(t)
 	ctx := vmtest.Within(t, vmtest.JobLimit)
 	var conns []net.Conn
@@ -197,7 +194,7 @@ func slowReaders(t *testing.T, n int) {
 		conns = append(conns, conn)
 		go func() { results <- sendBlocks(counted{conn, &progress}, blocks) }()
 	}
-	// They are stuck when none of them gets anywhere while others do.
+	// The clients are stuck when none of them makes progress while others do.
 	quick, err := g.Remote.Echo(ctx)
 	vmtest.Must(t, err)
 	defer quick.Close()
@@ -231,7 +228,7 @@ func pingPong(conn net.Conn) error {
 
 type counter = atomic.Int64
 
-// counted is a connection whose bytes to the guest are counted as they go.
+// counted is a connection that counts the bytes sent to the guest.
 type counted struct {
 	net.Conn
 	sent *counter
@@ -250,5 +247,5 @@ func (c counted) Write(p []byte) (total int, err error) {
 	return total, nil
 }
 
-// CloseWrite ends the way to the guest.
+// CloseWrite closes the direction to the guest.
 func (c counted) CloseWrite() error { return closeWrite(c.Conn) }

@@ -12,7 +12,7 @@ const (
 	miB = 1 << 20
 )
 
-// shared is a guest whose kernel can do vsock inside itself.
+// shared is a guest whose kernel supports vsock connections inside the guest.
 var shared = vmtest.Shared{Options: func(t *testing.T) vm.Options {
 	return vm.Options{Image: vmtest.Image(t, []string{"vsock_loopback"})}
 }}

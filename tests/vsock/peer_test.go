@@ -15,7 +15,7 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// checkCall is a whole ttrpc call of Health.Check, as it goes over the wire.
+// checkCall returns a whole ttrpc call of Health.Check, as on the wire.
 func checkCall(t *testing.T) []byte {
 	t.Helper()
 	payload, err := proto.Marshal(&ttrpc.Request{Service: agentpb.HealthServiceName, Method: "Check"})
@@ -30,20 +30,20 @@ func TestPeerInsideTheGuestIsRefusedAndTheHostIsNot(t *testing.T) {
 	vmtest.Must(t, err)
 	defer host.Close()
 	for _, cid := range []uint32{unix.VMADDR_CID_LOCAL, remote.OwnCID} {
-		// The way is open: another program of the guest answers over it.
+		// The way is open: another program of the guest answers on it.
 		echo, err := g.Remote.DialVsock(vmtest.Limited(t), remote.DialVsock{CID: cid, Port: remote.EchoPort, Send: call, Await: len(call)})
 		vmtest.Must(t, err)
 		if string(echo.Data) != string(call) {
 			t.Fatalf("the echo over CID %d\nwant %x\ngot  %x", cid, call, echo.Data)
 		}
-		// The agent closes it, and answers nothing.
+		// The agent closes the connection without an answer.
 		got, err := g.Remote.DialVsock(vmtest.Limited(t), remote.DialVsock{CID: cid, Port: agentpb.Port, Send: call, Await: 1})
 		vmtest.Must(t, err)
 		if len(got.Data) != 0 {
 			t.Errorf("the agent's answer over CID %d\nwant none\ngot  %x", cid, got.Data)
 		}
 	}
-	// What the host had open is, and what it opens is answered.
+	// The host's open connection still works, and a new connection is answered.
 	_, err = host.Write(call)
 	vmtest.Must(t, err)
 	if _, err := host.Read(make([]byte, 1)); err != nil {

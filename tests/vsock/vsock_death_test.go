@@ -27,16 +27,12 @@ import (
 const (
 	blockBytes  = 64 * kiB
 	writtenName = "written"
-	// limitBytes is more than the writer gets to write, and aloneBytes is how
-	// much the disk is to see when nobody can reach its guest any more: at least
-	// half of it is the file's, the rest is the journal's.
+	// limitBytes is more than the writer gets to write. aloneBytes is the number of bytes that the disk must receive while the guest is unreachable: at least half of it belongs to the file, the rest to the journal.
 	limitBytes = 192 * miB
 	aloneBytes = 16 * miB
 )
 
-// TestVolumesGoOnWithoutVsock kills the backend of a guest that is writing. What
-// it writes from then on nobody in the guest can be asked about, so it is read
-// from the image when the VM has ended.
+// TestVolumesGoOnWithoutVsock kills the backend of a guest that is writing. From then on nobody can ask the guest about its writes, so they are read from the image after the VM has ended.
 func TestVolumesGoOnWithoutVsock(t *testing.T) {
 	g := shared.Last(t)
 	b := backendOf(t, g)
@@ -70,7 +66,7 @@ func TestVolumesGoOnWithoutVsock(t *testing.T) {
 	t.Run("all that was written is there", func(t *testing.T) { writtenIsThere(t, v, w.Ledger().Bytes()+aloneBytes/2) })
 }
 
-// toldAsWhatItIs wants every call to fail at once, and to say why.
+// toldAsWhatItIs requires every call to fail at once, with the reason.
 func toldAsWhatItIs(t *testing.T, g *vm.Guest) {
 	why := g.VM().VsockErr()
 	for _, words := range []string{"vsock backend", "killed", "disks go on"} {
@@ -91,7 +87,7 @@ func toldAsWhatItIs(t *testing.T, g *vm.Guest) {
 	}
 }
 
-// blockStats is what query-blockstats (qapi/block-core.json) says of a device.
+// blockStats is query-blockstats' answer about a device (qapi/block-core.json).
 type blockStats struct {
 	Device string `json:"qdev"`
 	Stats  struct {
@@ -100,7 +96,7 @@ type blockStats struct {
 	} `json:"stats"`
 }
 
-// awaitWritten waits until QEMU has carried out so many writes more.
+// awaitWritten waits until QEMU has carried out a number of further writes.
 func awaitWritten(t *testing.T, g *vm.Guest) {
 	ctx := vmtest.Within(t, vmtest.JobLimit)
 	again := time.NewTicker(50 * time.Millisecond)
@@ -128,9 +124,7 @@ func written(t *testing.T, ctx context.Context, g *vm.Guest) blockStats {
 	return blockStats{}
 }
 
-// writtenIsThere replays the journal, as the next mount would, and reads the
-// file out of the image: every block is the writer's, and they are so many bytes
-// or more.
+// writtenIsThere replays the journal, as the next mount would, and reads the file out of the image: every block must be the writer's, and there must be at least so many bytes.
 func writtenIsThere(t *testing.T, v *vm.Volume, least uint64) {
 	_, err := vm.Repair(vmtest.Limited(t), v.Path)
 	vmtest.Must(t, err)
