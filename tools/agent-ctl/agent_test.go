@@ -19,7 +19,7 @@ import (
 	"github.com/directvol/directvol/tools/agent-ctl/message"
 )
 
-// agent is a ttrpc server on a unix socket that has every method of the wire.
+// agent is a ttrpc server on a unix socket with every method of the protocol.
 type agent struct {
 	address string
 	answer  func(ctx context.Context, method string, request proto.Message) (proto.Message, error)
@@ -32,7 +32,7 @@ type agent struct {
 // empty answers every method with an empty response.
 func empty(context.Context, string, proto.Message) (proto.Message, error) { return nil, nil }
 
-// newAgent serves on a socket with a path.
+// newAgent serves on a new socket.
 func newAgent(t *testing.T, answer func(context.Context, string, proto.Message) (proto.Message, error)) *agent {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
@@ -84,7 +84,7 @@ func (a *agent) method(m service.MethodDesc) ttrpc.Method {
 	}
 }
 
-// seen returns the requests so far, one a line, and the connections.
+// seen returns the requests so far, one per line, and the number of connections.
 func (a *agent) seen() (requests string, connections int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -106,7 +106,7 @@ func (l *counted) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-// hybrid answers "CONNECT PORT" as Firecracker's vsock device does (docs/vsock.md), for one port.
+// hybrid answers "CONNECT PORT" for one port, as Firecracker's vsock device does (docs/vsock.md).
 type hybrid struct {
 	net.Listener
 	port uint32
@@ -118,7 +118,7 @@ func (l hybrid) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		// The client sends nothing more before it has its answer: the reader takes no byte of a call.
+		// The client sends nothing more before it has its answer, so the reader takes no byte of a call.
 		if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || line != fmt.Sprintf("CONNECT %d\n", l.port) {
 			conn.Close()
 			continue

@@ -19,7 +19,7 @@ import (
 	"github.com/directvol/directvol/protocols/program"
 )
 
-// result is what a run left.
+// result is the result of a run.
 type result struct {
 	exit        int
 	out, errors string
@@ -93,7 +93,7 @@ func TestEveryWayInReachesTheAgent(t *testing.T) {
 		{"--server-address", "hvsock://" + hybridPath + ":1024"},
 		{"--server-address", "unix://" + hybridPath, "--hybrid-vsock"},
 		{"--server-address", "unix://" + hybridPath, "--hybrid-vsock", "--hybrid-vsock-port", "1024"},
-		{"--server-address", "unix://" + hybridPath, "--hybrid-vsock", "true"}, // as kata-agent-ctl takes it
+		{"--server-address", "unix://" + hybridPath, "--hybrid-vsock", "true"}, // as kata-agent-ctl accepts it
 		{"--server-address", "unix://" + hybridPath, "--hybrid-vsock=true"},
 		{"--server-address", "unix://" + path, "--hybrid-vsock", "false"},
 	} {
@@ -115,7 +115,7 @@ func TestHybridSocketWithoutItsFlagIsNamed(t *testing.T) {
 	}
 }
 
-// A grow of which nobody knows the outcome is not taken for one to so many bytes.
+// A growth with an unknown result is not reported as a growth to a size.
 func TestResizeWithoutStatsIsOK(t *testing.T) {
 	a := newAgent(t, func(_ context.Context, method string, _ proto.Message) (proto.Message, error) {
 		if method == "GetVolumeStats" {
@@ -183,7 +183,7 @@ func TestErrorHasItsCodesNameAndEndsTheRun(t *testing.T) {
 	same(t, "ignored", result{program.Failed, "Check\n  status: UNKNOWN\n", "GetVolumeStats: NOT_FOUND: no volume  [31m\n"}, got)
 }
 
-// Package codes reads these names, though it does not print them.
+// Package codes can parse these names, though it does not print them.
 func TestEveryCodeHasItsName(t *testing.T) {
 	for i, name := range codeNames {
 		var code codes.Code
@@ -239,7 +239,7 @@ func TestAgentThatIsNotThereIsAFailure(t *testing.T) {
 	}
 }
 
-// hanging does not answer while the test runs; it tells when it was asked.
+// hanging does not answer during the test; it signals on asked that it received a call.
 func hanging(t *testing.T) (a *agent, asked chan struct{}) {
 	asked = make(chan struct{}, 10)
 	return newAgent(t, func(context.Context, string, proto.Message) (proto.Message, error) {

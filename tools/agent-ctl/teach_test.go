@@ -131,7 +131,7 @@ func FuzzParseCall(f *testing.F) {
 	f.Add(" check\tfile://")
 	f.Fuzz(func(t *testing.T, command string) {
 		if strings.Contains(command, "file://") {
-			return // may name a device
+			return // it may name a device
 		}
 		if c, err := parseCall(command); err == nil && (c.request == nil || c.Method == "") {
 			t.Errorf("%q: neither call nor error", command)

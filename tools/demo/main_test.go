@@ -14,7 +14,7 @@ import (
 	"github.com/directvol/directvol/protocols/program"
 )
 
-// result is what a run left.
+// result is the result of a run.
 type result struct {
 	exit        int
 	out, errors string
@@ -27,7 +27,7 @@ func demo(t *testing.T, args ...string) result {
 	return result{exit, out.String(), errs.String()}
 }
 
-// A disk that cannot grow on a full host would look like a fault of the volume, minutes into the demo.
+// A disk that cannot grow because the host's disk is full would look like a fault of the volume, minutes into the demo.
 func TestSmallFolderIsRefusedBeforeTheBoot(t *testing.T) {
 	small := t.TempDir()
 	if err := unix.Mount("none", small, "tmpfs", 0, "size=2m"); err != nil {

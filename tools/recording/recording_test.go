@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// at is what the rows show at a time.
+// at returns the texts that the rows show at a time.
 func at(lines []shown, seconds float64) map[int]string {
 	rows := map[int]string{}
 	for _, line := range lines {
@@ -110,7 +110,7 @@ func TestRecordingIsACastAndAnSVG(t *testing.T) {
 	if got, want := texts(t, string(svg)), []string{"one <1>", "t"}; !slices.Equal(got, want) {
 		t.Errorf("the SVG's texts\nwant %q\ngot  %q", want, got)
 	}
-	// It lasts 0.75 s and 6 s of rest. The second row comes at 0.75 s, when the first one scrolls away.
+	// The SVG lasts 0.75 s plus 6 s of rest. The second row appears at 0.75 s, when the first one scrolls away.
 	for _, rule := range []string{"@keyframes k1{0%{visibility:hidden}11.111%{visibility:visible}", "@keyframes scroll{0%{transform:none}11.111%{transform:translateY(-16px)}}"} {
 		if !strings.Contains(string(svg), rule) {
 			t.Errorf("want %s\ngot  %s", rule, svg)
@@ -118,7 +118,7 @@ func TestRecordingIsACastAndAnSVG(t *testing.T) {
 	}
 }
 
-// texts are the contents of an SVG's text elements. An SVG that is no XML fails.
+// texts returns the contents of an SVG's text elements. It fails if the SVG is not valid XML.
 func texts(t *testing.T, svg string) (all []string) {
 	t.Helper()
 	decoder := xml.NewDecoder(strings.NewReader(svg))

@@ -15,7 +15,7 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// everyMessage returns an empty one of each message that a method takes or answers, by its name in Go.
+// everyMessage returns a constructor of each message that a method takes or returns, by the message's name in Go.
 func everyMessage() map[string]func() proto.Message {
 	all := map[string]func() proto.Message{}
 	for _, m := range agentpb.Methods() {
@@ -26,7 +26,7 @@ func everyMessage() map[string]func() proto.Message {
 	return all
 }
 
-// fill sets every field of a value, to something that no default is.
+// fill sets every field of a value to something other than its default.
 func fill(v reflect.Value) {
 	switch t := v.Type(); {
 	case t == bytesType:
@@ -68,7 +68,7 @@ func filled(create func() proto.Message) proto.Message {
 	return m.Interface().(proto.Message)
 }
 
-// descriptors are those of the .proto files, compiled anew: an authority that this package does not use.
+// descriptors compiles the .proto files and returns their descriptors: an authority that this package does not use.
 func descriptors(t *testing.T) map[string]protoreflect.MessageDescriptor {
 	t.Helper()
 	compiler := protocompile.Compiler{Resolver: protocompile.WithStandardImports(&protocompile.SourceResolver{ImportPaths: []string{"../../../protocols/proto"}})}
@@ -164,7 +164,7 @@ func TestDescriptionsAreTheProtosOwn(t *testing.T) {
 	}
 }
 
-// protoType writes a type from its descriptor as Field.Type has it.
+// protoType returns a type from its descriptor, in the form of Field.Type.
 func protoType(f protoreflect.FieldDescriptor) string {
 	name := f.Kind().String()
 	switch {
@@ -280,7 +280,7 @@ func TestWrongRequestIsRefusedByTheNameOfItsField(t *testing.T) {
 	}
 }
 
-// What Decode takes, it takes again from what JSON makes of it, and it fits the wire.
+// A message that Decode accepts fits the wire, and Decode accepts JSON's output for it.
 func FuzzDecode(f *testing.F) {
 	for _, create := range everyMessage() {
 		f.Add(JSON(filled(create)))

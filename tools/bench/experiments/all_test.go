@@ -11,7 +11,7 @@ func TestABaselineIsMeasuredWithTheRowThatWasAskedFor(t *testing.T) {
 	for pattern, want := range map[string][]string{
 		"^health_check_rtt$": {"health_check_rtt", "vsock_echo_rtt"},
 		"^resize_xfs$":       {"resize_xfs", "vsock_echo_rtt"},
-		"^vsock_echo_rtt$":   {"vsock_echo_rtt"}, // of one experiment, not of all that have it
+		"^vsock_echo_rtt$":   {"vsock_echo_rtt"}, // of one experiment, not of all experiments with that row
 		"boot_to_ready":      {"boot_to_mount_by_hand", "boot_to_ready"},
 		"nothing is":         nil,
 	} {
@@ -31,7 +31,7 @@ func TestABaselineIsMeasuredWithTheRowThatWasAskedFor(t *testing.T) {
 	}
 }
 
-// issueRows are the names under which figures are compared from one change to the next.
+// issueRows are the rows whose figures are compared from one change to the next.
 var issueRows = []string{
 	"vsock_8_streams", "vsock_echo_rtt", "health_check_rtt", "volume_stats_rtt", "kata_health_check_rtt", "kata_volume_stats_rtt", "agent_syscalls_per_call",
 	"resize_ext4", "resize_xfs", "block_resize_to_answer", "attach_to_mounted", "boot_to_mount", "agent_binary_bytes", "agent_rss_anon_bytes",

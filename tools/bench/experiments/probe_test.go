@@ -2,7 +2,7 @@ package experiments
 
 import "testing"
 
-// A probe every few seconds meets few fsyncs. One that holds each of them up for a second misses the goal.
+// A probe every few seconds meets few fsyncs. A probe that delays each of those by a second misses the goal.
 func TestProbeThatHoldsAFewFsyncsUpMissesTheGoal(t *testing.T) {
 	quiet := make([]float64, 1000)
 	for i := range quiet {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// echoing answers with what change makes of each message.
+// echoing answers each message with the message as changed by change.
 func echoing(t *testing.T, change func([]byte)) *echo {
 	near, far := net.Pipe()
 	t.Cleanup(func() { near.Close(); far.Close() })

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// specification is the page that holds rows against promises.
+// specification is the page with the promises that rows of the bench hold.
 const specification = "../../../docs/SPECIFICATION.md"
 
 func TestRowsOfTheSpecificationAreMeasured(t *testing.T) {

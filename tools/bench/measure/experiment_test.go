@@ -12,16 +12,16 @@ import (
 	"github.com/directvol/directvol/protocols/output"
 )
 
-// bench is one whose steps are shown to a buffer.
+// bench returns a Bench that shows its steps in a buffer.
 func bench() (*Bench, *bytes.Buffer) {
 	var shown bytes.Buffer
 	return &Bench{Progress: output.NewProgress(&shown), SetUpLimit: time.Minute, RunLimit: time.Minute}, &shown
 }
 
-// counts are how often an experiment was set up and run.
+// counts are the numbers of set-ups, runs and clean-ups of an experiment.
 type counts struct{ opened, runs, closed int }
 
-// measuring is an experiment of one row whose runs give the values in turn, over and over.
+// measuring returns an experiment with one row whose runs give the values in turn, over and over.
 func measuring(name string, g Goal, values ...float64) (Experiment, *counts) {
 	c := &counts{}
 	return Experiment{Name: "measure " + name, Lines: []Line{{Name: name, Unit: "µs", Goal: g}},

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// trials are runs of a row "a" and its baseline "b", by their samples.
+// trials returns the runs of a row "a" and its baseline "b" with these samples.
 func trials(runs ...[2][]float64) (all []Trial) {
 	for _, r := range runs {
 		all = append(all, Trial{"a": r[0], "b": r[1]})
@@ -14,7 +14,7 @@ func trials(runs ...[2][]float64) (all []Trial) {
 }
 
 func TestARatioIsTheMedianOfTheRunsRatios(t *testing.T) {
-	// The second run is twice as slow as the others, baseline and all.
+	// The second run is twice as slow as the others, including its baseline.
 	got := Summarize(Line{Name: "a", Unit: "µs", Baseline: "b"}, trials(
 		[2][]float64{{10, 12, 14}, {10}},
 		[2][]float64{{24, 22, 26}, {20}},

@@ -15,7 +15,7 @@ import (
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
-// sample is a report with a row of each kind.
+// sample returns a report with a row of each kind.
 func sample() *Report {
 	result := &measure.Result{Rows: []measure.Row{}, Sections: []measure.Section{{Name: "round trips", Seconds: 12.34, Runs: 5}, {Name: "fio", Seconds: 60, Runs: 10}}}
 	var runs []measure.Trial
@@ -118,7 +118,7 @@ func wellFormed(t *testing.T, file string, text []byte) {
 }
 
 func TestAChartWithoutItsRowsIsNotDrawn(t *testing.T) {
-	r := &Report{Rows: sample().Rows[:1]} // the echo alone
+	r := &Report{Rows: sample().Rows[:1]} // only the echo
 	files, err := r.charts(filepath.Join(t.TempDir(), "bench"))
 	if err != nil || len(files) != 0 {
 		t.Errorf("want none\ngot  %v, %v", files, err)
