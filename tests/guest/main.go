@@ -2,7 +2,7 @@
 //
 // A test image has the program as /test-guest, and its kernel boots with rdinit=/test-guest. As PID 1 the program starts itself again as a child, which serves, and then becomes /init, the agent, which has PID 1's duties. Child and agent do not know each other, and the tested agent is the shipped one. With agent_as_service the program stays PID 1 and runs the agent as a service; with root_on_disk it switches to the init of another system.
 //
-// As the /init of an image, the program only loads the image's modules, mounts the disk that first_disk= on the kernel command line names, and serves the echo. That is the least that a guest can do before it answers, and the baseline of the boot time. With the argument bare-echo the program is the echo that is the baseline of round trips.
+// As the /init of an image, the program only loads the image's modules, mounts the disk that first_disk= on the kernel command line names, and serves the echo. That is the least that a guest can do before it answers, and the baseline of the boot time. With the argument bare-echo the program is the bare echo, the baseline of round trips.
 package main
 
 import (

@@ -172,12 +172,12 @@ func (s *storeServer) end() {
 	os.RemoveAll(s.dir)
 }
 
-// Slow limits the disk to so many requests per second, until Heal.
+// Slow limits the disk to perSecond requests per second, until Heal.
 func (v *Volume) Slow(ctx context.Context, perSecond int) error {
 	return v.slow(ctx, map[string]int{"iops-total": perSecond})
 }
 
-// SlowTo limits the disk to so many read and written bytes per second, until Heal.
+// SlowTo limits the disk to perSecond read and written bytes per second, until Heal.
 func (v *Volume) SlowTo(ctx context.Context, perSecond int) error {
 	return v.slow(ctx, map[string]int{"bps-total": perSecond})
 }

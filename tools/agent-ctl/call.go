@@ -61,7 +61,7 @@ func parseCall(command string) (call, error) {
 // allMethods returns the methods of Kata's services and of directvol's own service.
 func allMethods() []service.MethodDesc { return slices.Concat(agentpb.Methods(), volumepb.Methods()) }
 
-// findMethod finds a method by its name, in upper or lower case. No two services have a method of the same name.
+// findMethod finds a method by its name, regardless of case. No two services have a method of the same name.
 func findMethod(name string) (service.MethodDesc, error) {
 	for _, m := range allMethods() {
 		if strings.EqualFold(m.Method, name) {

@@ -21,7 +21,7 @@ type screen struct {
 	row, column int // the cursor's position
 }
 
-// play plays the pieces and returns the texts that each row has shown, in the order of time. It takes a picture of the screen at most once per so many seconds, and one at the end.
+// play plays the pieces and returns the texts that each row has shown, in the order of time. It takes a picture of the screen at most once per every seconds, and one at the end.
 func play(pieces []piece, columns int, every float64) ([]shown, error) {
 	s := &screen{columns: columns, rows: [][]rune{nil}}
 	var all []shown

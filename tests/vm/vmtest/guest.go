@@ -83,7 +83,7 @@ func (s *Shared) Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Guest returns the guest. The test must leave the guest as it was.
+// Guest returns the guest. The test must leave the guest as it found it.
 func (s *Shared) Guest(t *testing.T) *vm.Guest {
 	t.Helper()
 	s.boot(t)

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Decode reads a JSON object into an empty message. Field names are those of the .proto file, in upper or lower case; an unknown field is refused, and so is a duplicate. An enum is a name or a number, bytes are base64 (RFC 4648, section 4), an integer may be a string of digits, and null leaves a field unset. Errors name the field. After an error the caller must discard the message.
+// Decode reads a JSON object into an empty message. Field names are those of the .proto file, regardless of case; an unknown field is refused, and so is a duplicate. An enum is a name or a number, bytes are base64 (RFC 4648, section 4), an integer may be a string of digits, and null leaves a field unset. Errors name the field. After an error the caller must discard the message.
 func Decode(text []byte, m proto.Message) error {
 	d := decoder{json.NewDecoder(bytes.NewReader(text))}
 	d.UseNumber()

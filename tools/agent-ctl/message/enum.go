@@ -26,7 +26,7 @@ func enumNames(t reflect.Type) []string {
 	return slices.SortedFunc(maps.Keys(numbers), func(a, b string) int { return cmp.Compare(numbers[a], numbers[b]) })
 }
 
-// enumNumber returns the number of a name, in upper or lower case.
+// enumNumber returns the number of a name, regardless of case.
 func enumNumber(t reflect.Type, name string) (int32, bool) {
 	for known, number := range enums[t] {
 		if strings.EqualFold(known, name) {
