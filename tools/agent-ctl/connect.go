@@ -115,7 +115,7 @@ func (c *connection) run(ctx context.Context, out printer) error {
 	return c.rounds(ctx, s, calls, out)
 }
 
-// address returns the address to dial, also if it was given by the hybrid flags.
+// address returns the address to dial, with the hybrid flags taken into account.
 func (c *connection) address() (address.Address, error) {
 	if c.server == "" {
 		return address.Address{}, errors.New("--server-address is missing: where is the agent, such as vsock://3:1024?")

@@ -51,7 +51,7 @@ var ours = map[string]bool{
 	"CheckResizeVolume": true, "GetVolumeHealth": true, "CheckReleased": true,
 }
 
-// about returns the description of a method, and a note if an agent lacks the method.
+// about returns the description of a method, with a note if directvol's agent lacks the method.
 func about(method string) string {
 	if ours[method] {
 		return examples[method].does

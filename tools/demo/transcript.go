@@ -48,7 +48,7 @@ func (s *transcript) step(ctx context.Context, name string, do func(ctx context.
 	return err
 }
 
-// aside formats the text of a step: after the step's name if there is room, otherwise below it, one sentence per line.
+// aside formats the text of a step: after the step's name if there is room, otherwise below it, one part of the sentence per line.
 func aside(text string) string {
 	switch {
 	case text == "":

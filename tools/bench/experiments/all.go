@@ -37,7 +37,7 @@ func Lines() (lines []measure.Line) {
 	return lines
 }
 
-// Experiments returns the experiments that measure a wanted row, to be run in the setup, with only these rows and their baselines. An experiment does not run just because its echo is wanted: the echo is only a baseline.
+// Experiments returns the experiments that measure a wanted row, to be run in the setup, with only these rows and their baselines. If several experiments measure a wanted echo, only the first of them runs for the echo's sake.
 func (l *Setup) Experiments(wanted func(row string) bool) (some []measure.Experiment) {
 	for _, e := range chosen(wanted) {
 		some = append(some, measure.Experiment{Name: e.name, Lines: e.lines, Open: func(ctx context.Context, runs int) (measure.Session, error) {

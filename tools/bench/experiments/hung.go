@@ -132,7 +132,7 @@ func (h hanging) whileItHangs(ctx context.Context, calls int, say func(string), 
 	return do()
 }
 
-// settled returns the number of waiting threads, once at most one thread waits or none of the waiting ones will end.
+// settled returns the number of waiting threads, once at most one thread waits or hungSettles has passed.
 func (h hanging) settled(ctx context.Context) (waiting int, err error) {
 	limit := time.NewTimer(hungSettles)
 	defer limit.Stop()
