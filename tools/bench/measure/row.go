@@ -10,7 +10,7 @@ type Line struct {
 	Name, Unit, What string
 	// Baseline is the row that this row is divided by, measured in the same runs; "" means none.
 	Baseline string
-	// Goal is the goal for the ratio to the baseline, or for the value of a row without a baseline.
+	// Goal applies to the ratio to the baseline, or to the value of a row without a baseline.
 	Goal Goal
 }
 
