@@ -113,7 +113,7 @@ func (s *step) report(err error) {
 func (t *Table) leave(ctx context.Context, all []*mounted) *departure {
 	d := &departure{decided: make(chan struct{})}
 	for _, m := range all { // before any of them proves its disk free
-		t.setLeaving(m.mountPoint, true)
+		t.setLeaving(m.mountPoint, d, true)
 	}
 	for _, m := range all {
 		before := d.all
@@ -122,7 +122,7 @@ func (t *Table) leave(ctx context.Context, all []*mounted) *departure {
 		d.all = append(d.all, one)
 		go func() {
 			defer close(one.done)
-			defer t.setLeaving(m.mountPoint, false)
+			defer t.setLeaving(m.mountPoint, d, false)
 			for _, other := range before {
 				if m.hasNested([]*mounted{other.mounted}) {
 					select {
@@ -148,6 +148,7 @@ func (t *Table) depart(ctx context.Context, d *departure, one *departing) error 
 	if err := ctx.Err(); err != nil || isClosed(d.decided) {
 		return err
 	}
+	defer t.departs(m, d)()
 	was, err := m.driver.there(m)
 	defer one.close()
 	for again := true; err == nil && again; {
@@ -171,6 +172,18 @@ func (t *Table) depart(ctx context.Context, d *departure, one *departing) error 
 		err = errors.Join(err, t.putBack(m, gone))
 	}
 	return err
+}
+
+// departs notes which departure is at a storage, until done is called. The caller has the mount
+// point's turn.
+func (t *Table) departs(m *mounted, d *departure) (done func()) {
+	set := func(d *departure) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		m.departure = d
+	}
+	set(d)
+	return func() { set(nil) }
 }
 
 // takeAway unmounts a storage (of a stranger, the topmost mount) and notes how to restore it.

@@ -15,6 +15,7 @@ import (
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
+	"github.com/directvol/directvol/protocols/agentpb"
 )
 
 // A stranger that is a second mount of a storage's disk is unmounted by a destroy together with the
@@ -166,16 +167,25 @@ func TestStorageHidesNoStranger(t *testing.T) {
 	}
 }
 
-// A stranger was mounted inside a storage before: a destroy unmounts both.
-func TestStrangerWithinAStorageGoesFirst(t *testing.T) {
+// strangerWithin returns a table whose container c1 holds an xfs at a place, in which a stranger was
+// mounted before.
+func strangerWithin(t *testing.T) (table *Table, s *agentpb.Storage, stranger string) {
+	t.Helper()
 	place := filepath.Join(mounttest.Dir(t), "place")
-	disk, stranger := mounttest.Attach(t, mounttest.Image(t, "xfs")), filepath.Join(place, "stranger")
+	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
+	stranger = filepath.Join(place, "stranger")
 	mounttest.Mount(t, disk, place, "xfs", 0, "")
 	mounttest.Mount(t, "later", stranger, "tmpfs", 0, "")
-	table := besideStranger(t, stranger)
-	if err := hold(t, table, onDisk(disk, "xfs", place)); err != nil {
+	table, s = besideStranger(t, stranger), onDisk(disk, "xfs", place)
+	if err := hold(t, table, s); err != nil {
 		t.Fatal(err)
 	}
+	return table, s, stranger
+}
+
+// A stranger was mounted inside a storage before: a destroy unmounts both.
+func TestStrangerWithinAStorageGoesFirst(t *testing.T) {
+	table, s, stranger := strangerWithin(t)
 	if err := table.Release(t.Context(), "c2"); err != nil {
 		t.Errorf("another container's end: %v", err)
 	}
@@ -185,9 +195,37 @@ func TestStrangerWithinAStorageGoesFirst(t *testing.T) {
 	if err := table.ReleaseAll(t.Context(), always); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{stranger, place} {
+	for _, path := range []string{stranger, s.MountPoint} {
 		if top, err := mount.Topmost(path); top != nil || err != nil {
 			t.Errorf("%s\nwant it gone\ngot  %v, error %v", path, top, err)
 		}
+	}
+}
+
+// A destroy that fails after it has unmounted both mounts the storage again first, and the stranger
+// in it. Otherwise the stranger would be on the bare folder, and the volume gone from its users.
+func TestStrangerWithinAStorageComesBackAfterIt(t *testing.T) {
+	table, s, stranger := strangerWithin(t)
+	files := []string{filepath.Join(s.MountPoint, "file"), filepath.Join(stranger, "file")}
+	for _, file := range files {
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := table.ReleaseAll(t.Context(), func() bool { return false }); errkind.Of(err) != errkind.DeadlineExceeded {
+			t.Fatalf("not agreed\nwant it refused for that\ngot  %v", err)
+		}
+		for _, file := range files {
+			if _, err := os.Stat(file); err != nil {
+				t.Errorf("put back: %v", err)
+			}
+		}
+		if err := hold(t, table, s); err != nil {
+			t.Errorf("asked for again: %v", err)
+		}
+	}
+	if err := table.ReleaseAll(t.Context(), always); err != nil {
+		t.Error(err)
 	}
 }

@@ -20,9 +20,9 @@ import (
 // request for a storage at the same mount point takes the mount over, with its holders.
 type stranger struct {
 	mountPoint string
-	holders    []string // the possible holders; empty means any
-	record     record   // as it was read, written back for the next agent
-	leaving    bool     // set during a destroy: the mount may be in use or come back although mountinfo does not show it
+	holders    []string     // the possible holders; empty means any
+	record     record       // as it was read, written back for the next agent
+	leaving    []*departure // as long as one has not ended for it, the mount may be in use or come back although mountinfo does not show it
 
 	disks []mount.Device // the disks that a destroy has unmounted; one may still be in use elsewhere
 }
@@ -69,7 +69,7 @@ func (t *Table) remaining() ([]stranger, error) {
 	for _, s := range known {
 		mounts, err := mount.At(s.mountPoint)
 		errs = append(errs, err)
-		gone[s.mountPoint] = err == nil && len(mounts) == 0 && !s.leaving && !slices.ContainsFunc(s.disks, func(disk mount.Device) bool {
+		gone[s.mountPoint] = err == nil && len(mounts) == 0 && len(s.leaving) == 0 && !slices.ContainsFunc(s.disks, func(disk mount.Device) bool {
 			_, err := inUseStill(disk)
 			return err != nil
 		})
@@ -78,7 +78,7 @@ func (t *Table) remaining() ([]stranger, error) {
 	defer t.mu.Unlock()
 	t.strangers = slices.DeleteFunc(t.strangers, func(s stranger) bool {
 		m := t.mounts[s.mountPoint]
-		return gone[s.mountPoint] && !s.leaving || m != nil && len(m.holders) > 0
+		return gone[s.mountPoint] && len(s.leaving) == 0 || m != nil && len(m.holders) > 0
 	})
 	return slices.Clone(t.strangers), errors.Join(errs...)
 }
@@ -133,12 +133,19 @@ func (t *Table) leavers() (all []*mounted, err error) {
 	return all, err
 }
 
-func (t *Table) setLeaving(mountPoint string, leaving bool) {
+// setLeaving notes whether a departure is at the strangers at a mount point. Another departure may be
+// at them at the same time, if their disk hangs.
+func (t *Table) setLeaving(mountPoint string, d *departure, leaving bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range t.strangers {
-		if t.strangers[i].mountPoint == mountPoint {
-			t.strangers[i].leaving = leaving
+		s := &t.strangers[i]
+		if s.mountPoint != mountPoint {
+			continue
+		}
+		s.leaving = slices.DeleteFunc(slices.Clone(s.leaving), func(other *departure) bool { return other == d })
+		if leaving {
+			s.leaving = append(s.leaving, d)
 		}
 	}
 }
@@ -150,8 +157,8 @@ func (t *Table) leavesWithStranger(disk mount.Device) bool {
 	known := slices.Clone(t.strangers)
 	t.mu.Unlock()
 	return slices.ContainsFunc(known, func(s stranger) bool {
-		if !s.leaving || slices.ContainsFunc(s.disks, disk.Same) {
-			return s.leaving
+		if len(s.leaving) == 0 || slices.ContainsFunc(s.disks, disk.Same) {
+			return len(s.leaving) > 0
 		}
 		mounts, _ := mount.At(s.mountPoint)
 		return slices.ContainsFunc(mounts, func(at *mount.Info) bool {
@@ -161,11 +168,19 @@ func (t *Table) leavesWithStranger(disk mount.Device) bool {
 }
 
 // refuseToHideStranger refuses to mount over a parent directory of a stranger, because nobody could
-// unmount the stranger then.
+// unmount the stranger then. A stranger that the storage's own departure has unmounted is mounted
+// again after the storage.
 func (t *Table) refuseToHideStranger(m *mounted) error {
 	left, err := t.remaining()
 	for _, s := range left {
-		if strings.HasPrefix(s.mountPoint, m.mountPoint+"/") {
+		if !strings.HasPrefix(s.mountPoint, m.mountPoint+"/") {
+			continue
+		}
+		mounts, err := mount.At(s.mountPoint)
+		if err != nil {
+			return err
+		}
+		if len(mounts) > 0 || !slices.Contains(s.leaving, m.departure) {
 			return errkind.New(errkind.FailedPrecondition, "storage %s: it would hide the mount at %s, whose it is cannot be known: unmount that, or destroy the sandbox", m.mountPoint, s.mountPoint)
 		}
 	}
