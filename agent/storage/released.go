@@ -92,12 +92,12 @@ func holderNames(holders []string) string {
 
 // proveFree refuses a device that is still in use after its storage was unmounted: by another mount
 // namespace, or by a device stacked on it. Another storage in the table with the same device is not
-// counted, nor is a stranger that leaves together with all others.
+// counted, nor is a stranger that leaves together with it.
 func (t *Table) proveFree(m *mounted) error {
 	if !m.driver.device {
 		return nil
 	}
-	if t.isElsewhere(m) || t.leavesWithStranger(m.origin().device) {
+	if t.isElsewhere(m) || t.leavesWithStranger(m) {
 		return nil
 	}
 	disk, err := claim(m.origin().path)

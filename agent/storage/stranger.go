@@ -150,15 +150,17 @@ func (t *Table) setLeaving(mountPoint string, d *departure, leaving bool) {
 	}
 }
 
-// leavesWithStranger reports whether a leaving stranger uses the same disk. If so, the departure
-// proves the disk free after all have gone.
-func (t *Table) leavesWithStranger(disk mount.Device) bool {
+// leavesWithStranger reports whether a stranger on a storage's disk is unmounted by the same
+// departure as the storage. If so, the departure proves the disk free after all have gone. An earlier
+// departure that is still at the stranger proves nothing any more.
+func (t *Table) leavesWithStranger(m *mounted) bool {
+	disk := m.origin().device
 	t.mu.Lock()
-	known := slices.Clone(t.strangers)
+	known := slices.DeleteFunc(slices.Clone(t.strangers), func(s stranger) bool { return !slices.Contains(s.leaving, m.departure) })
 	t.mu.Unlock()
 	return slices.ContainsFunc(known, func(s stranger) bool {
-		if len(s.leaving) == 0 || slices.ContainsFunc(s.disks, disk.Same) {
-			return len(s.leaving) > 0
+		if slices.ContainsFunc(s.disks, disk.Same) {
+			return true
 		}
 		mounts, _ := mount.At(s.mountPoint)
 		return slices.ContainsFunc(mounts, func(at *mount.Info) bool {

@@ -189,6 +189,47 @@ func TestStrangerThatHangsAsItLeavesStaysOne(t *testing.T) {
 	free.Close()
 }
 
+// A destroy has failed, and is still at a stranger whose path leads through a server that hangs. The
+// end of another container proves its disk free nevertheless: the stranger is on that disk, too.
+func TestStrangerThatStillLeavesAfterADestroyDoesNotHideThatADiskIsInUse(t *testing.T) {
+	disk, place := mounttest.Attach(t, mounttest.Image(t, "xfs")), filepath.Join(mounttest.Dir(t), "place")
+	folder, server := mounttest.ServeFolder(t)
+	mounttest.Mount(t, disk, folder, "xfs", 0, "")
+	table := besideStranger(t, folder)
+	s := &agentpb.Storage{Driver: "blk", Source: disk, Fstype: "xfs", MountPoint: place}
+	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{s}, always); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(place, unix.MNT_DETACH) })
+	all, err := table.leavers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := server.HoldLookups()
+	defer release()
+	guard := time.AfterFunc(time.Minute, release) // then all calls that wait for the server return
+	leaving := table.leave(t.Context(), append(table.heldBy(func(*mounted) bool { return true }), all...))
+	late, over := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer over()
+	if err := leaving.await(late); errkind.Of(err) != errkind.DeadlineExceeded || !strings.Contains(err.Error(), folder) {
+		t.Errorf("destroyed\nwant it given up, and %s named\ngot  %v", folder, err)
+	}
+	leaving.decide(false)
+	if err := table.Release(t.Context(), "c2"); errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), disk) {
+		t.Errorf("the other container, meanwhile\nwant it refused, and the disk named\ngot  %v", err)
+	}
+	if !guard.Stop() {
+		t.Error("somebody waited for the server")
+	}
+	release()
+	if err := table.ReleaseAll(t.Context(), always); err != nil {
+		t.Errorf("destroyed, when the server answers: %v", err)
+	}
+	if err := table.Release(t.Context(), "c2"); err != nil {
+		t.Errorf("the other container, then: %v", err)
+	}
+}
+
 // A destroy that fails after it has unmounted a stranger mounts it again as it was, with its
 // contents, because nobody else knows how to mount it.
 func TestDestroyThatFailsLatePutsStrangersBack(t *testing.T) {
