@@ -29,7 +29,7 @@ const restoreLimit = 10 * time.Second
 // called, so that success means their disks are free, too. From then on they are not mounted again.
 // No other call may be in progress.
 func (t *Table) ReleaseAll(ctx context.Context, agreed func() bool) error {
-	strangers, err := t.leavers()
+	strangers, err := t.leavers(ctx)
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ type departure struct {
 	all       []*departing
 	decided   chan struct{} // closed when succeeded is known
 	succeeded bool          // all storages have gone
-	proving   sync.Mutex    // held while one stranger's disk is proven free
+	devices   *devices      // of the table
 }
 
 // departing is one storage of a departure.
@@ -111,7 +111,7 @@ func (s *step) report(err error) {
 // leave starts to unmount storages, nested ones first. Each keeps its turn until the departure is
 // decided.
 func (t *Table) leave(ctx context.Context, all []*mounted) *departure {
-	d := &departure{decided: make(chan struct{})}
+	d := &departure{decided: make(chan struct{}), devices: &t.devices}
 	for _, m := range all { // before any of them proves its disk free
 		t.setLeaving(m.mountPoint, d, true)
 	}
@@ -220,7 +220,8 @@ func (one *departing) follow(decided <-chan struct{}) {
 // their disks has just answered, because a mount that hangs while it ends cannot be restored.
 // Mounts in memory are kept until the departure is decided.
 func (d *departure) letGo(ctx context.Context) error {
-	for _, do := range []func(*departing) error{(*departing).flushDisks, (*departing).closeOnDisk, d.proveDisksFree} {
+	prove := func(one *departing) error { return d.proveDisksFree(ctx, one) }
+	for _, do := range []func(*departing) error{(*departing).flushDisks, (*departing).closeOnDisk, prove} {
 		for _, one := range d.all {
 			one.last = &step{done: make(chan struct{}), do: func(one *departing) error {
 				if err := ctx.Err(); err != nil { // too late: the storage is mounted again
@@ -262,13 +263,14 @@ func (one *departing) closeOnDisk() error {
 	return nil
 }
 
-// proveDisksFree runs for one storage at a time: two storages may share a disk, and would collide
-// on its exclusive claim.
-func (d *departure) proveDisksFree(one *departing) error {
-	d.proving.Lock()
-	defer d.proving.Unlock()
+// proveDisksFree refuses a stranger's disks that are still in use.
+func (d *departure) proveDisksFree(ctx context.Context, one *departing) error {
 	for _, disk := range one.disks {
-		if path, err := inUseStill(disk); err != nil {
+		path, err := d.devices.inUseStill(ctx, disk)
+		if errkind.Of(err) == errkind.DeadlineExceeded {
+			return err
+		}
+		if err != nil {
 			return stillInUse(one.mountPoint, path, disk.Number, err)
 		}
 	}

@@ -25,7 +25,7 @@ func TestCallThatFailsLeavesWhatItHasFound(t *testing.T) {
 		disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
 		mounttest.Mount(t, disk, place, "xfs", 0, "")
 		table := table(place)
-		strangers, _ := table.remaining()
+		strangers, _ := remaining(t, table)
 		for range 2 {
 			if err := table.Hold(t.Context(), "c1", []*agentpb.Storage{onDisk(disk, "xfs", place), bad}, always); err == nil {
 				t.Fatal("the bad storage was mounted")
@@ -36,7 +36,7 @@ func TestCallThatFailsLeavesWhatItHasFound(t *testing.T) {
 			if v, err := table.volumes.(*volume.Table).Lookup(place); err != nil || v.Owned() {
 				t.Errorf("%s\nwant it to be probed by no writing, as before\ngot  error %v", name, err)
 			}
-			if left, err := table.remaining(); err != nil || len(left) != len(strangers) {
+			if left, err := remaining(t, table); err != nil || len(left) != len(strangers) {
 				t.Errorf("%s: strangers\nwant %d\ngot  %d, error %v", name, len(strangers), len(left), err)
 			}
 		}
@@ -50,7 +50,7 @@ func TestCallThatFailsLeavesWhatItHasFound(t *testing.T) {
 		if top, err := mount.Topmost(place); top != nil || err != nil {
 			t.Errorf("%s, when it was let go\nwant nothing mounted\ngot  %v, error %v", name, top, err)
 		}
-		if left, err := table.remaining(); err != nil || len(left) > 0 {
+		if left, err := remaining(t, table); err != nil || len(left) > 0 {
 			t.Errorf("%s: strangers, in the end\nwant none\ngot  %d, error %v", name, len(left), err)
 		}
 	}

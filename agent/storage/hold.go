@@ -93,7 +93,7 @@ func (t *Table) needFound(ctx context.Context, c *call, r request, from origin) 
 		}
 		return t.enter(m, c, r)
 	}
-	holders, err := t.strangerHolders(r.mountPoint)
+	holders, err := t.strangerHolders(ctx, r.mountPoint)
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (t *Table) needFound(ctx context.Context, c *call, r request, from origin) 
 		return err
 	}
 	defer t.recordMounted(m)
-	if err := t.refuseToHide(m); err != nil {
+	if err := t.refuseToHide(ctx, m); err != nil {
 		return err
 	}
 	did, err := r.driver.mount(ctx, &t.devices, r, from)

@@ -20,7 +20,7 @@ func (t *Table) Release(ctx context.Context, holder string) error {
 	err := t.each(t.heldBy(func(m *mounted) bool { return m.holders[holder] }), func(m *mounted) error {
 		return t.release(ctx, holder, m.mountPoint)
 	})
-	return errors.Join(err, t.refuseStrangers(holder))
+	return errors.Join(err, t.refuseStrangers(ctx, holder))
 }
 
 // release releases one storage for a holder.

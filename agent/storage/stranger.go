@@ -46,33 +46,35 @@ func (s stranger) mayHold(holder string) bool {
 }
 
 // strangerHolders returns the holders of the stranger at a mount point, if there is a stranger.
-func (t *Table) strangerHolders(mountPoint string) (map[string]bool, error) {
-	left, err := t.remaining()
+func (t *Table) strangerHolders(ctx context.Context, mountPoint string) (map[string]bool, error) {
+	left, err := t.remaining(ctx, func(s stranger) bool { return s.mountPoint == mountPoint })
 	holders := map[string]bool{}
 	for _, s := range left {
 		for _, holder := range s.holders {
-			if s.mountPoint == mountPoint {
-				holders[holder] = true
-			}
+			holders[holder] = true
 		}
 	}
 	return holders, err
 }
 
-// remaining returns the strangers that are still mounted, and forgets the others.
-func (t *Table) remaining() ([]stranger, error) {
+// strangersThat returns the strangers that match.
+func (t *Table) strangersThat(match func(stranger) bool) []stranger {
 	t.mu.Lock()
-	known := slices.Clone(t.strangers)
-	t.mu.Unlock()
+	defer t.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(t.strangers), func(s stranger) bool { return !match(s) })
+}
+
+// remaining returns the strangers that match and are still mounted, and forgets the matching ones
+// that are not. Until ctx ends, it waits for calls that are at a disk which a stranger was on.
+func (t *Table) remaining(ctx context.Context, match func(stranger) bool) ([]stranger, error) {
 	var errs []error
 	gone := map[string]bool{}
-	for _, s := range known {
+	for _, s := range t.strangersThat(match) {
 		mounts, err := mount.At(s.mountPoint)
+		if err == nil && len(mounts) == 0 && len(s.leaving) == 0 {
+			gone[s.mountPoint], err = t.devices.free(ctx, s.disks)
+		}
 		errs = append(errs, err)
-		gone[s.mountPoint] = err == nil && len(mounts) == 0 && len(s.leaving) == 0 && !slices.ContainsFunc(s.disks, func(disk mount.Device) bool {
-			_, err := inUseStill(disk)
-			return err != nil
-		})
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -80,19 +82,17 @@ func (t *Table) remaining() ([]stranger, error) {
 		m := t.mounts[s.mountPoint]
 		return gone[s.mountPoint] && len(s.leaving) == 0 || m != nil && len(m.holders) > 0
 	})
-	return slices.Clone(t.strangers), errors.Join(errs...)
+	return slices.DeleteFunc(slices.Clone(t.strangers), func(s stranger) bool { return !match(s) }), errors.Join(errs...)
 }
 
 // refuseStrangers returns an error if holder may hold a mount that this agent does not know.
-func (t *Table) refuseStrangers(holder string) error {
-	left, err := t.remaining()
+func (t *Table) refuseStrangers(ctx context.Context, holder string) error {
+	left, err := t.remaining(ctx, func(s stranger) bool { return s.mayHold(holder) })
 	if err != nil {
 		return err
 	}
 	for _, s := range left {
-		if s.mayHold(holder) {
-			return errkind.New(errkind.FailedPrecondition, "storage %s is mounted, and was written down by another agent, or not: whose it is cannot be known: ask for it again, or destroy the sandbox", s.mountPoint)
-		}
+		return errkind.New(errkind.FailedPrecondition, "storage %s is mounted, and was written down by another agent, or not: whose it is cannot be known: ask for it again, or destroy the sandbox", s.mountPoint)
 	}
 	return nil
 }
@@ -120,8 +120,8 @@ var foreign = &driver{
 }
 
 // leavers returns the strangers as storages that nobody holds, one per mount point.
-func (t *Table) leavers() (all []*mounted, err error) {
-	left, err := t.remaining()
+func (t *Table) leavers(ctx context.Context) (all []*mounted, err error) {
+	left, err := t.remaining(ctx, func(stranger) bool { return true })
 	seen := map[string]bool{}
 	for _, s := range left {
 		if seen[s.mountPoint] {
@@ -155,10 +155,8 @@ func (t *Table) setLeaving(mountPoint string, d *departure, leaving bool) {
 // departure that is still at the stranger proves nothing any more.
 func (t *Table) leavesWithStranger(m *mounted) bool {
 	disk := m.origin().device
-	t.mu.Lock()
-	known := slices.DeleteFunc(slices.Clone(t.strangers), func(s stranger) bool { return !slices.Contains(s.leaving, m.departure) })
-	t.mu.Unlock()
-	return slices.ContainsFunc(known, func(s stranger) bool {
+	together := t.strangersThat(func(s stranger) bool { return slices.Contains(s.leaving, m.departure) })
+	return slices.ContainsFunc(together, func(s stranger) bool {
 		if slices.ContainsFunc(s.disks, disk.Same) {
 			return true
 		}
@@ -172,12 +170,9 @@ func (t *Table) leavesWithStranger(m *mounted) bool {
 // refuseToHideStranger refuses to mount over a parent directory of a stranger, because nobody could
 // unmount the stranger then. A stranger that the storage's own departure has unmounted is mounted
 // again after the storage.
-func (t *Table) refuseToHideStranger(m *mounted) error {
-	left, err := t.remaining()
+func (t *Table) refuseToHideStranger(ctx context.Context, m *mounted) error {
+	left, err := t.remaining(ctx, func(s stranger) bool { return strings.HasPrefix(s.mountPoint, m.mountPoint+"/") })
 	for _, s := range left {
-		if !strings.HasPrefix(s.mountPoint, m.mountPoint+"/") {
-			continue
-		}
 		mounts, err := mount.At(s.mountPoint)
 		if err != nil {
 			return err
@@ -214,13 +209,32 @@ func (t *Table) noteDisks(one *departing) {
 	}
 }
 
+// free reports whether none of the disks that a stranger was on is in use, and each one's state is
+// known.
+func (d *devices) free(ctx context.Context, disks []mount.Device) (bool, error) {
+	for _, disk := range disks {
+		if _, err := d.inUseStill(ctx, disk); errkind.Of(err) == errkind.DeadlineExceeded {
+			return false, err
+		} else if err != nil {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
 // inUseStill returns a disk's path, and an error if the disk is in use or its state is not known. A
-// disk that is gone counts as unused.
-func inUseStill(disk mount.Device) (path string, err error) {
+// disk that is gone counts as unused. inUseStill waits until ctx ends for calls that are at the disk:
+// they claim it, or would find it claimed.
+func (d *devices) inUseStill(ctx context.Context, disk mount.Device) (path string, err error) {
 	device, err := blockdev.ByNumber(disk.Number)
 	if err != nil || !disk.Same(mount.Device{Number: device.Number, Seq: device.Seq}) {
 		return "", nil
 	}
+	done, err := d.turns.Take(ctx, device.Path)
+	if err != nil {
+		return device.Path, errkind.New(errkind.DeadlineExceeded, "whether device %s is free is not known, another call is at it: %w", device.Path, err)
+	}
+	defer done()
 	claimed, err := claim(device.Path)
 	switch {
 	case err == nil:

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
@@ -117,6 +118,11 @@ func besideStranger(t *testing.T, place string) *Table {
 	return table
 }
 
+func remaining(t *testing.T, table *Table) ([]stranger, error) {
+	t.Helper()
+	return table.remaining(t.Context(), func(stranger) bool { return true })
+}
+
 // A container that asks for another container's mount does not hold it alone: the other container
 // was not removed yet.
 func TestStrangerThatIsTakenOverKeepsItsHolders(t *testing.T) {
@@ -151,7 +157,7 @@ func TestStrangerThatHangsAsItLeavesStaysOne(t *testing.T) {
 	disk, place := mounttest.Attach(t, file), filepath.Join(mounttest.Dir(t), "volume")
 	mounttest.Mount(t, disk, place, "xfs", 0, "")
 	table := besideStranger(t, place)
-	all, err := table.leavers()
+	all, err := table.leavers(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +207,7 @@ func TestStrangerThatStillLeavesAfterADestroyDoesNotHideThatADiskIsInUse(t *test
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(place, unix.MNT_DETACH) })
-	all, err := table.leavers()
+	all, err := table.leavers(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +262,7 @@ func TestDestroyThatFailsLatePutsStrangersBack(t *testing.T) {
 				t.Errorf("%s\nwant it there\ngot  %q, error %v", file, got, err)
 			}
 		}
-		if left, err := table.remaining(); err != nil || len(left) != 2 {
+		if left, err := remaining(t, table); err != nil || len(left) != 2 {
 			t.Errorf("strangers\nwant 2\ngot  %v, error %v", left, err)
 		}
 	}
@@ -349,6 +355,51 @@ func TestStrangerThatIsMountedElsewhereStaysOne(t *testing.T) {
 	}
 }
 
+// Another call is at the disk that a stranger was on: it mounts the disk, or proves it free. The end
+// of the stranger's container waits for that call instead of finding the disk in use.
+func TestDiskOfAStrangerIsClaimedByOneCallAtATime(t *testing.T) {
+	disk, place := mounttest.Attach(t, mounttest.Image(t, "xfs")), filepath.Join(mounttest.Dir(t), "volume")
+	device, err := blockdev.ByPath(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := besideStranger(t, place)
+	table.strangers[0].disks = []mount.Device{{Number: device.Number, Seq: device.Seq}} // as a destroy leaves it that has failed late
+	done, err := table.devices.turns.Take(t.Context(), disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	claimed, err := claim(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, end := range map[string]func() error{
+		"its container":       func() error { return table.Release(over, "c1") },
+		"the sandbox":         func() error { return table.ReleaseAll(over, always) },
+		"asked for by others": func() error { return table.Hold(over, "c2", []*agentpb.Storage{inMemory(place)}, always) },
+	} {
+		if err := end(); errkind.Of(err) != errkind.DeadlineExceeded || !strings.Contains(err.Error(), disk) {
+			t.Errorf("%s, in no time\nwant no answer, and the disk named\ngot  %v", name, err)
+		}
+	}
+	if err := table.Release(over, "c2"); err != nil {
+		t.Errorf("another container: %v", err)
+	}
+	ended := make(chan error, 2)
+	for range cap(ended) {
+		go func() { ended <- table.Release(t.Context(), "c1") }()
+	}
+	claimed.Close()
+	done()
+	for range cap(ended) {
+		if err := <-ended; err != nil {
+			t.Errorf("its container, when that call has ended: %v", err)
+		}
+	}
+}
+
 func TestStrangerThatIsPutBackKeepsWhatIsRemembered(t *testing.T) {
 	disk, place := mounttest.Attach(t, mounttest.Image(t, "xfs")), filepath.Join(mounttest.Dir(t), "volume")
 	mounttest.Mount(t, disk, place, "xfs", 0, "")
@@ -357,7 +408,7 @@ func TestStrangerThatIsPutBackKeepsWhatIsRemembered(t *testing.T) {
 		t.Fatal(err)
 	}
 	table.volumes.Remember(place, health.Past{Unreadable: 3, LastRead: "x"})
-	all, err := table.leavers()
+	all, err := table.leavers(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
