@@ -195,7 +195,7 @@ func (t *Table) takeAway(ctx context.Context, one *departing, was bool) (err err
 			return err
 		}
 	}
-	_, gone.past = t.volumes.Past(one.mountPoint)
+	gone.past = t.volumes.Past(one.mountPoint, one.mount())
 	if err = t.unmount(ctx, one.mounted); err != nil && one.driver == foreign { // it is still mounted
 		gone.kept.Close()
 		return err

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
@@ -29,7 +30,7 @@ func TestDestroyThatFailsCountsNoFailedReadTwice(t *testing.T) {
 		}
 		leaving.decide(false)
 	}
-	if _, past := table.volumes.Past(place); past.Unreadable != 3 {
+	if past := table.volumes.Past(place, mount.Identity{}); past.Unreadable != 3 {
 		t.Errorf("reads that failed\nwant 3\ngot  %d", past.Unreadable)
 	}
 	file.Close()
@@ -38,7 +39,7 @@ func TestDestroyThatFailsCountsNoFailedReadTwice(t *testing.T) {
 		t.Error(err)
 	}
 	leaving.decide(false) // the storage was unmounted, and is mounted again now
-	if _, past := table.volumes.Past(place); past.Unreadable != 3 {
+	if past := table.volumes.Past(place, mount.Identity{}); past.Unreadable != 3 {
 		t.Errorf("reads that failed, mounted again\nwant 3\ngot  %d", past.Unreadable)
 	}
 	if err := table.Release(t.Context(), "c1"); err != nil {

@@ -10,7 +10,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
+	"github.com/directvol/directvol/agent/mount/mounttest"
 	"github.com/directvol/directvol/agent/state"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
@@ -72,6 +74,43 @@ func TestHoldersSurviveARestart(t *testing.T) {
 	}
 	if left := restarted(t, table).Mounted(); len(left) != 0 {
 		t.Errorf("want nothing\ngot  %v", left)
+	}
+}
+
+// saved returns what the state file holds of the storages.
+func saved(t *testing.T, table *Table) []record {
+	t.Helper()
+	var now snapshot
+	text, err := os.ReadFile(table.state.Path())
+	if err == nil {
+		err = json.Unmarshal(text, &now)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return now.Storages
+}
+
+// Somebody mounts something over a storage, and asks for statistics of it. The state file keeps what
+// is remembered of the storage, because its watch goes on.
+func TestPastOfAStorageThatIsCoveredIsSaved(t *testing.T) {
+	place := filepath.Join(mounttest.Dir(t), "place")
+	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
+	table := stateful(t, filepath.Join(t.TempDir(), "state.json"))
+	if err := hold(t, table, onDisk(disk, "xfs", place)); err != nil {
+		t.Fatal(err)
+	}
+	table.volumes.Remember(place, health.Past{Unreadable: 2, LastRead: "x"})
+	mounttest.Mount(t, "cover", place, "tmpfs", 0, "")
+	if err := errors.Join(table.volumes.Observe(place), table.save()); err != nil {
+		t.Fatal(err)
+	}
+	if all := saved(t, table); len(all) != 1 || all[0].Past.Unreadable != 2 {
+		t.Errorf("covered\nwant 2 failed reads\ngot  %+v", all)
+	}
+	mounttest.Unmount(t, place)
+	if err := table.Release(t.Context(), "c1"); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -229,7 +268,7 @@ func FuzzState(f *testing.F) {
 			if !mount.IsPoint(m.mountPoint) || len(m.holders) == 0 {
 				t.Fatalf("taken over: %+v", m)
 			}
-			written, err := json.Marshal(snapshot{Storages: []record{recordOf(m, r.identity(), r.Past)}})
+			written, err := json.Marshal(snapshot{Storages: []record{recordOf(m, r.Past)}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -63,17 +63,14 @@ func (t *Table) snapshot() snapshot {
 	all := maps.Clone(t.intents)
 	maps.Copy(all, t.mounts)
 	for _, mountPoint := range slices.Sorted(maps.Keys(all)) {
-		of, past := t.volumes.Past(mountPoint)
-		now.Storages = append(now.Storages, recordOf(all[mountPoint], of, past))
+		m := all[mountPoint]
+		now.Storages = append(now.Storages, recordOf(m, t.volumes.Past(mountPoint, m.mount())))
 	}
 	return now
 }
 
-// recordOf returns the record of a storage.
-func recordOf(m *mounted, of mount.Identity, past health.Past) record {
-	if !of.Same(m.mount()) { // somebody else has mounted something there meanwhile
-		past = health.Past{}
-	}
+// recordOf returns the record of a storage with what its mount's watch remembers.
+func recordOf(m *mounted, past health.Past) record {
 	return record{
 		Driver: m.driver.name, Source: m.source, FSType: m.fstype, Flags: m.options.Flags, Data: m.options.Data,
 		MountPoint: m.mountPoint, Made: m.made, Device: m.origin().path, Number: m.origin().device.Number, Seq: m.origin().device.Seq,

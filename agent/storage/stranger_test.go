@@ -417,7 +417,7 @@ func TestStrangerThatIsPutBackKeepsWhatIsRemembered(t *testing.T) {
 		t.Fatal(err)
 	}
 	leaving.decide(false)
-	if _, past := table.volumes.Past(place); past.Unreadable != 3 {
+	if past := table.volumes.Past(place, mount.Identity{}); past.Unreadable != 3 {
 		t.Errorf("reads that failed\nwant 3\ngot  %d", past.Unreadable)
 	}
 	if err := table.ReleaseAll(t.Context(), always); err != nil {

@@ -38,7 +38,7 @@ type Volumes interface {
 	Observe(path string) error
 	Forget(path string)
 
-	Past(path string) (of mount.Identity, past health.Past)
+	Past(path string, of mount.Identity) health.Past
 	Remember(path string, past health.Past)
 	Heard() uint64
 	HearFrom(record uint64)

@@ -31,7 +31,7 @@ func TestVolumeThatWasCoveredIsWhoseItWas(t *testing.T) {
 			}
 			want := health.Past{Unreadable: 3, LastRead: "x"}
 			table.Remember(dir, want)
-			of, _ := table.Past(dir)
+			of := table.known(dir).identity
 			release, block := make(chan struct{}), make(chan struct{})
 			ended := make(chan error, 1)
 			go func() { // a call that is still running
@@ -46,12 +46,15 @@ func TestVolumeThatWasCoveredIsWhoseItWas(t *testing.T) {
 				if v := table.known(dir); above && (v == nil || !v.identity.Same(of)) {
 					t.Errorf("what is remembered of it while it is covered is forgotten: %+v", v)
 				}
+				if past := table.Past(dir, of); past != want {
+					t.Errorf("while it is covered\nwant %+v\ngot  %+v", want, past)
+				}
 				mounttest.Unmount(t, cover)
 				v, err := table.Lookup(dir)
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, past := table.Past(dir); !v.Owned() || past != want {
+				if past := table.Past(dir, of); !v.Owned() || past != want {
 					t.Errorf("in sight again\nwant it owned, %+v\ngot  owned %v, %+v", want, v.Owned(), past)
 				}
 			}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
@@ -85,7 +86,7 @@ func TestPastOfAMountIsNotThatOfTheNext(t *testing.T) {
 	if _, err := first.Lookup(dir); err != nil {
 		t.Fatal(err)
 	}
-	of, _ := first.Past(dir)
+	of := first.known(dir).identity
 	if err := first.Quiet(t.Context(), dir, func() (bool, error) { return true, nil }); err != nil { // ends its watch
 		t.Fatal(err)
 	}
@@ -94,7 +95,7 @@ func TestPastOfAMountIsNotThatOfTheNext(t *testing.T) {
 	if err := second.Own(dir, of, past); err != nil {
 		t.Fatal(err)
 	}
-	if _, got := second.Past(dir); got != past {
+	if got := second.Past(dir, of); got != past {
 		t.Errorf("after a restart\nwant %+v\ngot  %+v", past, got)
 	}
 	err := second.Quiet(t.Context(), dir, func() (bool, error) { return true, unix.Unmount(dir, 0) })
@@ -106,7 +107,7 @@ func TestPastOfAMountIsNotThatOfTheNext(t *testing.T) {
 	if err := third.Own(dir, of, past); err != nil {
 		t.Fatal(err)
 	}
-	if _, got := third.Past(dir); got != (health.Past{}) {
+	if got := third.Past(dir, mount.Identity{}); got != (health.Past{}) {
 		t.Errorf("after it was mounted again\nwant nothing\ngot  %+v", got)
 	}
 	third.Forget(dir)

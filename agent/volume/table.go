@@ -129,14 +129,17 @@ func (t *Table) at(path string) *Volume {
 }
 
 // known returns the volume that was last seen at path, even if it is hidden now.
-func (t *Table) known(path string) *Volume {
+func (t *Table) known(path string) *Volume { return t.knownAs(path, mount.Identity{}) }
+
+// knownAs is known for a volume whose mount has an identity, of which fields may be missing.
+func (t *Table) knownAs(path string, of mount.Identity) *Volume {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if v := t.volumes[path]; v != nil {
+	if v := t.volumes[path]; v != nil && v.identity.Same(of) {
 		return v
 	}
 	for _, v := range slices.Backward(t.hidden) {
-		if v.Mountpoint == path {
+		if v.Mountpoint == path && v.identity.Same(of) {
 			return v
 		}
 	}
@@ -234,14 +237,15 @@ func (t *Table) Quiet(ctx context.Context, path string, do func() (gone bool, er
 	return err
 }
 
-// Past returns what the watch of the volume at path remembers, and the mount that this is about.
-// Both are zero if no volume is watched there.
-func (t *Table) Past(path string) (of mount.Identity, past health.Past) {
-	v := t.known(path)
+// Past returns what the watch of a volume at path remembers, and zero if it is not watched. The
+// volume's mount has the identity of, and may be covered by another mount. If of is zero, it is the
+// volume in sight, or the one that was covered last.
+func (t *Table) Past(path string, of mount.Identity) health.Past {
+	v := t.knownAs(path, of)
 	if v == nil || v.watch == nil {
-		return mount.Identity{}, health.Past{}
+		return health.Past{}
 	}
-	return v.identity, v.watch.Past()
+	return v.watch.Past()
 }
 
 // Remember adds what was remembered of the volume at path before it was unmounted, after it was
