@@ -14,6 +14,7 @@ import (
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
 	"github.com/directvol/directvol/agent/state"
+	"github.com/directvol/directvol/agent/volume"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -92,7 +93,7 @@ func saved(t *testing.T, table *Table) []record {
 }
 
 // Somebody mounts something over a storage, and asks for statistics of it. The state file keeps what
-// is remembered of the storage, because its watch goes on.
+// is remembered of the storage, because its watch goes on, also that of the next agent.
 func TestPastOfAStorageThatIsCoveredIsSaved(t *testing.T) {
 	place := filepath.Join(mounttest.Dir(t), "place")
 	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
@@ -105,10 +106,23 @@ func TestPastOfAStorageThatIsCoveredIsSaved(t *testing.T) {
 	if err := errors.Join(table.volumes.Observe(place), table.save()); err != nil {
 		t.Fatal(err)
 	}
-	if all := saved(t, table); len(all) != 1 || all[0].Past.Unreadable != 2 {
-		t.Errorf("covered\nwant 2 failed reads\ngot  %+v", all)
+	for _, when := range []string{"covered", "after a restart", "after another restart"} {
+		if all := saved(t, table); len(all) != 1 || all[0].Past.Unreadable != 2 {
+			t.Errorf("%s\nwant 2 failed reads\ngot  %+v", when, all)
+		}
+		table = restarted(t, table)
 	}
 	mounttest.Unmount(t, place)
+	if err := hold(t, table, onDisk(disk, "xfs", place)); err != nil {
+		t.Error(err)
+	}
+	v, err := table.volumes.(*volume.Table).Lookup(place)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if past := table.volumes.Past(place, mount.Identity{}); !v.Owned() || past.Unreadable != 2 {
+		t.Errorf("in sight again\nwant it owned, with 2 failed reads\ngot  owned %v, %+v", v.Owned(), past)
+	}
 	if err := table.Release(t.Context(), "c1"); err != nil {
 		t.Error(err)
 	}

@@ -59,9 +59,14 @@ func (t *Table) Lookup(path string) (*Volume, error) {
 // Own is Lookup for a caller that has mounted the volume, or has taken it over, and will unmount
 // it. From now on the volume's health is probed by writing. of is a mount's identity, and past is
 // what an earlier agent remembered of this mount; past is ignored if another mount is there now, or
-// if the volume is known already. If a server that the path leads through does not answer in time,
-// mountinfo decides which mount is there.
+// if the volume is known already. If another mount covers the mount of, the covered volume is owned.
+// If a server that the path leads through does not answer in time, mountinfo decides which mount is
+// there.
 func (t *Table) Own(path string, of mount.Identity, past health.Past) error {
+	if v := t.covered(path, of, past); v != nil {
+		v.watch.Own()
+		return nil
+	}
 	v, err := t.lookup(path, of, past, t.look)
 	if errkind.Of(err) == errkind.DeadlineExceeded {
 		v, err = t.lookup(path, of, past, func(string, *Volume) (mount.Mark, error) { return mount.Mark{}, mount.ErrUnknown })
@@ -169,7 +174,7 @@ func (t *Table) replace(path string, known, found *Volume) *Volume {
 			found.watch.Again()
 		}
 	} else if found.Device.Path != "" {
-		found.watch = t.monitor.Watch(health.Target{Mountpoint: path, FSType: found.FSType, Device: found.Device, Mount: found.identity, Lost: func() { t.lost(found) }}, found.past)
+		t.watch(found)
 	}
 	t.volumes[path] = found
 	return found
@@ -204,6 +209,46 @@ func (t *Table) forgetHidden(which func(*Volume) bool) {
 		}
 		return gone
 	})
+}
+
+// covered returns the volume at path whose mount has the identity of, if another mount covers it and
+// it is watched, or can be. past is what an earlier agent remembered of it. Its watch hears the
+// kernel's log and looks when the volume is in sight again.
+func (t *Table) covered(path string, of mount.Identity, past health.Past) *Volume {
+	if !of.IsMount() {
+		return nil
+	}
+	mounts, err := mount.All()
+	if err != nil {
+		return nil
+	}
+	stack := mount.Stack(mounts, path)
+	at := slices.IndexFunc(stack, func(m *mount.Info) bool { return mount.Identify(m).Same(of) })
+	if at < 0 {
+		return nil
+	}
+	if over, err := mount.Hiding(stack[at]); at == len(stack)-1 && (over == nil || err != nil) {
+		return nil // it is in sight
+	}
+	v, err := newVolume(mounts, stack[at], mount.Identify(stack[at]))
+	if err != nil || v.Device.Path == "" {
+		return nil
+	}
+	if known := t.knownAs(path, v.identity); known != nil {
+		return known
+	}
+	v.past, v.changes = past, &t.changes
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.watch(v)
+	v.watch.Rest()
+	t.hidden = append(t.hidden, v)
+	return v
+}
+
+// watch makes the monitor watch a volume. t.mu is held.
+func (t *Table) watch(v *Volume) {
+	v.watch = t.monitor.Watch(health.Target{Mountpoint: v.Mountpoint, FSType: v.FSType, Device: v.Device, Mount: v.identity, Lost: func() { t.lost(v) }}, v.past)
 }
 
 func refuseLook(path string, err error) error {
@@ -282,7 +327,10 @@ func (t *Table) lost(v *Volume) {
 	defer t.mu.Unlock()
 	if t.volumes[v.Mountpoint] == v {
 		t.hide(v, stand)
-	} else {
-		t.forgetHidden(func(v *Volume) bool { return !stand(v) })
+		return
+	}
+	t.forgetHidden(func(v *Volume) bool { return !stand(v) })
+	if slices.Contains(t.hidden, v) && v.watch != nil {
+		v.watch.Rest() // it may have looked once after it was covered
 	}
 }

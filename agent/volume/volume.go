@@ -49,13 +49,18 @@ func discover(path string, mark mount.Mark) (*Volume, error) {
 		if mark != (mount.Mark{}) && !identity.Bears(mark) {
 			continue
 		}
-		v := &Volume{Mountpoint: path, FSType: info.FSType, identity: identity, behind: mount.Behind(mounts, path), growing: make(chan struct{}, 1)}
-		if len(identity.Devices) == 1 { // tmpfs, virtio-fs and overlay have no device, a btrfs may have several
-			v.Device, err = deviceOf(identity.Devices[0], info.Source)
-		}
-		return v, err
+		return newVolume(mounts, info, identity)
 	}
 	return nil, errkind.New(errkind.NotFound, "volume %.200q: nothing is mounted there any more", path)
+}
+
+// newVolume makes a Volume, not watched yet, of one of the mounts.
+func newVolume(mounts []*mount.Info, info *mount.Info, identity mount.Identity) (v *Volume, err error) {
+	v = &Volume{Mountpoint: info.Mountpoint, FSType: info.FSType, identity: identity, behind: mount.Behind(mounts, info.Mountpoint), growing: make(chan struct{}, 1)}
+	if len(identity.Devices) == 1 { // tmpfs, virtio-fs and overlay have no device, a btrfs may have several
+		v.Device, err = deviceOf(identity.Devices[0], info.Source)
+	}
+	return v, err
 }
 
 func deviceOf(d mount.Device, source string) (blockdev.Device, error) {
