@@ -15,10 +15,10 @@ func Example() {
 	defer cancel()
 	s, err := sandbox.Start(ctx, sandbox.Config{ID: "example", Boot: func(ctx context.Context) (sandbox.Machine, error) {
 		return qemu.StartMachine(ctx, qemu.Config{
-			Dir:       "/tmp/example", // made by it, and removed at the machine's end
+			Dir:       "/tmp/example", // made by the machine, and removed when it ends
 			Kernel:    "build/vmlinuz",
 			Initrd:    "build/guest.cpio",
-			Directvol: "build/directvol", // is the vsock device of a host without /dev/vhost-vsock
+			Directvol: "build/directvol", // the program that serves vsock if the host has no /dev/vhost-vsock
 			GuestCID:  3,
 		})
 	}})
@@ -35,7 +35,7 @@ func Example() {
 		log.Panic(err)
 	}
 	fmt.Println("mounted in the guest at", path)
-	if err := s.Resize(ctx, volume.ID, 1<<30); err != nil { // may be repeated, also after it was cut off
+	if err := s.Resize(ctx, volume.ID, 1<<30); err != nil { // the call may be repeated, also after an interruption
 		log.Panic(err)
 	}
 	stats, err := s.Stats(ctx, volume.ID)
@@ -46,7 +46,7 @@ func Example() {
 		fmt.Println(usage.Used, "of", usage.Total, usage.Unit)
 	}
 	fmt.Println(stats.VolumeCondition.GetMessage())
-	if err := s.Detach(ctx, volume.ID); err != nil { // unmounts it first
+	if err := s.Detach(ctx, volume.ID); err != nil { // also unmounts the volume
 		log.Panic(err)
 	}
 	if err := s.Stop(ctx); err != nil {
