@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -21,6 +23,8 @@ const (
 	requestLimit = 10 * time.Second
 	// requestAgain is the pause between two checks of the requests in flight.
 	requestAgain = 10 * time.Millisecond
+	// lookGap is the longest time between two looks after which they still say something about each other.
+	lookGap = 50 * time.Millisecond
 )
 
 // ErrDiskHangs is the refusal to attach, grow or detach any disk while a request of one disk does not end: QEMU, and the
@@ -55,34 +59,90 @@ var changesGraph = map[string]bool{
 	"blockdev-add": true, "blockdev-del": true, "blockdev-reopen": true, "block_resize": true, "device_add": true, "device_del": true,
 }
 
-// request is a disk request for which one of QEMU's threads waits. QEMU reads, writes and flushes stores with a thread
+// request identifies a disk request: a thread of QEMU's in a system call. QEMU reads, writes and flushes stores with a thread
 // pool, one request per thread (util/thread-pool.c). The first argument of the thread's system call is the store's
 // descriptor.
 type request struct {
-	thread   string // the thread's number
-	call     string // the system call with its arguments (proc_pid_syscall(5))
-	switches string // how often the thread has slept; while the count is unchanged, the thread is in the same wait
+	thread string // the thread's number
+	call   string // the system call with its arguments (proc_pid_syscall(5))
+}
+
+// sight is what one look shows of a request.
+type sight struct {
+	disk *disk
+	// ended counts the reads and writes that the thread has ended; "" if the call is neither, or the kernel does not count.
+	ended string
+	slept uint64 // how often the thread has slept
+}
+
+// look is what QEMU's threads do at one moment.
+type look struct {
+	waiting map[request]sight
+	running map[string]bool // the numbers of the threads that run: their system calls cannot be seen
+}
+
+// continues reports whether a thread that was seen in the same call some time ago is still at the same request. In a request
+// that hangs, a thread may wake and sleep again: a writer that the kernel holds back does so up to 100 times a second
+// (balance_dirty_pages), and whoever waits for a block device every hung_task_timeout_secs/2 (submit_bio_wait). A thread
+// that has begun another request with the same arguments, such as the next flush, has slept at least twice meanwhile: for
+// lack of work, and in that request.
+func (s sight) continues(before sight, ago time.Duration) bool {
+	if s.ended != "" && before.ended != "" {
+		return s.ended == before.ended
+	}
+	return s.slept == before.slept || ago < lookGap && s.slept == before.slept+1
+}
+
+// flight is a request in flight.
+type flight struct {
+	sight
+	since, seen time.Time // the first and the last look that showed it
 }
 
 // requestTable records since when requests are in flight. The zero value is ready to use.
 type requestTable struct {
-	mu    sync.Mutex
-	since map[request]time.Time
+	mu      sync.Mutex
+	flights map[request]flight // replaced by each look, and not changed
 }
 
-// saw records the requests that are in flight now, and returns when each was first seen.
-func (t *requestTable) saw(now map[request]*disk) map[request]time.Time {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	since := make(map[request]time.Time, len(now))
-	for r := range now {
-		since[r] = time.Now()
-		if before, ok := t.since[r]; ok {
-			since[r] = before
+// saw records a look, and returns the requests in flight. The caller holds mu. A request whose thread runs has not been seen to
+// end: it stays until the thread has run for lookGap.
+func (t *requestTable) saw(now look) map[request]flight {
+	flights := make(map[request]flight, len(now.waiting))
+	for r, s := range now.waiting {
+		f := flight{s, time.Now(), time.Now()}
+		if before, ok := t.flights[r]; ok && s.continues(before.sight, f.seen.Sub(before.seen)) {
+			f.since = before.since
+		}
+		flights[r] = f
+	}
+	for r, before := range t.flights {
+		if now.running[r.thread] && time.Since(before.seen) < lookGap {
+			flights[r] = before
 		}
 	}
-	t.since = since
-	return since
+	t.flights = flights
+	return flights
+}
+
+// wait is one caller's wait for requests to end. The zero value is ready to use.
+type wait struct {
+	left map[request]flight // nil before the first look
+}
+
+// saw records the requests in flight. It returns one that hangs, nil if there is no such request.
+func (w *wait) saw(now map[request]flight) (hanging *flight) {
+	left := make(map[request]flight)
+	for r, f := range now {
+		if before, ok := w.left[r]; w.left == nil || ok && before.since.Equal(f.since) {
+			left[r] = f
+			if time.Since(f.since) >= requestLimit {
+				hanging = &f
+			}
+		}
+	}
+	w.left = left
+	return hanging
 }
 
 // awaitRequests waits until the current requests have ended, if this QEMU would otherwise wait for them in its main loop.
@@ -93,48 +153,51 @@ func (vm *VM) awaitRequests(ctx context.Context) error {
 	}
 	again := time.NewTicker(requestAgain)
 	defer again.Stop()
-	var left map[request]*disk
+	var w wait
 	for {
-		now, err := vm.inFlight()
+		now, err := vm.look()
 		if err != nil {
 			vm.blind.Do(func() {
 				vm.log.WithError(err).Warn("QEMU's requests in flight cannot be looked at: while one hangs, a disk that comes, grows or goes stops the VM")
 			})
 			return nil
 		}
-		if left == nil {
-			left = maps.Clone(now)
+		if hangs := w.saw(now); hangs != nil {
+			return &HangsError{ID: hangs.disk.ID, Path: hangs.disk.Path, For: time.Since(hangs.since), QEMU: vm.Version()}
 		}
-		since := vm.requests.saw(now)
-		for r, d := range left {
-			if now[r] == nil {
-				delete(left, r)
-			} else if seen := time.Since(since[r]); seen >= requestLimit {
-				return &HangsError{ID: d.ID, Path: d.Path, For: seen, QEMU: vm.Version()}
-			}
-		}
-		if len(left) == 0 {
+		if len(w.left) == 0 {
 			return nil
 		}
 		select {
 		case <-again.C:
 		case <-ctx.Done():
-			return stillInFlight(left, ctx.Err())
+			return stillInFlight(w.left, ctx.Err())
 		}
 	}
 }
 
 // stillInFlight returns the error of a caller whose context ended before it was known whether a request hangs.
-func stillInFlight(left map[request]*disk, err error) error {
-	for _, d := range left {
-		err = fmt.Errorf("QEMU would wait for a request of disk %s (%s) that has not ended: %w", d.ID, d.Path, err)
+func stillInFlight(left map[request]flight, err error) error {
+	for _, f := range left {
+		err = fmt.Errorf("QEMU would wait for a request of disk %s (%s) that has not ended: %w", f.disk.ID, f.disk.Path, err)
 		break
 	}
 	return err
 }
 
-// inFlight returns the requests for which QEMU's threads wait now. It reads only /proc and accesses no store.
-func (vm *VM) inFlight() (map[request]*disk, error) {
+// look returns the requests in flight. Looks are recorded in the order in which they are made.
+func (vm *VM) look() (map[request]flight, error) {
+	vm.requests.mu.Lock()
+	defer vm.requests.mu.Unlock()
+	now, err := vm.lookAtThreads()
+	if err != nil {
+		return nil, err
+	}
+	return vm.requests.saw(now), nil
+}
+
+// lookAtThreads returns the requests for which QEMU's threads wait now. It reads only /proc and accesses no store.
+func (vm *VM) lookAtThreads() (look, error) {
 	process := fmt.Sprintf("/proc/%d", vm.qemu.cmd.Process.Pid)
 	stores := make(map[string]*disk) // by the target of their descriptor's link
 	for _, d := range vm.disks.all() {
@@ -144,25 +207,30 @@ func (vm *VM) inFlight() (map[request]*disk, error) {
 	}
 	threads, err := os.ReadDir(filepath.Join(process, "task"))
 	if err != nil {
-		return nil, err
+		return look{}, err
 	}
-	found := make(map[request]*disk)
+	now := look{make(map[request]sight), make(map[string]bool)}
 	for _, thread := range threads {
 		dir := filepath.Join(process, "task", thread.Name())
-		call, err := os.ReadFile(filepath.Join(dir, "syscall"))
+		text, err := os.ReadFile(filepath.Join(dir, "syscall"))
 		if errors.Is(err, os.ErrPermission) {
-			return nil, err
+			return look{}, err
 		}
-		descriptor, ok := firstArgument(string(call))
+		call := strings.TrimSpace(string(text))
+		if call == "running" {
+			now.running[thread.Name()] = true
+		}
+		descriptor, ok := firstArgument(call)
 		if err != nil || !ok { // the thread has ended, or is not waiting
 			continue
 		}
 		leads, err := os.Readlink(filepath.Join(process, "fd", strconv.FormatUint(descriptor, 10)))
 		if d := stores[leads]; err == nil && d != nil {
-			found[request{thread.Name(), string(call), sleeps(filepath.Join(dir, "status"))}] = d
+			slept, _ := strconv.ParseUint(count(filepath.Join(dir, "status"), "voluntary_ctxt_switches"), 10, 64)
+			now.waiting[request{thread.Name(), call}] = sight{d, endedBy(dir, call), slept}
 		}
 	}
-	return found, nil
+	return now, nil
 }
 
 // firstArgument parses the first argument of a thread's system call. The line has the call's number in decimal and six
@@ -177,10 +245,32 @@ func firstArgument(line string) (uint64, bool) {
 	return argument, err == nil
 }
 
-// sleeps reads the thread's number of voluntary context switches from its status file; "" if the file is missing.
-func sleeps(file string) string {
+// counted lists the system calls by which QEMU reads and writes a store. The kernel counts them when they end.
+var counted = []int{
+	unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_PREADV, unix.SYS_PWRITEV, unix.SYS_PREADV2, unix.SYS_PWRITEV2,
+}
+
+// endedBy returns how many reads and writes a thread has ended (proc_pid_io(5)), if the thread is in one; else "".
+func endedBy(thread, call string) string {
+	number, _, _ := strings.Cut(call, " ")
+	if n, err := strconv.Atoi(number); err != nil || !slices.Contains(counted, n) {
+		return ""
+	}
+	file := filepath.Join(thread, "io")
+	reads, writes := count(file, "syscr"), count(file, "syscw")
+	if reads == "" || writes == "" {
+		return ""
+	}
+	return reads + " " + writes
+}
+
+// count returns the value of a key in a file of a thread's in /proc; "" if the file or the key is missing.
+func count(file, key string) string {
 	text, _ := os.ReadFile(file) // an error means that the thread has ended
-	_, behind, _ := strings.Cut(string(text), "\nvoluntary_ctxt_switches:")
-	count, _, _ := strings.Cut(behind, "\n")
-	return strings.TrimSpace(count)
+	for line := range strings.Lines(string(text)) {
+		if name, value, _ := strings.Cut(line, ":"); name == key {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
 }

@@ -3,10 +3,15 @@ package qemu
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/host/sandbox"
 	"github.com/directvol/directvol/host/trial"
@@ -20,11 +25,35 @@ type hangingStore struct {
 	request       string // in the syntax of QEMU's qemu-io
 }
 
-// hangingStores returns two stores: one answers reads while its writes hang, the other's server stops completely.
+// hangingStores returns three stores: one answers reads while its writes hang, one holds back whoever writes more than it takes,
+// and the last one's server stops completely.
 func hangingStores(t *testing.T) map[string]hangingStore {
 	path, freeze, thaw := frozen(t)
 	served, stop, answer := trialtest.Serve(t)
-	return map[string]hangingStore{"writes": {path, freeze, thaw, "aio_write 0 4k"}, "all": {served, stop, answer, "aio_read 0 4k"}}
+	return map[string]hangingStore{
+		"writes": {path, freeze, thaw, "aio_write 0 4k"}, "held back": holdingBack(t), "all": {served, stop, answer, "aio_read 0 4k"},
+	}
+}
+
+// holdingBack returns a block device that does not write while it hangs. The kernel holds its writers back beyond 1 MiB: it
+// lets them sleep, 200 ms at most, again and again (balance_dirty_pages).
+func holdingBack(t *testing.T) hangingStore {
+	path, freeze, thaw := frozen(t)
+	must(t, os.Truncate(path, 16*mib))
+	device := loopDevice(t, path)
+	var st unix.Stat_t
+	must(t, unix.Stat(device, &st))
+	set := func(name, value string) error {
+		file := fmt.Sprintf("/sys/class/bdi/%d:%d/%s", unix.Major(st.Rdev), unix.Minor(st.Rdev), name)
+		return os.WriteFile(file, []byte(value), 0o600)
+	}
+	if err := errors.Join(set("strict_limit", "1"), set("max_bytes", "1048576")); err != nil {
+		t.Skipf("no limit for one device's writers (run with Linux 6.2 or later): %v", err)
+	}
+	return hangingStore{device, freeze, func() {
+		thaw()
+		must(t, errors.Join(set("strict_limit", "0"), set("max_ratio", "100")))
+	}, "aio_write 0 12M"}
 }
 
 // begins makes QEMU start a request of a disk without waiting for its end, and returns when a thread of QEMU executes the
@@ -36,9 +65,9 @@ func begins(t *testing.T, vm *VM, id, request string) {
 		"command-line": `qemu-io -d /machine/peripheral/` + deviceOf(vm, id) + `/virtio-backend "` + request + `"`,
 	}, nil))
 	for {
-		now, err := vm.inFlight()
+		now, err := vm.lookAtThreads()
 		must(t, err)
-		if len(now) > 0 {
+		if len(now.waiting) > 0 {
 			return
 		}
 		must(t, ctx.Err())
@@ -50,10 +79,13 @@ func begins(t *testing.T, vm *VM, id, request string) {
 func (t *requestTable) haveHungFor(d time.Duration) (requests int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for r := range t.since {
-		t.since[r] = time.Now().Add(-d)
+	flights := make(map[request]flight)
+	for r, f := range t.flights {
+		f.since = time.Now().Add(-d)
+		flights[r] = f
 	}
-	return len(t.since)
+	t.flights = flights
+	return len(flights)
 }
 
 // QEMU 8 and later would block together with its guest. The installed QEMU is older, and the test makes the VM treat it as
@@ -112,6 +144,49 @@ func TestRealQEMUIsAskedForNothingThatWouldHaveItWaitForADiskThatHangs(t *testin
 		}
 		must(t, vm.ResizeDisk(limited(t), "other", size))
 		must(t, vm.takeAwayNow(t, name))
+	}
+}
+
+// A thread that wakes and sleeps again in a request that hangs has ended nothing.
+func TestOnlyARequestThatWasSeenToEndHasEnded(t *testing.T) {
+	d, write, flush := &disk{}, request{"7", "18 0x9 0x1"}, request{"7", "75 0x9"}
+	at := func(r request, ended string, slept uint64) look {
+		return look{waiting: map[request]sight{r: {d, ended, slept}}}
+	}
+	running := look{running: map[string]bool{"7": true}}
+	for name, c := range map[string]struct {
+		first, then look
+		after       time.Duration
+		ends        bool
+	}{
+		"a write that sleeps":                 {at(write, "1 5", 8), at(write, "1 5", 8), time.Hour, false},
+		"a write that has woken":              {at(write, "1 5", 8), at(write, "1 5", 9), requestAgain, false},
+		"a write that has woken often":        {at(write, "1 5", 8), at(write, "1 5", 900), time.Hour, false},
+		"the same write again":                {at(write, "1 5", 8), at(write, "1 6", 10), requestAgain, true},
+		"a flush that sleeps":                 {at(flush, "", 8), at(flush, "", 8), time.Hour, false},
+		"a flush that has woken":              {at(flush, "", 8), at(flush, "", 9), requestAgain, false},
+		"a flush that has woken at some time": {at(flush, "", 8), at(flush, "", 9), time.Hour, true},
+		"the next flush":                      {at(flush, "", 8), at(flush, "", 10), requestAgain, true},
+		"another request":                     {at(write, "1 5", 8), at(flush, "", 8), requestAgain, true},
+		"a thread that has just woken":        {at(write, "1 5", 8), running, requestAgain, false},
+		"a thread that has run since":         {at(write, "1 5", 8), running, lookGap, true},
+		"a thread that waits elsewhere":       {at(write, "1 5", 8), look{}, requestAgain, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var table requestTable
+				var w wait
+				w.saw(table.saw(c.first))
+				time.Sleep(c.after)
+				hanging := w.saw(table.saw(c.then))
+				if ended := len(w.left) == 0; ended != c.ends {
+					t.Errorf("want it ended: %v\ngot  %v", c.ends, ended)
+				}
+				if hangs := hanging != nil; hangs != (!c.ends && c.after >= requestLimit) {
+					t.Errorf("after %v it is said to hang: %v", c.after, hangs)
+				}
+			})
+		})
 	}
 }
 
