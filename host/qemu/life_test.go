@@ -279,6 +279,19 @@ func TestFailedStartLeavesNothing(t *testing.T) {
 	}
 }
 
+// over is a context that has ended where nobody waits for it: it ends between two looks.
+type over struct{ context.Context }
+
+func (over) Err() error { return context.DeadlineExceeded }
+
+// Start returned a VM without a QEMU when its context ended just after a program had said that it knows -sandbox.
+func TestStartWhoseContextEndsBetweenItsStepsFails(t *testing.T) {
+	_, err := Start(over{limited(t)}, Config{Dir: filepath.Join(shortDir(t), "vm"), GuestCID: 3, Binary: "true", Stores: testStores(t)})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("want %v\ngot  %v", context.DeadlineExceeded, err)
+	}
+}
+
 func TestRunningVMKeepsItsDirectory(t *testing.T) {
 	vm, err := startPlayed(t, "serves", "serves", nil)
 	if err != nil {

@@ -18,6 +18,7 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -162,7 +163,7 @@ func (vm *VM) start(ctx context.Context) error {
 	}
 	vm.cfg.Binary = binary
 	if err := canConfine(ctx, binary); ctx.Err() != nil {
-		return err
+		return cmp.Or(err, ctx.Err())
 	} else if err != nil {
 		vm.log.WithError(err).Warn("QEMU runs without its seccomp filter: a guest that takes it over may start programs on this host")
 	} else {
