@@ -21,6 +21,8 @@ const (
 	graphLockMajor = 8
 	// requestLimit is how long a request may be in flight before its disk counts as hanging.
 	requestLimit = 10 * time.Second
+	// slowRequest is how long a request is in flight that is waited for too, though it began during a wait.
+	slowRequest = 100 * time.Millisecond
 	// requestAgain is the pause between two checks of the requests in flight.
 	requestAgain = 10 * time.Millisecond
 	// lookGap is the longest time between two looks after which they still say something about each other.
@@ -125,20 +127,36 @@ func (t *requestTable) saw(now look) map[request]flight {
 	return flights
 }
 
-// wait is one caller's wait for requests to end. The zero value is ready to use.
+// awaited is a request for which a caller waits.
+type awaited struct {
+	flight
+	first bool // the caller's first look showed it
+}
+
+// wait is one caller's wait for requests to end: those of its first look, and those that begin while one of these is left and
+// take longer than slowRequest, since one of them may begin to hang. It lasts at most twice as long as requestLimit. The zero
+// value is ready to use.
 type wait struct {
-	left map[request]flight // nil before the first look
+	left map[request]awaited // nil before the first look
 }
 
 // saw records the requests in flight. It returns one that hangs, nil if there is no such request.
 func (w *wait) saw(now map[request]flight) (hanging *flight) {
-	left := make(map[request]flight)
+	begins, joins := w.left == nil, false
+	for _, a := range w.left {
+		joins = joins || a.first
+	}
+	left := make(map[request]awaited)
 	for r, f := range now {
-		if before, ok := w.left[r]; w.left == nil || ok && before.since.Equal(f.since) {
-			left[r] = f
-			if time.Since(f.since) >= requestLimit {
-				hanging = &f
-			}
+		before, waits := w.left[r]
+		waits = waits && before.since.Equal(f.since)
+		inFlight := time.Since(f.since)
+		if !begins && !waits && !(joins && inFlight >= slowRequest) {
+			continue
+		}
+		left[r] = awaited{f, begins || waits && before.first}
+		if inFlight >= requestLimit {
+			hanging = &f
 		}
 	}
 	w.left = left
@@ -146,7 +164,8 @@ func (w *wait) saw(now map[request]flight) (hanging *flight) {
 }
 
 // awaitRequests waits until the current requests have ended, if this QEMU would otherwise wait for them in its main loop.
-// It fails with a *HangsError if a request does not end. It ignores requests that start later: QEMU holds those back itself.
+// It fails with a *HangsError if a request does not end. It ignores requests that start later
+// and end soon: QEMU holds those back itself.
 func (vm *VM) awaitRequests(ctx context.Context) error {
 	if vm.major < graphLockMajor {
 		return nil
@@ -177,9 +196,9 @@ func (vm *VM) awaitRequests(ctx context.Context) error {
 }
 
 // stillInFlight returns the error of a caller whose context ended before it was known whether a request hangs.
-func stillInFlight(left map[request]flight, err error) error {
-	for _, f := range left {
-		err = fmt.Errorf("QEMU would wait for a request of disk %s (%s) that has not ended: %w", f.disk.ID, f.disk.Path, err)
+func stillInFlight(left map[request]awaited, err error) error {
+	for _, a := range left {
+		err = fmt.Errorf("QEMU would wait for a request of disk %s (%s) that has not ended: %w", a.disk.ID, a.disk.Path, err)
 		break
 	}
 	return err

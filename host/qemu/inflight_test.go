@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -184,6 +185,52 @@ func TestOnlyARequestThatWasSeenToEndHasEnded(t *testing.T) {
 				}
 				if hangs := hanging != nil; hangs != (!c.ends && c.after >= requestLimit) {
 					t.Errorf("after %v it is said to hang: %v", c.after, hangs)
+				}
+			})
+		})
+	}
+}
+
+// A request may begin to hang while another one is waited for. Those that come later are not waited for, so that the wait ends beside
+// a disk that is always slow.
+func TestRequestThatBeginsToHangDuringTheWaitIsSeen(t *testing.T) {
+	type span struct{ begins, ends time.Duration }
+	const second, never = time.Second, time.Hour
+	for name, c := range map[string]struct {
+		requests []span
+		ends     time.Duration
+		hangs    bool
+	}{
+		"no request":               {nil, 0, false},
+		"one that ends":            {[]span{{0, second}}, second, false},
+		"one that hangs":           {[]span{{0, never}}, requestLimit, true},
+		"a quick one behind":       {[]span{{0, second}, {second - slowRequest/2, never}}, second, false},
+		"a slow one behind":        {[]span{{0, second}, {second / 2, 3 * second}}, 3 * second, false},
+		"one behind that hangs":    {[]span{{0, second}, {second / 2, never}}, second/2 + requestLimit, true},
+		"slow ones, one by one":    {[]span{{0, second}, {second / 2, 2 * second}, {3 * second / 2, 4 * second}, {2 * second, never}}, 2 * second, false},
+		"one before the first end": {[]span{{0, 9 * second}, {8 * second, never}}, 8*second + requestLimit, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var table requestTable
+				var w wait
+				began := time.Now()
+				for {
+					now := look{waiting: make(map[request]sight)}
+					for i, r := range c.requests {
+						if at := time.Since(began); r.begins <= at && at < r.ends {
+							now.waiting[request{strconv.Itoa(i), "18 0x9"}] = sight{&disk{}, "0 0", 1}
+						}
+					}
+					hanging := w.saw(table.saw(now))
+					if hanging == nil && len(w.left) > 0 {
+						time.Sleep(requestAgain)
+						continue
+					}
+					if took := time.Since(began); took != c.ends || (hanging != nil) != c.hangs {
+						t.Errorf("want the end after %v, hanging: %v\ngot it after %v, hanging: %v", c.ends, c.hangs, took, hanging != nil)
+					}
+					return
 				}
 			})
 		})
