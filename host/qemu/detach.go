@@ -27,6 +27,14 @@ const (
 // ErrKept means that the guest refused to release a disk on detach. The disk stays attached.
 var ErrKept = errors.New("the guest refused to let go of it")
 
+// errNotAsked means that a detach has failed before the guest was asked for anything.
+var errNotAsked = errors.New("the guest was not asked for it")
+
+// notAsked is an error that is errNotAsked too. Its text is unchanged.
+type notAsked struct{ error }
+
+func (e notAsked) Unwrap() []error { return []error{e.error, errNotAsked} }
+
 // DetachDisk removes a disk from the VM: it asks the guest to release the disk, waits until the guest has done so, and
 // removes the block nodes. The caller must make sure that nothing in the guest uses the disk, because the guest's kernel
 // does not refuse. Detaching a disk that the VM does not have succeeds. A detach that failed half way resumes where it
@@ -42,7 +50,7 @@ func (vm *VM) DetachDisk(ctx context.Context, id string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("detach %w", err)
+		return fmt.Errorf("detach %w", notAsked{err})
 	}
 	defer d.unlock()
 	if d.slot.bridge == 0 {
@@ -83,7 +91,7 @@ func (vm *VM) unplug(ctx context.Context, d *disk) error {
 	}
 	done, err := vm.hotplug.take(ctx, d)
 	if err != nil {
-		return err
+		return notAsked{err}
 	}
 	// After the time limit the other disks may proceed; they learn which disk is late.
 	limit := time.AfterFunc(vm.hotplug.left(d), done)
@@ -92,9 +100,15 @@ func (vm *VM) unplug(ctx context.Context, d *disk) error {
 		done()
 	}()
 	doubts := 0
-	for {
+	for asked := false; ; asked = true {
 		refused := d.refusal()
-		if gone, err := vm.requestUnplug(ctx, d); gone || err != nil {
+		if err := vm.awaitRequests(ctx); err != nil && !asked {
+			return notAsked{err}
+		} else if err != nil {
+			return err
+		}
+		vm.hotplug.asks(d)
+		if gone, err := vm.sendUnplug(ctx, d, d.request()); gone || err != nil {
 			return err
 		}
 		if again, err := vm.awaitLeaving(ctx, d, refused, &doubts); !again {
@@ -127,20 +141,12 @@ func (vm *VM) awaitLeaving(ctx context.Context, d *disk, refused <-chan struct{}
 	}
 }
 
-// requestUnplug asks the guest to release a disk. The caller must hold the hotplug turn, or have held it for this disk;
-// otherwise the name could become another disk's. If the command would block QEMU, the guest is not asked, and the disk
-// does not count as leaving.
-func (vm *VM) requestUnplug(ctx context.Context, d *disk) (gone bool, err error) {
-	if err := vm.awaitRequests(ctx); err != nil {
-		return false, err
-	}
-	vm.hotplug.asks(d)
-	return vm.sendUnplug(ctx, d, d.request())
-}
-
 // requestAgain repeats another call's request to release a disk. The caller waits for that disk and holds the hotplug
 // turn. A disk that the guest refused to release is not asked for again: it may be mounted again.
 func (vm *VM) requestAgain(ctx context.Context, d *disk) (gone bool, err error) {
+	if err := vm.awaitRequests(ctx); err != nil {
+		return false, err
+	}
 	if !d.requestAgain() {
 		return d.isGone(), nil
 	}
@@ -148,9 +154,11 @@ func (vm *VM) requestAgain(ctx context.Context, d *disk) (gone bool, err error) 
 	return vm.sendUnplug(ctx, d, true)
 }
 
-// sendUnplug sends a request that is already recorded. asked is true if an earlier request was sent.
+// sendUnplug sends a request that is already recorded. The caller has called awaitRequests before: a request that is refused
+// must not be recorded. It holds the hotplug turn, or has held it for this disk; otherwise the name could become another
+// disk's. asked is true if an earlier request was sent.
 func (vm *VM) sendUnplug(ctx context.Context, d *disk, asked bool) (gone bool, err error) {
-	err = vm.execute(ctx, "device_del", map[string]string{"id": d.device()}, nil)
+	err = vm.send(ctx, "device_del", map[string]string{"id": d.device()}, nil)
 	answer := new(qmp.Error)
 	d.answer(err == nil || errors.As(err, &answer))
 	switch {
@@ -165,7 +173,7 @@ func (vm *VM) sendUnplug(ctx context.Context, d *disk, asked bool) (gone bool, e
 		return false, nil
 	default:
 		d.stays()
-		return false, err
+		return false, notAsked{err}
 	}
 }
 

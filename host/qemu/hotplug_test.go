@@ -188,16 +188,20 @@ func TestNothingIsAddedBesideARemoval(t *testing.T) {
 		defer cancel()
 		return do(ctx)
 	}
-	if err := short(func(ctx context.Context) error { return vm.DetachDisk(ctx, "a") }); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("detach a\nwant %v\ngot  %v", context.DeadlineExceeded, err)
+	if err := short(func(ctx context.Context) error { return vm.DetachDisk(ctx, "a") }); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errNotAsked) {
+		t.Errorf("detach a, which the guest was asked for\nwant %v\ngot  %v", context.DeadlineExceeded, err)
 	}
 	late := Disk{ID: "late", Path: image(t, mib)}
 	for name, call := range map[string]func(context.Context) error{
 		"attach": func(ctx context.Context) error { _, err := vm.AttachDisk(ctx, late); return err },
 		"detach": func(ctx context.Context) error { return vm.DetachDisk(ctx, "b") },
 	} {
-		if err := short(call); !errors.Is(err, ErrHotplugHeld) || !errors.Is(err, context.DeadlineExceeded) {
+		err := typed(short(call))
+		if !errors.Is(err, ErrHotplugHeld) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s\nwant %v\ngot  %v", name, ErrHotplugHeld, err)
+		}
+		if is := errors.Is(err, sandbox.ErrNotAsked); is != (name == "detach") {
+			t.Errorf("%s: it is %v: %v", name, sandbox.ErrNotAsked, is)
 		}
 	}
 	q.with(func() {

@@ -136,9 +136,10 @@ func TestRealQEMUIsAskedForNothingThatWouldHaveItWaitForADiskThatHangs(t *testin
 		if _, there := vm.Disk("third"); there {
 			t.Errorf("%s: an attach that was refused has left something", name)
 		}
-		if vm.disks.find("other").leaving() {
-			t.Errorf("%s: a detach was refused, and its disk is said to be leaving", name)
+		if err := typed(calls["detach"](limited(t))); !errors.Is(err, sandbox.ErrNotAsked) || vm.disks.find("other").leaving() {
+			t.Errorf("%s: a detach was refused:\nwant its disk not asked for, and not leaving\ngot  %v", name, err)
 		}
+		unsentLeavesNoDoubt(t, vm, vm.disks.find("other"))
 		store.recover()
 		for errors.Is(vm.awaitRequests(limited(t)), ErrDiskHangs) { // takes a moment
 			runtime.Gosched()
@@ -234,6 +235,24 @@ func TestRequestThatBeginsToHangDuringTheWaitIsSeen(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// unsentLeavesNoDoubt checks that a request that is not sent leaves no doubt to which one the guest's refusal belongs.
+func unsentLeavesNoDoubt(t *testing.T, vm *VM, d *disk) {
+	t.Helper()
+	d.request()
+	d.answer(true)
+	if _, err := vm.requestAgain(limited(t), d); !errors.Is(err, ErrDiskHangs) {
+		t.Errorf("ask again\nwant %v\ngot  %v", ErrDiskHangs, err)
+	}
+	refused := d.refusal()
+	d.refuses(time.Now())
+	select {
+	case <-refused:
+	default:
+		t.Errorf("a request was not sent, and a refusal of the one before is in doubt")
+		d.stays()
 	}
 }
 

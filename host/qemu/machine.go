@@ -101,25 +101,31 @@ func (m Machine) AwaitEnd(ctx context.Context) error {
 var meanings = []struct{ of, is error }{
 	{ErrEnded, sandbox.ErrEnded}, {ErrShrink, sandbox.ErrWouldShrink}, {ErrAttached, sandbox.ErrBusy}, {ErrNoDisk, sandbox.ErrNotFound},
 	{ErrDiskHangs, sandbox.ErrStoreHangs}, {trial.ErrHangs, sandbox.ErrStoreHangs}, {trial.ErrUntried, sandbox.ErrStoreHangs},
-	{ErrKept, sandbox.ErrKept}, {ErrHotplugHeld, sandbox.ErrHotplugHeld}, {qmp.ErrOutcomeUnknown, sandbox.ErrOutcomeUnknown},
+	{ErrKept, sandbox.ErrKept}, {ErrHotplugHeld, sandbox.ErrHotplugHeld}, {errNotAsked, sandbox.ErrNotAsked},
+	{qmp.ErrOutcomeUnknown, sandbox.ErrOutcomeUnknown},
 }
 
-// meant is an error that also matches an error of host/sandbox. Its text is unchanged.
+// meant is an error that also matches errors of host/sandbox. Its text is unchanged.
 type meant struct {
 	error
-	is error
+	are []error
 }
 
-func (m meant) Unwrap() []error { return []error{m.error, m.is} }
+func (m meant) Unwrap() []error { return append([]error{m.error}, m.are...) }
 
+// typed adds to an error all that it means: a disk may hang while another one is not released.
 func typed(err error) error {
+	var are []error
 	for _, meaning := range meanings {
 		if errors.Is(err, meaning.of) {
-			return meant{err, meaning.is}
+			are = append(are, meaning.is)
 		}
 	}
 	if _, inUse := errors.AsType[*holders.InUseError](err); inUse {
-		return meant{err, sandbox.ErrBusy}
+		are = append(are, sandbox.ErrBusy)
 	}
-	return err
+	if len(are) == 0 {
+		return err
+	}
+	return meant{err, are}
 }

@@ -105,15 +105,19 @@ func (vm *VM) whatHasLeft(ctx context.Context, ask qmp.Ask) (now state, missed [
 	return now, missed, nil
 }
 
-// execute runs a QMP command. If the connection breaks, QEMU's state shows whether the command was carried out; if not,
-// execute sends it again. If the state does not show it, the error is qmp.ErrOutcomeUnknown. If QEMU has ended, the error
-// says so. A command that would block QEMU is not sent (ErrDiskHangs).
+// execute runs a QMP command as send does, unless the command would block QEMU: then it is not sent (ErrDiskHangs).
 func (vm *VM) execute(ctx context.Context, command string, arguments, result any) error {
 	if changesGraph[command] {
 		if err := vm.awaitRequests(ctx); err != nil {
 			return err
 		}
 	}
+	return vm.send(ctx, command, arguments, result)
+}
+
+// send runs a QMP command. If the connection breaks, QEMU's state shows whether the command was carried out; if not, send
+// sends it again. If the state does not show it, the error is qmp.ErrOutcomeUnknown. If QEMU has ended, the error says so.
+func (vm *VM) send(ctx context.Context, command string, arguments, result any) error {
 	return vm.explained(ctx, vm.decided(ctx, command, arguments, func() error { return vm.qmp.Execute(ctx, command, arguments, result) }))
 }
 

@@ -128,6 +128,19 @@ func TestErrorsOfStoresAndConnectionsAreTheSandboxs(t *testing.T) {
 	}
 }
 
+// An error may mean more than one thing: a disk hangs while the guest keeps another one, and this one was not asked for.
+func TestErrorIsAllThatItMeans(t *testing.T) {
+	err := typed(fmt.Errorf("detach: %w", notAsked{fmt.Errorf("%w: %w", ErrHotplugHeld, &HangsError{ID: "dead"})}))
+	for _, want := range []error{sandbox.ErrHotplugHeld, sandbox.ErrStoreHangs, sandbox.ErrNotAsked, ErrDiskHangs} {
+		if !errors.Is(err, want) {
+			t.Errorf("want %v\ngot  %v", want, err)
+		}
+	}
+	if errors.Is(err, sandbox.ErrKept) {
+		t.Errorf("it is %v", sandbox.ErrKept)
+	}
+}
+
 func TestFailedStartLeavesItsBootDisksToOthers(t *testing.T) {
 	path, stores := image(t, mib), testStores(t)
 	if _, err := startPlayed(t, "dies", "serves", func(c *Config) { c.Stores, c.BootDisks = stores, []Disk{{ID: "boot", Path: path}} }); err == nil {

@@ -33,6 +33,8 @@ var (
 	ErrStoreHangs = errors.New("its store does not answer")
 	// ErrHotplugHeld: the guest has not released another disk, and until it does, no disk can be attached or detached.
 	ErrHotplugHeld = errors.New("the guest does not let go of another disk")
+	// ErrNotAsked is returned by a machine that has not asked the guest to release a disk: the disk stays.
+	ErrNotAsked = errors.New("the guest was not asked to release it")
 	// ErrKept is returned by a machine: the guest refused to release a disk, and the disk stays.
 	ErrKept = errors.New("the guest keeps it")
 	// ErrEnded is returned by a machine: it ended in another way than by its guest's power-off.

@@ -46,7 +46,7 @@ type Machine interface {
 	// Detach asks the guest to release a disk, and returns when the disk is gone and its store is closed. Nothing in the
 	// guest may use the disk; the guest's kernel does not check that. Detaching an absent disk succeeds. After a failure the
 	// disk may leave at any time, until a Detach succeeds. There are two exceptions: ErrKept means that the disk stays, and
-	// ErrHotplugHeld means that this Detach has not asked the guest.
+	// ErrNotAsked means that this Detach has not asked the guest, whatever else the error says.
 	Detach(ctx context.Context, id string) error
 	// Resize grows a disk to the given number of bytes. It refuses a smaller size (ErrWouldShrink).
 	Resize(ctx context.Context, id string, bytes uint64) error

@@ -325,7 +325,7 @@ func (s *Sandbox) takeAway(ctx context.Context, v *volume) error {
 	}
 	s.decide(v, Leaving)
 	err := s.leave(ctx, v)
-	if errors.Is(err, ErrHotplugHeld) && !asked && v.point != "" {
+	if errors.Is(err, ErrNotAsked) && !asked && v.point != "" {
 		s.decide(v, Attached)
 	}
 	return err

@@ -145,7 +145,7 @@ type behind struct {
 
 func (b behind) Detach(ctx context.Context, id string) error {
 	if *b.other {
-		return sandbox.ErrHotplugHeld
+		return errors.Join(sandbox.ErrStoreHangs, sandbox.ErrNotAsked)
 	}
 	return b.machine.Detach(ctx, id)
 }
