@@ -39,7 +39,7 @@ func claimDirectory(path string) (*directory, error) {
 			return d, nil
 		}
 		if d.file != nil {
-			d.file.Close()
+			d.close()
 		}
 		if !errors.Is(err, errMoved) {
 			break
@@ -118,9 +118,16 @@ func (d *directory) lock() error {
 	return os.NewSyscallError("flock", err)
 }
 
+// close unlocks the directory. Closing alone would leave the lock to a process that another goroutine starts, which briefly has a
+// copy of the descriptor.
+func (d *directory) close() {
+	_ = unix.Flock(int(d.file.Fd()), unix.LOCK_UN)
+	d.file.Close()
+}
+
 // release unlocks the directory. If this VM made the directory and it is empty, release removes it.
 func (d *directory) release(log *logrus.Entry) {
-	defer d.file.Close()
+	defer d.close()
 	if !d.made {
 		return
 	}

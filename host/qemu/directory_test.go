@@ -66,6 +66,23 @@ func TestOfSeveralStartsInADirectoryOneIsNotRefused(t *testing.T) {
 	}
 }
 
+// Between fork and exec, a process started by another goroutine has a copy of each descriptor.
+func TestDirectoryThatIsReleasedIsLockedByNoCopyOfItsDescriptor(t *testing.T) {
+	path := t.TempDir()
+	must(t, os.Chmod(path, 0o700))
+	d, err := claimDirectory(path)
+	must(t, err)
+	copied, err := unix.FcntlInt(d.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(copied)
+	d.release(logrus.NewEntry(logrus.StandardLogger()))
+	d, err = claimDirectory(path)
+	if err != nil {
+		t.Fatalf("a directory that nobody has any more: %v", err)
+	}
+	d.close()
+}
+
 // TestADirectoryIsItsSandboxsWhateverIsInIt: the lock decides, not the sockets.
 func TestADirectoryIsItsSandboxsWhateverIsInIt(t *testing.T) {
 	vm, err := startPlayed(t, "serves", "serves", nil)

@@ -185,9 +185,12 @@ func (s *Store) Bytes() (uint64, error) {
 	return uint64(end), nil
 }
 
-// release closes the store and releases its locks.
+// release closes the store and releases its locks. QEMU has no block node on it any more, or has ended.
 func (s *Store) release() {
 	if s.file != nil {
+		// QEMU's locks are on the open file that it shares with this process. Closing alone would leave them to a process that
+		// another goroutine starts, which briefly has a copy of the descriptor.
+		_ = unix.FcntlFlock(s.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK})
 		s.file.Close() // this process writes nothing; QEMU does
 	}
 	if s.lock != nil {

@@ -249,6 +249,21 @@ func TestStoreThatIsClosedIsLockedByNoCopyOfItsDescriptors(t *testing.T) {
 	}
 }
 
+// A QEMU that was killed has not unlocked its image.
+func TestStoreThatIsClosedHasNoLockOfAQEMUThatHasEnded(t *testing.T) {
+	stores, path := In(filepath.Join(t.TempDir(), "stores")), image(t)
+	store, err := claim(t, stores, path, "sandbox one", false)
+	must(t, err)
+	copied, err := unix.FcntlInt(store.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(copied)
+	must(t, unix.FcntlFlock(uintptr(copied), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: 100, Len: 2}))
+	store.Close()
+	if _, err := claim(t, stores, path, "sandbox two", false); err != nil {
+		t.Errorf("a store that nobody has any more: %v", err)
+	}
+}
+
 func TestDirectoryOfLocksIsItsUsersAlone(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Chmod(dir, 0o755))
