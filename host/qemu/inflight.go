@@ -80,7 +80,7 @@ type sight struct {
 // look is what QEMU's threads do at one moment.
 type look struct {
 	waiting map[request]sight
-	running map[string]bool // the numbers of the threads that run: their system calls cannot be seen
+	seen    map[string]bool // the numbers of the threads that wait somewhere, or have ended; what a running thread does cannot be seen
 }
 
 // continues reports whether a thread that was seen in the same call some time ago is still at the same request. In a request
@@ -99,6 +99,7 @@ func (s sight) continues(before sight, ago time.Duration) bool {
 type flight struct {
 	sight
 	since, seen time.Time // the first and the last look that showed it
+	unseen      time.Time // the first look behind them that did not show what its thread does
 }
 
 // requestTable records since when requests are in flight. The zero value is ready to use.
@@ -110,16 +111,23 @@ type requestTable struct {
 // saw records a look, and returns the requests in flight. The caller holds mu. A request whose thread runs has not been seen to
 // end: it stays until the thread has run for lookGap.
 func (t *requestTable) saw(now look) map[request]flight {
+	at := time.Now()
 	flights := make(map[request]flight, len(now.waiting))
 	for r, s := range now.waiting {
-		f := flight{s, time.Now(), time.Now()}
-		if before, ok := t.flights[r]; ok && s.continues(before.sight, f.seen.Sub(before.seen)) {
+		f := flight{sight: s, since: at, seen: at}
+		if before, ok := t.flights[r]; ok && s.continues(before.sight, at.Sub(before.seen)) {
 			f.since = before.since
 		}
 		flights[r] = f
 	}
 	for r, before := range t.flights {
-		if now.running[r.thread] && time.Since(before.seen) < lookGap {
+		if now.seen[r.thread] {
+			continue
+		}
+		if before.unseen.IsZero() {
+			before.unseen = at
+		}
+		if at.Sub(before.unseen) < lookGap {
 			flights[r] = before
 		}
 	}
@@ -215,7 +223,8 @@ func (vm *VM) look() (map[request]flight, error) {
 	return vm.requests.saw(now), nil
 }
 
-// lookAtThreads returns the requests for which QEMU's threads wait now. It reads only /proc and accesses no store.
+// lookAtThreads returns the requests for which QEMU's threads wait now. It reads only /proc and accesses no store. The caller
+// holds requests.mu.
 func (vm *VM) lookAtThreads() (look, error) {
 	process := fmt.Sprintf("/proc/%d", vm.qemu.cmd.Process.Pid)
 	stores := make(map[string]*disk) // by the target of their descriptor's link
@@ -224,32 +233,51 @@ func (vm *VM) lookAtThreads() (look, error) {
 			stores[leads] = d
 		}
 	}
-	threads, err := os.ReadDir(filepath.Join(process, "task"))
+	listed, err := os.ReadDir(filepath.Join(process, "task"))
 	if err != nil {
 		return look{}, err
 	}
+	threads := make(map[string]bool)
+	for _, entry := range listed {
+		threads[entry.Name()] = true
+	}
+	for r := range vm.requests.flights { // the kernel's list may be short when a thread ends meanwhile
+		threads[r.thread] = true
+	}
 	now := look{make(map[request]sight), make(map[string]bool)}
-	for _, thread := range threads {
-		dir := filepath.Join(process, "task", thread.Name())
-		text, err := os.ReadFile(filepath.Join(dir, "syscall"))
-		if errors.Is(err, os.ErrPermission) {
+	for thread := range threads {
+		if err := now.lookAt(process, thread, stores); err != nil {
 			return look{}, err
-		}
-		call := strings.TrimSpace(string(text))
-		if call == "running" {
-			now.running[thread.Name()] = true
-		}
-		descriptor, ok := firstArgument(call)
-		if err != nil || !ok { // the thread has ended, or is not waiting
-			continue
-		}
-		leads, err := os.Readlink(filepath.Join(process, "fd", strconv.FormatUint(descriptor, 10)))
-		if d := stores[leads]; err == nil && d != nil {
-			slept, _ := strconv.ParseUint(count(filepath.Join(dir, "status"), "voluntary_ctxt_switches"), 10, 64)
-			now.waiting[request{thread.Name(), call}] = sight{d, endedBy(dir, call), slept}
 		}
 	}
 	return now, nil
+}
+
+// lookAt adds what a thread does. A store is found by the target of its descriptor's link.
+func (l look) lookAt(process, thread string, stores map[string]*disk) error {
+	dir := filepath.Join(process, "task", thread)
+	text, err := os.ReadFile(filepath.Join(dir, "syscall"))
+	call := strings.TrimSpace(string(text))
+	descriptor, waits := firstArgument(call)
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		return err
+	case errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH): // the thread has ended
+		l.seen[thread] = true
+		return nil
+	case err != nil || call == "running":
+		return nil
+	case !waits:
+		l.seen[thread] = true
+		return nil
+	}
+	leads, err := os.Readlink(filepath.Join(process, "fd", strconv.FormatUint(descriptor, 10)))
+	l.seen[thread] = err == nil || errors.Is(err, os.ErrNotExist) // an argument may be no descriptor
+	if d := stores[leads]; err == nil && d != nil {
+		slept, _ := strconv.ParseUint(count(filepath.Join(dir, "status"), "voluntary_ctxt_switches"), 10, 64)
+		l.waiting[request{thread, call}] = sight{d, endedBy(dir, call), slept}
+	}
+	return nil
 }
 
 // firstArgument parses the first argument of a thread's system call. The line has the call's number in decimal and six
