@@ -13,13 +13,15 @@ import (
 	"github.com/directvol/directvol/protocols/pcipath"
 )
 
-// sysfs makes the part of /sys that a disk has, as Linux 6.1 lays it out:
+// sysfs makes a root directory whose sys/devices has two disks and a network card, laid out as in
+// Linux 6.1, and returns the root:
 //
 //	pci0000:00
 //	├── 0000:00:02.0            a bridge; its bus got the number 3
 //	│   ├── pci_bus/0000:03
-//	│   └── 0000:03:01.0/virtio1/block/vda
-//	└── 0000:00:05.0/virtio2/block/vdb
+//	│   ├── 0000:03:01.0/virtio1/block/vda     without a diskseq, as before Linux 5.15
+//	│   └── 0000:03:02.0/virtio3/net/eth0      no disk
+//	└── 0000:00:05.0/virtio2/block/vdb         its diskseq is 7
 func sysfs(t *testing.T) string {
 	root := t.TempDir()
 	for file, text := range map[string]string{

@@ -22,8 +22,9 @@ const (
 	ignored  verdict = "ignored"
 )
 
-// field is a field by its name in the .proto file. why says how it is honoured, or why it is not.
-// The verdict ignored or refused also covers everything inside the field.
+// field says how one field of a message is treated. Its name is the one in the .proto file; why
+// says how the field is honoured, or why it is not. If a field is ignored or refused, so is
+// everything inside it.
 type field struct {
 	name    string
 	verdict verdict

@@ -11,7 +11,8 @@ import (
 // is near, a quarter of the remaining time is reserved instead.
 const margin = 200 * time.Millisecond
 
-// Early returns a context whose deadline is earlier than ctx's by the time that the answer needs.
+// Early returns a context that ends a little before ctx does (see margin), so that the caller still
+// gets an answer. If ctx has no deadline, neither has the result.
 func Early(ctx context.Context) (context.Context, context.CancelFunc) {
 	if at, ok := ctx.Deadline(); ok {
 		return context.WithDeadline(ctx, at.Add(-min(margin, time.Until(at)/4)))

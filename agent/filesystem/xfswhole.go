@@ -37,16 +37,20 @@ const (
 // yet, growths only take longer.
 func xfsHurry() { _ = os.WriteFile(xfsSyncInterval, []byte(xfsSyncLeast), 0) }
 
-// awaitWhole waits until the headers on the disk show the full length for all groups with
-// numbers below before.
-// The headers may have been logged while a group was the last one and shorter. With groups behind
-// that group, recovery since Linux 6.5 takes these headers for damaged ("xfs: AGF length has never
-// been bounds checked"), but leaves newer headers on the disk alone. (A group that somebody has
-// shrunk and grown again cannot be told from a whole one; the agent never shrinks.)
+// awaitWhole waits until both headers (AGF and AGI) on the disk show the full length, of each group
+// whose number is below before. It fails after wholeLimit.
 //
-// Nothing is at risk during the wait. If writers allocate in such a group all the time, its header
-// may be locked each time the kernel comes to write it; the wait then takes several runs of the
-// worker.
+// The log may still have headers from the time when a group was the last one and short. Once groups
+// follow it, recovery since Linux 6.5 takes such a logged header for damage ("xfs: AGF length has
+// never been bounds checked"), unless the header on the disk is newer: recovery then skips the
+// logged one. (If somebody has shrunk a group and grown it again, its header may show the full
+// length too early; the agent never shrinks.)
+//
+// Before a growth by the agent the wait risks nothing, because nothing has been changed yet. After
+// somebody else's growth a power cut is dangerous until the wait is over.
+//
+// If writers allocate in such a group all the time, the kernel may find its header locked whenever
+// it comes to write it. The wait then takes several runs of the kernel's worker (xfsSyncInterval).
 func (d *xfsDisk) awaitWhole(ctx context.Context, g *xfsGeom, before uint64) error {
 	for ; d.Proven.whole < before; d.Proven.whole++ {
 		if whole, err := d.isWhole(g, d.Proven.whole); err != nil {

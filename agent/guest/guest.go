@@ -39,8 +39,8 @@ type Guest struct {
 	ours *modules
 }
 
-// modules are the modules that this process has loaded, with their parameters. The kernel does not
-// show every parameter, and not always as it was given.
+// modules records the modules that this process has loaded, with the parameters that it gave them,
+// because the kernel does not show every parameter, and shows some in another form.
 type modules struct {
 	mu    sync.Mutex
 	given map[string][]string

@@ -100,9 +100,10 @@ func TestOnlyTheKernelPressesThePowerButton(t *testing.T) {
 	}
 }
 
-// listening returns the port of this process's socket that has joined a group of generic netlink,
-// or 0 if there is none, and whether the socket has something to read (netlink_native_seq_show in
-// net/netlink/af_netlink.c).
+// listening looks in /proc/net/netlink for this process's socket of generic netlink that has joined
+// a multicast group. It returns the socket's netlink port, or 0 if there is none, and whether
+// messages are waiting in it. The columns are those of netlink_native_seq_show in
+// net/netlink/af_netlink.c. Only a socket whose port is the process ID is found.
 func listening(t *testing.T) (port uint32, hasMore bool) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/net/netlink")

@@ -67,8 +67,8 @@ func driverOf(name string) *driver {
 	return nil
 }
 
-// origin is the source of a mount. Without a block device, device is zero and path identifies the
-// origin.
+// origin is what a storage is mounted from: a block device or, if device is zero, the source that
+// path names, such as a virtio-fs tag.
 type origin struct {
 	path   string // the device's node, or the source in mountinfo
 	device mount.Device

@@ -17,7 +17,8 @@ import (
 type Volume struct {
 	// ID is the caller's name for the volume: any 1 to 128 bytes.
 	ID string
-	// Path is the volume's store on the host: an image file or a block device that contains a filesystem and nothing else.
+	// Path is the volume's store on the host: an image file or a block device that contains a
+	// filesystem and nothing else.
 	Path string
 	// FSType is ext4 or xfs. Options are mount options.
 	FSType   string
@@ -29,8 +30,8 @@ func (v Volume) is(other Volume) bool {
 	return v.Path == other.Path && v.FSType == other.FSType && v.ReadOnly == other.ReadOnly && slices.Equal(v.Options, other.Options)
 }
 
-// Attach attaches a volume's disk to the machine. The guest does not use the disk yet. Repeating it with the same volume
-// changes nothing.
+// Attach attaches a volume's disk to the machine. The guest does not use the disk yet. Repeating it
+// with the same volume changes nothing.
 func (s *Sandbox) Attach(ctx context.Context, want Volume) error {
 	return s.inTurn(ctx, "attach", want.ID, func(v *volume) error {
 		if s.ended() {
@@ -115,14 +116,16 @@ func (s *Sandbox) Mount(ctx context.Context, id string) (guestPath string, err e
 	return guestPath, nil
 }
 
-// hold records whether the guest may hold a volume for this sandbox. false also means that no call is late any more.
+// hold records whether the guest may hold a volume for this sandbox. false also means that no call
+// is late any more.
 func (s *Sandbox) hold(v *volume, held bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v.held, v.late = held, v.late && held
 }
 
-// answered reports whether a failed create or remove has certainly ended. If not, it records the call as late.
+// answered reports whether a failed create or remove has certainly ended. If not, it records the
+// call as late.
 func (s *Sandbox) answered(ctx context.Context, v *volume, err error) bool {
 	if isKnown(ctx, err) {
 		return true
@@ -133,12 +136,14 @@ func (s *Sandbox) answered(ctx context.Context, v *volume, err error) bool {
 	return false
 }
 
-// settle makes sure that no earlier create or remove of this volume is still in progress without an answer. Otherwise the
-// agent could carry it out after the next call, which requests the opposite. released means that nothing in the guest uses
-// the disk either.
+// settle asks the agent whether an earlier create or remove of this volume that got no answer may
+// still be carried out, and fails if it may or if that is not known. Otherwise the agent could
+// carry it out after the next call, which may request the opposite. released means that the agent
+// also found no user of the disk in the guest; false may mean that this is not known.
 //
-// An agent without directvol's own service cannot be asked. If such an agent does not carry out calls in their order, it may
-// mount or unmount the volume after the next call's OK.
+// An agent without directvol's own service cannot be asked. settle then returns nil and v.late
+// stays set: if such an agent does not carry out calls in their order, it may mount or unmount the
+// volume after the next call's OK.
 func (s *Sandbox) settle(ctx context.Context, v *volume) (released bool, err error) {
 	if !v.late {
 		return false, nil
@@ -173,9 +178,9 @@ func (s *Sandbox) Unmount(ctx context.Context, id string) error {
 	})
 }
 
-// unmount makes the agent release a volume. The guest may hold the volume even if no create was answered with OK. A remove
-// ends a create that is in progress. But a create with unknown outcome may be carried out after the remove; unmount then
-// removes the container once more.
+// unmount makes the agent release a volume. The guest may hold the volume even if no create was
+// answered with OK. A remove ends a create that is in progress. But a create with unknown outcome
+// may be carried out after the remove; unmount then removes the container once more.
 func (s *Sandbox) unmount(ctx context.Context, v *volume) error {
 	was := s.look(v)
 	for v.held {
@@ -198,9 +203,9 @@ func (s *Sandbox) unmount(ctx context.Context, v *volume) error {
 	return nil
 }
 
-// Stats asks the agent for an attached volume's usage and condition. It does not wait for other calls. It never returns
-// another volume's statistics: if the volume's place in the guest has changed by the time of the answer, Stats fails with
-// ErrBusy.
+// Stats asks the agent for an attached volume's usage and condition. It does not wait for other
+// calls. It never returns another volume's statistics: if the volume's place in the guest has
+// changed by the time of the answer, Stats fails with ErrBusy.
 func (s *Sandbox) Stats(ctx context.Context, id string) (*agentpb.VolumeStatsResponse, error) {
 	state, point, err := s.where(id, nil)
 	if err != nil {
@@ -230,8 +235,8 @@ type point struct {
 	gone <-chan struct{}
 }
 
-// where returns a volume's mount point while the volume owns it. If before is not nil, where fails unless the mount point
-// and the attachment are still the same.
+// where returns a volume's mount point while the volume owns it. If before is not nil, where fails
+// unless the mount point and the attachment are still the same.
 func (s *Sandbox) where(id string, before *point) (State, point, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -250,8 +255,9 @@ func (s *Sandbox) where(id string, before *point) (State, point, error) {
 	return state, now, nil
 }
 
-// Resize grows a mounted volume's disk to the given number of bytes and grows its filesystem to fill the disk, while both
-// are in use. It never shrinks anything. Repeating it resumes where it stopped.
+// Resize grows a mounted volume's disk to the given number of bytes and grows its filesystem to
+// fill the disk, while both are in use. It never shrinks anything. Repeating it resumes where it
+// stopped.
 func (s *Sandbox) Resize(ctx context.Context, id string, bytes uint64) error {
 	return s.inTurn(ctx, "resize", id, func(v *volume) error {
 		switch state := s.look(v); state {
@@ -283,9 +289,10 @@ func (s *Sandbox) Resize(ctx context.Context, id string, bytes uint64) error {
 	})
 }
 
-// canGrow asks the agent whether the filesystem can grow, before the disk grows, because the disk cannot shrink again. An
-// agent without directvol's own service is asked to grow the filesystem to the device's end instead: that changes almost
-// nothing, and shows whether the filesystem can grow at all.
+// canGrow asks the agent whether the filesystem can grow, before the disk grows, because the disk
+// cannot shrink again. An agent without directvol's own service is asked to grow the filesystem to
+// the device's end instead: that changes almost nothing, and shows whether the filesystem can grow
+// at all.
 func (s *Sandbox) canGrow(ctx context.Context, guestPath string, bytes uint64) error {
 	err := s.agent.CheckResizeVolume(ctx, guestPath, bytes)
 	if err == nil || !lacksService(err) {
@@ -294,8 +301,8 @@ func (s *Sandbox) canGrow(ctx context.Context, guestPath string, bytes uint64) e
 	return s.agent.ResizeVolume(ctx, guestPath, 0)
 }
 
-// Detach unmounts a volume if it is mounted, and removes its disk. It never removes a disk under a mount. Detaching a volume
-// that is not attached succeeds.
+// Detach unmounts a volume if it is mounted, and removes its disk. It never removes a disk under a
+// mount. Detaching a volume that is not attached succeeds.
 func (s *Sandbox) Detach(ctx context.Context, id string) error {
 	return s.inTurn(ctx, "detach", id, func(v *volume) error { return s.takeAway(ctx, v) })
 }
@@ -351,8 +358,9 @@ func (s *Sandbox) named(v *volume, err error) error {
 	return err
 }
 
-// released checks that nothing in the guest uses a disk any more: after the sandbox's own container has released it, other
-// containers may still use it. For an agent without directvol's own service this check is skipped.
+// released checks that nothing in the guest uses a disk any more: after the sandbox's own container
+// has released it, other containers may still use it. For an agent without directvol's own service
+// this check is skipped.
 func (s *Sandbox) released(ctx context.Context, v *volume) error {
 	err := s.agent.CheckReleased(ctx, v.place.Driver, v.place.Source, Holder(v.id))
 	if err != nil && lacksService(err) {
