@@ -49,7 +49,7 @@ func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 		return t.own(m) // it may be another mount than before
 	}
 	defer t.beginAgain(m)()
-	if err := t.refuseToHide(ctx, m); err != nil {
+	if err := t.refuseToHide(m); err != nil {
 		return err
 	}
 	t.volumes.Forget(m.mountPoint) // forget the mount that is gone
@@ -95,7 +95,7 @@ func (t *Table) begins(m *mounted) bool {
 // is not refused for storages that are in sight. refuseToHide must run while begins reports true
 // for this storage: of two calls that mount at the same time, one inside the other, one then sees
 // the other.
-func (t *Table) refuseToHide(ctx context.Context, m *mounted) error {
+func (t *Table) refuseToHide(m *mounted) error {
 	if !m.driver.volume {
 		return nil
 	}
@@ -105,7 +105,7 @@ func (t *Table) refuseToHide(ctx context.Context, m *mounted) error {
 	}
 	already := top != nil && m.isOf(m.origin(), top)
 	if !already {
-		if err := t.refuseToHideStranger(ctx, m); err != nil {
+		if err := t.refuseToHideStranger(m); err != nil {
 			return err
 		}
 	}

@@ -102,7 +102,7 @@ func (t *Table) needFound(ctx context.Context, c *call, r request, from origin) 
 		return err
 	}
 	defer t.recordMounted(m)
-	if err := t.refuseToHide(ctx, m); err != nil {
+	if err := t.refuseToHide(m); err != nil {
 		return err
 	}
 	did, err := r.driver.mount(ctx, &t.devices, r, from)

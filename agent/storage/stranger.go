@@ -170,18 +170,18 @@ func (t *Table) leavesWithStranger(m *mounted) bool {
 // refuseToHideStranger refuses to mount over a parent directory of a stranger, because nobody could
 // unmount the stranger then. A stranger that the storage's own departure has unmounted is mounted
 // again after the storage.
-func (t *Table) refuseToHideStranger(ctx context.Context, m *mounted) error {
-	left, err := t.remaining(ctx, func(s stranger) bool { return strings.HasPrefix(s.mountPoint, m.mountPoint+"/") })
-	for _, s := range left {
+func (t *Table) refuseToHideStranger(m *mounted) error {
+	for _, s := range t.strangersThat(func(s stranger) bool { return strings.HasPrefix(s.mountPoint, m.mountPoint+"/") }) {
 		mounts, err := mount.At(s.mountPoint)
 		if err != nil {
 			return err
 		}
-		if len(mounts) > 0 || !slices.Contains(s.leaving, m.departure) {
+		comesBack := len(s.leaving) > 0 && !slices.Contains(s.leaving, m.departure)
+		if len(mounts) > 0 || comesBack {
 			return errkind.New(errkind.FailedPrecondition, "storage %s: it would hide the mount at %s, whose it is cannot be known: unmount that, or destroy the sandbox", m.mountPoint, s.mountPoint)
 		}
 	}
-	return err
+	return nil
 }
 
 // noteDisks records the disks of a stranger's topmost mount, in addition to those of the mounts

@@ -387,6 +387,15 @@ func TestDiskOfAStrangerIsClaimedByOneCallAtATime(t *testing.T) {
 	if err := table.Release(over, "c2"); err != nil {
 		t.Errorf("another container: %v", err)
 	}
+	outside := inMemory(filepath.Dir(place)) // it hides nothing: the stranger is not mounted
+	limited, end := context.WithTimeout(t.Context(), hangs)
+	defer end()
+	if err := table.Hold(limited, "c2", []*agentpb.Storage{outside}, always); err != nil {
+		t.Errorf("a storage around it: %v", err)
+	}
+	if err := table.Release(t.Context(), "c2"); err != nil {
+		t.Error(err)
+	}
 	ended := make(chan error, 2)
 	for range cap(ended) {
 		go func() { ended <- table.Release(t.Context(), "c1") }()
