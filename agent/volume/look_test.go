@@ -156,3 +156,57 @@ func TestVolumeIsFoundWhileAPathInsideItHangs(t *testing.T) {
 		t.Error("somebody waited for the filesystem")
 	}
 }
+
+// The path of a volume leads through a server that hangs. ResizeAtOnce leaves the volume to Resize
+// if the server was there when the volume was found. If the server was mounted later, one call
+// waits for it, and the others do not.
+func TestGrowthAtOnceDoesNotWaitForAServerAbove(t *testing.T) {
+	const calls = 10
+	for name, above := range map[string]func(t *testing.T) (dir string, hang func() (release func())){
+		"before": func(t *testing.T) (string, func() func()) {
+			dir, server := mounttest.ServeFolder(t)
+			return dir, server.HoldLookups
+		},
+		"later": func(t *testing.T) (string, func() func()) {
+			above := filepath.Join(mounttest.Dir(t), "above")
+			return filepath.Join(above, "volume"), func() func() { return mounttest.Hang(t, above) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, hang := above(t)
+			mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "xfs")), dir, "xfs", 0, "")
+			table := newTable()
+			if _, err := table.Stats(t.Context(), dir); err != nil {
+				t.Fatal(err)
+			}
+			defer table.Forget(dir)
+			most := 0
+			if name == "later" {
+				most = 1
+				await(t, "the watch waits for its next look", func() bool { return table.ResizeAtOnce(t.Context(), dir, 0) })
+			}
+			release := hang()
+			defer release()
+			guard := time.AfterFunc(30*time.Second, release) // then all calls that wait for the server return
+			done := make(chan bool, calls)
+			for range calls {
+				go func() { done <- table.ResizeAtOnce(t.Context(), dir, 0) }()
+			}
+			for range calls - most {
+				if <-done {
+					t.Error("it has grown")
+				}
+			}
+			if waiting := looking(); waiting > most {
+				t.Errorf("goroutines that wait for the server\nwant %d at most\ngot  %d", most, waiting)
+			}
+			if !guard.Stop() {
+				t.Errorf("more than %d of %d calls waited for the server", most, calls)
+			}
+			release()
+			for range most {
+				<-done
+			}
+		})
+	}
+}

@@ -52,7 +52,7 @@ func (t *Table) Resize(ctx context.Context, path string, size uint64, wait time.
 // called while ResizeAtOnce waits for the disk waits for it to return.
 func (t *Table) ResizeAtOnce(ctx context.Context, path string, size uint64) bool {
 	v := t.at(path)
-	if v == nil || v.replaced(nil) {
+	if v == nil {
 		return false
 	}
 	conditions, ok := v.conditionsAtOnce()
@@ -64,6 +64,9 @@ func (t *Table) ResizeAtOnce(ctx context.Context, path string, size uint64) bool
 		return false
 	}
 	defer done()
+	if v.replaced(nil) { // under the lock: a server mounted above since then blocks one thread, and not one per call
+		return false
+	}
 	return v.reachOpen(ctx, size, func(ctx context.Context, g *growth) error {
 		if has, err := blockdev.SizeOf(g.Disk); err != nil || has < size {
 			return cmp.Or(err, errStillSmaller)
