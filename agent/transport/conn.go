@@ -73,8 +73,9 @@ type conn struct {
 	loop     *loop  // the current reader; may be replaced while sequence is odd
 	last     uint32 // the stream of the last call; used by the loop only
 
-	used    atomic.Uint64 // time of the last use, as counted by room.uses
-	reading stopwatch     // runs while a frame is read that memory is lent for
+	used      atomic.Uint64 // time of the last use, as counted by room.uses
+	reading   stopwatch     // runs while a frame is read that memory is lent for
+	answering stopwatch     // runs while the answer of a quick call is written
 }
 
 // newConn makes a connection of a socket and returns its first lane. The connection closes the
@@ -99,7 +100,9 @@ func newConn(fd int, local, remote net.Addr, quick Quick, room *room, onClose fu
 func (c *conn) use() { c.used.Store(c.room.uses.Add(1)) }
 
 // stuck reports whether the connection has kept others waiting for too long.
-func (c *conn) stuck() bool { return c.reading.shows(patience) || c.lanes.stuck() }
+func (c *conn) stuck() bool {
+	return c.reading.shows(patience) || c.answering.shows(patience) || c.lanes.stuck()
+}
 
 // start starts a goroutine with the loop l, in place of the earlier one, which no longer uses the
 // connection however long its quick call hangs.

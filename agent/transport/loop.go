@@ -91,7 +91,9 @@ func (l *loop) inPlace(whole []byte, header ttrpcframe.Header, request *ttrpcfra
 	defer c.room.pending.answered(c)
 	if ok {
 		l.answer = ttrpcframe.AppendResponse(l.answer[:0], header.StreamID, response)
+		c.answering.start()
 		err := c.send(l.answer)
+		c.answering.stop()
 		// Without a yield, the runtime mistakes this goroutine, which only makes system calls, for
 		// one that has run for too long. It would then wake up fifty thousand times a second to
 		// preempt it. Each yield also costs a wake-up, so not every call yields.

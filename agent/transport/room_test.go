@@ -19,12 +19,16 @@ func small() *room { return newRoom(bounds{conns: 2, lent: least, lentToOne: lea
 // joined returns a connection in a room, and its peer. No call is answered in place.
 func joined(t *testing.T, r *room) (*lane, net.Conn, error) {
 	t.Helper()
+	return joinedWith(t, r, func(*ttrpcframe.Request) ([]byte, bool) { return nil, false })
+}
+
+func joinedWith(t *testing.T, r *room, quick Quick) (*lane, net.Conn, error) {
+	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	decline := func(*ttrpcframe.Request) ([]byte, bool) { return nil, false }
-	c, err := newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, decline, r, func() {})
+	c, err := newConn(pair[0], addr{"unix", "here"}, addr{"unix", "there"}, quick, r, func() {})
 	if err != nil {
 		unix.Close(pair[0])
 		unix.Close(pair[1])
@@ -187,6 +191,25 @@ func TestWhoHungUpMeanwhileGetsNoMemory(t *testing.T) {
 	if up, err := io.ReadAll(next); len(up) > 0 || err != nil {
 		t.Errorf("want the connection's end\ngot  %d bytes, error %v", len(up), err)
 	}
+}
+
+// A peer that does not read the answer of a quick call keeps its place only for a while.
+func TestPeerThatDoesNotReadAQuickAnswerGivesWay(t *testing.T) {
+	r := newRoom(bounds{conns: 1, lent: least, lentToOne: least})
+	long := make([]byte, ttrpcframe.MaxLength/2) // more than a socket buffers
+	c, peer, err := joinedWith(t, r, func(*ttrpcframe.Request) ([]byte, bool) { return long, true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := peer.Write(asked(1)); err != nil {
+		t.Fatal(err)
+	}
+	for !c.answering.runs() {
+		runtime.Gosched()
+	}
+	c.answering.began.Add(-int64(2 * patience))
+	_, _ = mustJoin(t, r)
+	isEnded(t, c, peer)
 }
 
 // A peer that does not read its answer keeps its place, and the memory of its call, only for a
