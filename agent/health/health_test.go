@@ -32,6 +32,7 @@ func TestKernelLogIsReadFromItsFirstWord(t *testing.T) {
 		"vda: detected capacity change from 131072 to 1048576":                                                            {device: "vda", sectors: 1048576},
 		"a.out[211]: segfault at 0 ip 0 sp 0 error 4 in I/O error, dev vda, sector 8 op 0x0:(READ) flags[400000+1000]":    {}, // a file's name
 		"error, dev vda,[211]: segfault at 0 ip 0000000000401000 sp 00007ffd error 4 in error, dev vda, op 0x0:(READ)[1]": {},
+		"sda: detected capacity change from 1048576 to 0":                                                                 {device: "sda"}, // its size is not known
 		"virtio_blk virtio1: [nvda] 131072 512-byte logical blocks":                                                       {},
 		"traps: XFS (vda): x[9] general protection fault":                                                                 {device: "traps"}, // no device
 		"": {},

@@ -86,19 +86,57 @@ func TestDiskThatWasSmallerBetweenTwoLooksIsRemembered(t *testing.T) {
 // A disk that was larger and has its size again never ended before its filesystem.
 func TestDiskThatWasLargerIsNotSaidToHaveBeenSmaller(t *testing.T) {
 	w := &Watch{monitor: NewMonitor(nil), poked: make(chan struct{}, 1), looked: make(chan struct{}), end: 1 << 20, target: Target{FSType: "ext4"}}
-	for text, want := range map[string]bool{
-		"vda: detected capacity change from 4096 to 2048":             false, // still the size of the filesystem
-		"vda: detected capacity change from 4096 to 2049":             false,
-		"vda: detected capacity change from 2048 to 2047":             true,
-		"vda: detected capacity change from 0 to 99999999":            false,
-		"vda: detected capacity change from 1024 to 2047":             false, // an earlier growth, read late
-		"vda: detected capacity change from 1 to 2 and on":            false,
-		"vda: detected capacity change from 1 to 1844674407370955162": false, // its size in bytes overflows
+	for text, want := range map[string]struct{ smaller, remember bool }{
+		"vda: detected capacity change from 4096 to 2048":             {false, true}, // still the size of the filesystem
+		"vda: detected capacity change from 4096 to 2049":             {false, true},
+		"vda: detected capacity change from 2048 to 2047":             {true, true},
+		"vda: detected capacity change from 2048 to 0":                {}, // its size is not known
+		"vda: detected capacity change from 0 to 99999999":            {},
+		"vda: detected capacity change from 1024 to 2047":             {}, // an earlier growth, read late
+		"vda: detected capacity change from 1 to 2 and on":            {},
+		"vda: detected capacity change from 1 to 1844674407370955162": {}, // its size in bytes overflows
 	} {
 		w.past = Past{}
-		if remember := w.hear(parseLine([]byte(text)), []byte(text)); remember != want || w.past.Smaller.IsZero() == want {
-			t.Errorf("%q\nwant remembered: %v\ngot  %v, %+v", text, want, remember, w.past)
+		if remember := w.hear(parseLine([]byte(text)), []byte(text)); remember != want.remember || w.past.Smaller.IsZero() == want.smaller {
+			t.Errorf("%q\nwant smaller: %v, remembered: %v\ngot  %+v, %v", text, want.smaller, want.remember, w.past, remember)
 		}
+	}
+}
+
+// A shrink is read before the filesystem's end is known. Whatever the comparison says then, it is
+// saved: the next agent reads the log from there.
+func TestShrinkIsSavedWhenItIsCompared(t *testing.T) {
+	const text = "vda: detected capacity change from 4096 to 2048"
+	for end, smaller := range map[uint64]bool{1 << 20: false, 2 << 20: true} {
+		w := &Watch{monitor: NewMonitor(nil), poked: make(chan struct{}, 1)}
+		if w.hear(parseLine([]byte(text)), []byte(text)) {
+			t.Error("a save is asked for before the shrink can be compared: it would be lost by a restart")
+		}
+		w.ends(end)
+		select {
+		case <-w.monitor.Remembers():
+		default:
+			t.Errorf("a filesystem that ends at %d: no save is asked for", end)
+		}
+		if got := !w.Past().Smaller.IsZero(); got != smaller {
+			t.Errorf("a filesystem that ends at %d\nwant smaller: %v\ngot  %v", end, smaller, got)
+		}
+	}
+}
+
+// A disk with more than its filesystem needs becomes smaller, and still has enough. Then both grow,
+// and the agent restarts. The next agent does not read the shrink again.
+func TestShrinkBeforeAGrowthIsNoFaultAfterARestart(t *testing.T) {
+	const text = "vda: detected capacity change from 4096 to 3072"
+	first := &Watch{monitor: NewMonitor(nil), poked: make(chan struct{}, 1), end: 2048 * sectorBytes}
+	saved := first.hear(parseLine([]byte(text)), []byte(text)) // and with it the record's number
+	next := &Watch{monitor: NewMonitor(nil), poked: make(chan struct{}, 1), past: first.Past()}
+	if !saved {
+		next.hear(parseLine([]byte(text)), []byte(text))
+	}
+	next.ends(8192 * sectorBytes)
+	if past := next.Past(); past != (Past{}) {
+		t.Errorf("want nothing remembered\ngot  %+v", past)
 	}
 }
 

@@ -270,8 +270,10 @@ func deliver(to chan<- struct{}) {
 	}
 }
 
-// hear processes a line of the kernel's log that names the device. It reports whether Past has
-// changed.
+// hear processes a line of the kernel's log that names the device. It reports whether the line is to
+// be remembered: Past has changed, or the disk has become smaller. A shrink that leaves room for the
+// filesystem is remembered as read: the next agent would compare it with the end that the filesystem
+// has by then.
 func (w *Watch) hear(said line, message []byte) (remember bool) {
 	w.mu.Lock()
 	if said.read {
@@ -281,29 +283,29 @@ func (w *Watch) hear(said line, message []byte) (remember bool) {
 	if said.write {
 		w.past.Failed = time.Now()
 	}
-	short := said.shrunk && w.shrunk(said.sectors)
+	compared := said.shrunk && w.shrunk(said.sectors)
 	w.stopped = (w.stopped || said.stopped) && !said.remounted
 	w.mu.Unlock()
 	w.poke()
-	return said.read || said.write || short
+	return said.read || said.write || compared
 }
 
 // sectorBytes is the kernel's unit of a disk's size, whatever the disk's own sector size is.
 const sectorBytes = 512
 
-// shrunk processes the disk's new, smaller size, and reports whether the disk ends before the
-// filesystem does. The disk may have its earlier size again before the next examination. A line
-// about a growth proves nothing: the filesystem may have grown again before the line is read.
-// w.mu is held.
-func (w *Watch) shrunk(sectors uint64) (short bool) {
+// shrunk processes the disk's new, smaller size, and notes whether the disk ended before the
+// filesystem does. It returns false if it must wait for the filesystem's end to compare them. The
+// disk may have its earlier size again before the next examination. A line about a growth proves
+// nothing: the filesystem may have grown again before the line is read. w.mu is held.
+func (w *Watch) shrunk(sectors uint64) (compared bool) {
 	if w.end == 0 {
 		w.least = min(sectors, cmp.Or(w.least, sectors))
 		return false
 	}
-	if short = sectors < w.end/sectorBytes; short {
+	if sectors < w.end/sectorBytes {
 		w.past.Smaller = time.Now()
 	}
-	return short
+	return true
 }
 
 // ends records the filesystem's end as found by an examination.
@@ -315,8 +317,8 @@ func (w *Watch) ends(end uint64) {
 	}
 	first := w.end == 0
 	w.end = end
-	if first && w.least != 0 {
-		w.shrunk(w.least)
+	if first && w.least != 0 && w.shrunk(w.least) {
+		w.monitor.remembers()
 	}
 }
 
