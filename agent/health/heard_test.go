@@ -192,8 +192,11 @@ func TestRootThatTakesNoFilesIsNoFault(t *testing.T) {
 	target := onDisk(t, "ext4", "errors=continue")
 	mounttest.Run(t, "chattr", "+i", target.Mountpoint)
 	defer mounttest.Run(t, "chattr", "-i", target.Mountpoint)
-	if f := examine(target, true, false); f.failure != nil || len(f.conditions) > 0 {
-		t.Errorf("want nothing wrong\ngot  %+v", f)
+	if f := examine(target, true, false); f.failure != nil || len(f.conditions) > 0 || !f.refused {
+		t.Errorf("want nothing wrong, and the refusal\ngot  %+v", f)
+	}
+	if f := examine(target, false, false); f.refused {
+		t.Errorf("of somebody else's mount\nwant no refusal\ngot  %+v", f)
 	}
 	w := heard(t).Watch(target, Past{})
 	defer w.End()

@@ -24,6 +24,7 @@ type finding struct {
 	conditions []Condition
 	failure    error
 	end        uint64 // the filesystem's end on its disk, in bytes; 0 if it was not read
+	refused    bool   // the probe was refused, which says nothing about the disk
 }
 
 // examine checks every signal once. It blocks as long as the device does. It neither writes to nor
@@ -42,12 +43,12 @@ func examine(t Target, owned, stopped bool) finding {
 	}
 	readOnly, err := look(t, fstype.Faults)
 	end, small := tooSmall(t, fstype)
-	probed := err == nil && owned && !readOnly && small == nil
+	probed, refused := err == nil && owned && !readOnly && small == nil, false
 	if probed {
 		if err = probe(t); errors.Is(err, unix.EIO) && isShutDown(t, fstype.Faults) {
 			err = fmt.Errorf("%w: %w", unix.ESHUTDOWN, err)
 		} else if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) { // such as after chattr +i
-			probed, err = false, nil
+			probed, refused, err = false, true, nil
 		}
 	}
 	count, errorsErr := recordedErrors(fstype, t.Device.Path) // after the probe, which may have caused an error
@@ -55,7 +56,7 @@ func examine(t Target, owned, stopped bool) finding {
 		err = unix.EROFS
 	}
 	f := judge(t, fstype.Faults.Repair, err)
-	f.end = end
+	f.end, f.refused = end, refused
 	if f.failure == nil {
 		f.conditions = append(small, f.conditions...)
 	}

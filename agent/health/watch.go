@@ -544,10 +544,20 @@ func (w *Watch) took(f finding) (lost bool) {
 		f.conditions = w.found // nothing new is known
 		w.mu.Unlock()
 	}
+	if f.refused {
+		w.mu.Lock()
+		f.conditions = append(f.conditions, probedOnly(w.found)...)
+		w.mu.Unlock()
+	}
 	w.ends(f.end)
 	found := w.remember(f.conditions)
 	w.note(func() { w.found, w.slow = found, slow })
 	return errors.Is(f.failure, errUnmounted)
+}
+
+// probedOnly returns the conditions whose end only a probe can see.
+func probedOnly(all []Condition) []Condition {
+	return slices.DeleteFunc(slices.Clone(all), func(c Condition) bool { return c.Reason != ReasonIOError && c.Reason != ReasonOutOfSpace })
 }
 
 // all returns all current conditions. w.mu is held.

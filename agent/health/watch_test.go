@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -198,5 +199,39 @@ func TestDiskThatHasItsSizeAgainIsRemembered(t *testing.T) {
 	after.Remember(w.Past())
 	if again := after.remember(nil); fmt.Sprint(again) != fmt.Sprint(got) {
 		t.Errorf("after the agent's restart\nwant %v\ngot  %v", got, again)
+	}
+}
+
+// A probe is refused, for instance because somebody has made the root directory immutable. Nobody
+// has seen then that writes work again or that there is room. All other conditions are those of
+// this examination.
+func TestRefusedProbeEndsNothingThatOnlyAProbeCanSee(t *testing.T) {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	w := &Watch{monitor: NewMonitor(logrus.NewEntry(log)), looked: make(chan struct{}), target: Target{FSType: "ext4", Device: blockdev.Device{Path: "/dev/vda"}}}
+	one := func(status Status, reason string) Condition { return Condition{status, reason, "x"} }
+	for _, step := range []struct {
+		found finding
+		want  []string
+	}{
+		{finding{conditions: []Condition{one(Degraded, ReasonOutOfSpace)}}, []string{ReasonOutOfSpace}},
+		{finding{refused: true, conditions: []Condition{one(Degraded, ReasonRecordedErrors)}}, []string{ReasonRecordedErrors, ReasonOutOfSpace}},
+		{finding{refused: true}, []string{ReasonOutOfSpace}},
+		{finding{}, nil},
+		{finding{conditions: []Condition{one(Inaccessible, ReasonIOError)}}, []string{ReasonIOError}},
+		{finding{refused: true}, []string{ReasonIOError}},
+		{finding{}, []string{ReasonPastIOError}},
+		{finding{refused: true}, []string{ReasonPastIOError}},
+	} {
+		w.inFlight = &examination{began: time.Now()}
+		w.took(step.found)
+		now, _ := w.Latest()
+		var got []string
+		for _, c := range now {
+			got = append(got, c.Reason)
+		}
+		if !slices.Equal(got, step.want) {
+			t.Errorf("%+v\nwant %v\ngot  %v", step.found, step.want, got)
+		}
 	}
 }
