@@ -115,6 +115,20 @@ func (c *conn) start(l *loop) {
 	}()
 }
 
+// hold keeps the file descriptor open until release. It returns false if it is closed already, and
+// its number may be another file's.
+func (c *conn) hold() bool {
+	for {
+		n := c.users.Load()
+		if n == 0 {
+			return false
+		}
+		if c.users.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
 func (c *conn) release() {
 	if c.users.Add(-1) == 0 {
 		unix.Close(c.fd)

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -13,7 +14,9 @@ import (
 // so that the ids in one lane have gaps.
 //
 //	a frame is not taken   nothing behind it is read, whosever it is
-//	a server closes it     the connection ends, for all servers
+//	a server closes it     the connection ends, for all servers; a later Write fails
+//	a server writes a      the connection ends
+//	frame that is too long
 type lane struct {
 	*conn
 	up    chan []byte // frames for the server
@@ -41,10 +44,19 @@ func (l *lane) Read(p []byte) (int, error) {
 // Write takes the server's frames in pieces of any length, and writes whole frames to the socket.
 func (l *lane) Write(p []byte) (int, error) {
 	c := l.conn
+	if !c.hold() {
+		return 0, &net.OpError{Op: "write", Net: c.remote.Network(), Addr: c.remote, Err: net.ErrClosed}
+	}
+	defer c.release()
 	l.begun = append(l.begun, p...)
 	for len(l.begun) >= ttrpcframe.HeaderBytes {
 		header := ttrpcframe.ParseHeader(l.begun)
 		length := ttrpcframe.HeaderBytes + uint64(header.Length)
+		if header.Length > ttrpcframe.MaxLength {
+			l.begun = nil
+			l.end()
+			return 0, fmt.Errorf("an answer of %d bytes on stream %d: a frame has at most %d", header.Length, header.StreamID, ttrpcframe.MaxLength)
+		}
 		if uint64(len(l.begun)) < length {
 			break
 		}

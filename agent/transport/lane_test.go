@@ -3,6 +3,7 @@ package transport
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"path/filepath"
@@ -183,5 +184,53 @@ func TestAnyLaneThatIsStuckGivesWay(t *testing.T) {
 	l.others[0].writing.began.Add(-int64(2 * patience))
 	if !l.stuck() {
 		t.Error("want it seen")
+	}
+}
+
+// A server that writes a header with a length beyond the limit would make the agent keep all that
+// follows.
+func TestAnswerThatIsTooLongEndsItsConnection(t *testing.T) {
+	c, peer := mustJoin(t, small())
+	sendCall(t, c, peer, 1)
+	whole := ttrpcframe.AppendResponse(nil, 1, make([]byte, 10))
+	if n, err := c.Write(whole[:ttrpcframe.HeaderBytes-1]); err != nil || n != ttrpcframe.HeaderBytes-1 {
+		t.Errorf("a header that is cut: %d, error %v", n, err)
+	}
+	if n, err := c.Write(whole[ttrpcframe.HeaderBytes-1:]); err != nil {
+		t.Errorf("the rest: %d, error %v", n, err)
+	}
+	long := ttrpcframe.Header{Length: ttrpcframe.MaxLength + 1, StreamID: 1, Type: ttrpcframe.TypeResponse}
+	if _, err := c.Write(long.Append(nil)); err == nil || cap(c.begun) > 0 {
+		t.Fatalf("want it refused, and nothing kept\ngot  error %v, %d bytes", err, cap(c.begun))
+	}
+	isEnded(t, c, peer)
+}
+
+// The number of a closed connection's descriptor may be another file's. A server that still writes
+// then gets an error, and the other file gets nothing.
+func TestWriteBehindTheEndReachesNobodyElse(t *testing.T) {
+	c, peer, release, closed := hungPair(t)
+	close(release)
+	unix.Close(peer)
+	c.Close()
+	<-closed
+	mine, other := socketPair(t)
+	defer unix.Close(mine)
+	defer unix.Close(other)
+	again, err := unix.FcntlInt(uintptr(mine), unix.F_DUPFD_CLOEXEC, c.fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(again)
+	if mine != c.fd && other != c.fd && again != c.fd {
+		t.Skip("another goroutine has opened a file with that number: run it again")
+	}
+	if _, err := c.Write(ttrpcframe.AppendResponse(nil, 1, nil)); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("want %v\ngot  %v", net.ErrClosed, err)
+	}
+	for _, fd := range []int{mine, other} {
+		if n, _, err := unix.Recvfrom(fd, make([]byte, 100), unix.MSG_DONTWAIT); err != unix.EAGAIN {
+			t.Errorf("%d bytes of it are there, error %v", n, err)
+		}
 	}
 }
