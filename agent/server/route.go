@@ -1,8 +1,12 @@
 package server
 
 import (
+	"bufio"
 	"context"
+	"io"
+	"net"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/containerd/ttrpc"
@@ -81,6 +85,49 @@ func (s *Server) behind(routes []transport.Route) (all []transport.Route) {
 	return all
 }
 
+// whileEnding returns the routes behind one that has all their calls while the server ends, and
+// refuses them.
+func (s *Server) whileEnding(routes []transport.Route) []transport.Route {
+	if len(routes) == 0 {
+		return nil
+	}
+	refusing := transport.Route{Serve: refuseAll, Has: func(r *ttrpcframe.Request) bool {
+		return s.isEnding() && slices.ContainsFunc(routes, func(route transport.Route) bool { return route.Has(r) })
+	}}
+	return append([]transport.Route{refusing}, routes...)
+}
+
+// isEnding reports whether new calls are refused.
+func (s *Server) isEnding() bool {
+	if !s.calls.TryRLock() {
+		return true
+	}
+	s.calls.RUnlock()
+	return false
+}
+
+// refusal is the text for a call that is refused because the server ends.
+const refusal = "the agent is ending; nothing was done: call again"
+
+// refuseAll answers all calls of a lane UNAVAILABLE, until the connection ends.
+func refuseAll(lane net.Conn) {
+	defer lane.Close()
+	calls := bufio.NewReader(lane)
+	head := make([]byte, ttrpcframe.HeaderBytes)
+	for {
+		if _, err := io.ReadFull(calls, head); err != nil {
+			return
+		}
+		header := ttrpcframe.ParseHeader(head)
+		if _, err := io.CopyN(io.Discard, calls, int64(header.Length)); err != nil {
+			return
+		}
+		if _, err := lane.Write(ttrpcframe.AppendError(nil, header.StreamID, codes.Unavailable, refusal)); err != nil {
+			return
+		}
+	}
+}
+
 func (s *Server) isOrdered(r *ttrpcframe.Request) bool {
 	to := s.table.of(r)
 	return to != nil && to.Ordered
@@ -157,7 +204,7 @@ func (to *routed) safely(ctx context.Context, decode func(any) error) (response 
 func (to *routed) inOrder(ctx context.Context, decode func(any) error) (any, error) {
 	s := to.server
 	if !s.calls.TryRLock() {
-		return nil, status.Errorf(codes.Unavailable, "%s: the agent is ending; nothing was done: call again", to.name)
+		return nil, status.Errorf(codes.Unavailable, "%s: %s", to.name, refusal)
 	}
 	defer s.calls.RUnlock()
 	call, err := s.order.Claim(ctx)

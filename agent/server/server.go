@@ -17,6 +17,7 @@
 //
 //	a call in flight      is answered, or cut if it takes longer than Shutdown may
 //	a new call            is refused with UNAVAILABLE: nothing was done. Health's calls are answered
+//	a call of a Route     is treated in the same way, in flight and new
 //	answered, unread      its connection stays open until the host hangs up, lingerLimit at most
 //	Shutdown, again       returns at once: everything has ended
 package server
@@ -53,6 +54,7 @@ type Server struct {
 	Counts *metrics.Calls  // counts the answered calls; nil discards the counts
 
 	table    table
+	relays   bool          // there are routes
 	order    arrival.Order // of the calls, in the order in which transport reads them
 	listener *transport.Listener
 	ttrpc    *ttrpc.Server
@@ -75,7 +77,8 @@ func (s *Server) Listen(at address.Address, calls Calls, routes ...transport.Rou
 	for name, methods := range s.table {
 		s.ttrpc.RegisterService(name, &ttrpc.ServiceDesc{Methods: methods.answers()})
 	}
-	s.listener, err = transport.Listen(at, s.quick, &s.order, s.Log, s.behind(routes)...)
+	s.relays = len(routes) > 0
+	s.listener, err = transport.Listen(at, s.quick, &s.order, s.Log, s.whileEnding(s.behind(routes))...)
 	return err
 }
 
@@ -90,12 +93,15 @@ func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 func (s *Server) Close() error { return errors.Join(s.ttrpc.Close(), s.listener.Close()) }
 
 // Shutdown refuses new calls, waits for those in flight until ctx ends, and closes the connections.
-// If a client does not read its answers, closing takes about 2 s more. Shutdown returns nil even if
-// calls were cut.
+// If a client does not read its answers, closing takes about 2 s more; if there are routes, Shutdown
+// first waits for it until ctx ends. Shutdown returns nil even if calls were cut.
 func (s *Server) Shutdown(ctx context.Context) (err error) {
 	s.ending.Do(func() {
 		// First, because ttrpc regards a connection as idle until its first answer.
 		s.drain(ctx)
+		if s.relays {
+			_ = s.listener.Answered(ctx) // drain does not count the calls of routes
+		}
 		s.awaitAnswers()
 		// ttrpc's client fails a call whose answer it has read but not yet delivered if the
 		// connection ends at that moment.

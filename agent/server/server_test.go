@@ -225,11 +225,11 @@ func serving(t *testing.T) (s *Server, client *ttrpc.Client, began, release chan
 }
 
 // listening returns a server on a unix socket, and a client of it.
-func listening(t *testing.T, calls Calls) (*Server, *ttrpc.Client) {
+func listening(t *testing.T, calls Calls, routes ...transport.Route) (*Server, *ttrpc.Client) {
 	t.Helper()
 	s := &Server{Log: quiet()}
 	path := filepath.Join(t.TempDir(), "agent.sock")
-	if err := s.Listen(address.Address{Scheme: address.Unix, Path: path}, calls); err != nil {
+	if err := s.Listen(address.Address{Scheme: address.Unix, Path: path}, calls, routes...); err != nil {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
@@ -289,6 +289,62 @@ func TestShutdownWaitsForTheCallsUnderWay(t *testing.T) {
 	}
 	for call(t, client, "Check") == nil { // until ttrpc's server closes the connection, which it does later
 	}
+}
+
+// A Shutdown treats the calls of a route like those of the table: one in flight is answered, a new
+// one is refused and does not reach the route.
+func TestShutdownWaitsForTheCallsOfRoutes(t *testing.T) {
+	began, release := make(chan struct{}), make(chan struct{})
+	s, client := listening(t, Calls{}, transport.Route{Has: func(*ttrpcframe.Request) bool { return true }, Serve: func(lane net.Conn) {
+		defer lane.Close()
+		for frame := make([]byte, 4096); ; {
+			n, err := lane.Read(frame) // the only call that may come here is short, and arrives in one piece
+			if err != nil {
+				return
+			}
+			answer := ttrpcframe.AppendResponse(nil, ttrpcframe.ParseHeader(frame[:n]).StreamID, nil)
+			began <- struct{}{}
+			go func() {
+				<-release
+				_, _ = lane.Write(answer)
+			}()
+		}
+	}})
+	answered := make(chan error)
+	go func() { answered <- call(t, client, "Version") }()
+	<-began
+	ended := make(chan error, 1)
+	go func() { ended <- s.Shutdown(t.Context()) }()
+	for s.calls.TryRLock() { // fails as soon as Shutdown waits
+		s.calls.RUnlock()
+		runtime.Gosched()
+	}
+	later, giveUp := context.WithCancel(t.Context())
+	defer giveUp()
+	go func() {
+		if _, ok := <-began; ok { // it reaches the route, where nobody answers it
+			giveUp()
+		}
+	}()
+	for range 2 {
+		_, err := service.Call[agentpb.VersionCheckResponse](later, client, name, "Version", &agentpb.CheckRequest{Service: strings.Repeat("x", 100_000)})
+		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "nothing was done") {
+			t.Errorf("a call that comes then\nwant Unavailable\ngot  %v", err)
+		}
+	}
+	select {
+	case err := <-ended:
+		t.Fatalf("it did not wait: %v", err)
+	case <-time.After(3 * answerLimit): // longer than all else that Shutdown waits for
+	}
+	close(release)
+	if err := <-answered; err != nil {
+		t.Errorf("the call in flight: %v", err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	close(began)
 }
 
 // A call that is refused before it has joined must not block later calls.
