@@ -1,0 +1,263 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"github.com/directvol/directvol/agent/blockdev"
+)
+
+// examination is an examination in progress.
+type examination struct {
+	began   time.Time
+	answer  chan finding
+	isDoubt bool // it only accesses the device
+}
+
+// run looks at once, except after a pause: then nothing has happened but the call that paused it.
+func (w *Watch) run(ctx context.Context, done chan<- struct{}) {
+	defer close(done)
+	why := due
+	if _, known := w.Latest(); known && w.inFlight == nil {
+		why = w.pause(ctx)
+	}
+	for why != over {
+		if lost := w.look(ctx, false); lost {
+			w.lose()
+			return
+		}
+		why = w.pause(ctx)
+	}
+}
+
+// lose ends the watch of a target that is not mounted there any more.
+func (w *Watch) lose() {
+	w.monitor.remove(w)
+	if w.target.Lost != nil {
+		w.target.Lost()
+	}
+}
+
+// reason is why a wait has ended.
+type reason int
+
+const (
+	over reason = iota // the watch has ended
+	due                // the interval has passed
+	poked
+)
+
+// pause waits until it is time to look again. A faulty filesystem is not examined at each line of
+// the kernel's log, because a failing probe is logged itself, and on ext4 counts as one more error.
+func (w *Watch) pause(ctx context.Context) reason {
+	now, _ := w.Latest()
+	if slices.ContainsFunc(now, Condition.untilRemount) {
+		return w.wait(ctx, idleInterval, nil)
+	}
+	if w.wait(ctx, settleInterval, nil) == over {
+		return over
+	}
+	if len(now) == 0 {
+		return w.pauseHealthy(ctx)
+	}
+	return w.wait(ctx, sickInterval, w.poked)
+}
+
+// pauseHealthy returns early if the kernel's log names the device or if the device is written to.
+// The second check is needed because the log is rate-limited: a burst of errors on another disk
+// hides the first error of this one. After a line in the log it returns early once more, because
+// ext4 writes its superblock after it has logged.
+func (w *Watch) pauseHealthy(ctx context.Context) reason {
+	if w.named {
+		w.named = false
+		return due
+	}
+	for range idleInterval / activityInterval {
+		why := w.wait(ctx, activityInterval, w.poked)
+		w.named = why == poked
+		if why != due || w.activity.seen() {
+			return why
+		}
+	}
+	return due
+}
+
+// wait returns after an interval, or as soon as early delivers (nil never does). On a doubt about
+// the device, wait checks the device and the interval goes on, because writing stops often.
+func (w *Watch) wait(ctx context.Context, interval time.Duration, early <-chan struct{}) reason {
+	end := time.NewTimer(interval)
+	defer end.Stop()
+	doubts := w.doubted
+	if early == nil {
+		doubts = nil
+	}
+	for {
+		w.mu.Lock()
+		w.waits = true
+		w.mu.Unlock()
+		why := due
+		doubted := false
+		select {
+		case <-ctx.Done():
+			why = over
+		case <-early:
+			why = poked
+		case <-end.C:
+		case <-doubts:
+			doubted = true
+		}
+		if w.goOn(ctx); ctx.Err() != nil {
+			return over
+		}
+		if !doubted {
+			return why
+		}
+		w.look(ctx, true)
+	}
+}
+
+// goOn ends a wait. It returns when the goroutine is not held, or when ctx has ended.
+func (w *Watch) goOn(ctx context.Context) {
+	w.mu.Lock()
+	w.waits = false
+	held := w.held
+	w.mu.Unlock()
+	if held != nil {
+		select {
+		case <-held:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// look examines the target, or only checks the device if doubt is set, and waits for the answer.
+// Only one examination is in progress at a time; it goes on if ctx ends. If the device hangs, look
+// starts nothing: the watch is poked when the device stops hanging.
+func (w *Watch) look(ctx context.Context, doubt bool) (lost bool) {
+	for {
+		if w.inFlight == nil {
+			if w.Hangs() {
+				return false
+			}
+			e := &examination{began: time.Now(), answer: make(chan finding, 1), isDoubt: doubt}
+			w.inFlight = e
+			go func() { e.answer <- w.examine(doubt) }()
+		}
+		examined := !w.inFlight.isDoubt
+		if lost, answered := w.await(ctx); !answered || examined || doubt {
+			return lost
+		}
+		// That examination only checked the device, before a pause that has ended meanwhile.
+	}
+}
+
+// await waits for the examination in flight until ctx ends.
+func (w *Watch) await(ctx context.Context) (lost, answered bool) {
+	limit := time.NewTimer(time.Until(w.inFlight.began.Add(slowLimit)))
+	defer limit.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return false, false
+		case f := <-w.inFlight.answer:
+			return w.took(f), true
+		case <-limit.C:
+			w.note(func() { w.slow = true })
+		}
+	}
+}
+
+// examine runs examine(target), or only checks the device, and turns a panic into a failure.
+func (w *Watch) examine(doubt bool) (f finding) {
+	defer func() {
+		if p := recover(); p != nil {
+			f = finding{failure: fmt.Errorf("panic: %v\n%s", p, debug.Stack())}
+		}
+	}()
+	_ = blockdev.Ask(w.target.Device.Path) // errors are in the kernel's log
+	if doubt {
+		return finding{}
+	}
+	w.mu.Lock()
+	stopped := w.stopped
+	w.mu.Unlock()
+	return examine(w.target, w.owned.Load(), stopped)
+}
+
+// took processes the result of an examination.
+func (w *Watch) took(f finding) (lost bool) {
+	e := w.inFlight
+	w.inFlight = nil
+	slow := time.Since(e.began) >= slowLimit
+	if e.isDoubt {
+		w.note(func() { w.slow = w.slow || slow })
+		return false
+	}
+	w.activity.looked()
+	if f.failure != nil {
+		w.monitor.log.WithField("mountpoint", w.target.Mountpoint).Warnf("health cannot be examined: %v", f.failure)
+		w.mu.Lock()
+		f.conditions = w.found // nothing new is known
+		w.mu.Unlock()
+	}
+	if f.refused {
+		w.mu.Lock()
+		f.conditions = append(f.conditions, probedOnly(w.found)...)
+		w.mu.Unlock()
+	}
+	w.ends(f.end)
+	found := w.remember(f.conditions)
+	w.note(func() { w.found, w.slow = found, slow })
+	return errors.Is(f.failure, errUnmounted)
+}
+
+// probedOnly returns the conditions whose end only a probe can see.
+func probedOnly(all []Condition) []Condition {
+	return slices.DeleteFunc(slices.Clone(all), func(c Condition) bool { return c.Reason != ReasonIOError && c.Reason != ReasonOutOfSpace })
+}
+
+// remember adds faults that have passed and can no longer be seen. A write that failed with an I/O
+// error was lost to any program that did not check fsync. A failed read shows only in the kernel's
+// log. A disk that was smaller for a while may have come back without its earlier contents.
+func (w *Watch) remember(found []Condition) []Condition {
+	found = slices.DeleteFunc(slices.Clone(found), func(c Condition) bool {
+		return c.Reason == ReasonPastIOError || c.Reason == ReasonReadError || c.Reason == ReasonPastDeviceTooSmall
+	})
+	for _, c := range found {
+		switch c.Reason {
+		case ReasonIOError:
+			w.seenNow(&w.past.Failed)
+		case ReasonDeviceTooSmall:
+			w.seenNow(&w.past.Smaller)
+		}
+		if isInaccessible(c) {
+			return found
+		}
+	}
+	add := func(reason, format string, args ...any) {
+		found = append(found, Condition{Degraded, reason, fmt.Sprintf("%s on %s: ", w.target.FSType, w.target.Device.Path) + fmt.Sprintf(format, args...)})
+	}
+	past := w.Past()
+	if !past.Failed.IsZero() {
+		add(ReasonPastIOError, "writes failed until %s and work again: what was written then and not fsynced may be lost; unmount and mount it to clear this", past.Failed.UTC().Format(time.RFC3339))
+	}
+	if !past.Smaller.IsZero() {
+		add(ReasonPastDeviceTooSmall, "its disk ended before it until %s, and is large enough again: what lay beyond may be lost: unmount it and check the detached disk; mounting it again clears this", past.Smaller.UTC().Format(time.RFC3339))
+	}
+	if past.Unreadable > 0 {
+		add(ReasonReadError, "%d reads have failed since it was mounted, the last with %q: part of the disk cannot be read; restore what lies there", past.Unreadable, past.LastRead)
+	}
+	return found
+}
+
+// seenNow sets a time of Past to now.
+func (w *Watch) seenNow(when *time.Time) {
+	w.mu.Lock()
+	*when = time.Now()
+	w.mu.Unlock()
+	w.monitor.remembers()
+}
