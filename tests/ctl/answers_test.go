@@ -159,8 +159,8 @@ const documented = "../../docs/kata-agent.md"
 
 func TestDifferencesFromKatasAgentAreDocumented(t *testing.T) {
 	text := "# Where our answers differ from kata-agent's\n\n" +
-		"Codes of calls and frames that Kata Containers' own agent, as of August 2026, answers otherwise, beside ours in one guest.\n" +
-		"`KATA_AGENT=PATH go test ./tests/ctl` compares both agents with the list that this file is made from, by\n" +
+		"These calls and frames get another status code from directvol-agent than from kata-agent (as of August 2026). A test sends\n" +
+		"them to both agents in one guest: `KATA_AGENT=PATH go test ./tests/ctl`. The table is made from that test's list, by\n" +
 		"`go test ./tests/ctl -run Documented -update`.\n\n" +
 		"| what is sent | we answer | kata-agent | because |\n|---|---|---|---|\n"
 	for _, e := range exchanges {

@@ -137,7 +137,7 @@ func local(options ...string) func(place, *agentpb.Storage) {
 
 // The reasons that several differences share.
 const (
-	sayWhich = "our codes say who is to mend it: kata-agent's are INTERNAL"
+	sayWhich = "our codes say whether the caller, the guest or the agent is at fault; kata-agent answers INTERNAL to all"
 	notYet   = "no process is started yet: the agent holds storages for containers (docs/messages.md)"
 	refuses  = "refused by its name, not dropped (docs/messages.md)"
 )
@@ -153,12 +153,12 @@ var ofServices = []exchange{
 	{what: "Version", send: sends(health("Version", nil)(1, 0)), ours: "OK", kata: "OK"},
 	{what: "GetGuestDetails", send: sends(details(1, 0)), ours: "OK", kata: "OK"},
 	{what: "GetMetrics", send: sends(of(agentpb.AgentServiceName, "GetMetrics", nil)(1, 0)), ours: "OK", kata: "OK"},
-	{what: "a request that is no message", send: sends(health("Check", undecodable)(1, 0)), ours: "INVALID_ARGUMENT", kata: "UNKNOWN", why: "it is the caller's fault"},
+	{what: "a request that is no message", send: sends(health("Check", undecodable)(1, 0)), ours: "INVALID_ARGUMENT", kata: "UNKNOWN", why: "the caller is at fault"},
 	{what: "a method that no service has", send: sends(health("Chequer", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "UNIMPLEMENTED"},
-	{what: "a service that there is not", send: sends(of("no.such.Service", "Check", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "INVALID_ARGUMENT", why: "as ttrpc's server in Go has it"},
-	{what: "no service and no method", send: sends(of("", "", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "INVALID_ARGUMENT", why: "as ttrpc's server in Go has it"},
+	{what: "a service that does not exist", send: sends(of("no.such.Service", "Check", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "INVALID_ARGUMENT", why: "as ttrpc's server in Go answers"},
+	{what: "no service and no method", send: sends(of("", "", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "INVALID_ARGUMENT", why: "as ttrpc's server in Go answers"},
 	{what: "GetVolumeHealth of our own service", send: sends(of(volumepb.VolumeServiceName, "GetVolumeHealth", nil)(1, 0)), ours: "INVALID_ARGUMENT", kata: "INVALID_ARGUMENT"},
-	{what: "SetPolicy", send: sends(of(agentpb.AgentServiceName, "SetPolicy", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "NOT_FOUND", why: "as ttrpc's server in Go has it; a runtime sends it where a policy is set"},
+	{what: "SetPolicy", send: sends(of(agentpb.AgentServiceName, "SetPolicy", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "NOT_FOUND", why: "as ttrpc's server in Go answers; a runtime sends it where a policy is set"},
 	{what: "StartContainer of no container", send: sends(of(agentpb.AgentServiceName, "StartContainer", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "INTERNAL", why: notYet},
 }
 
@@ -167,8 +167,8 @@ var ofVolumes = []exchange{
 	{what: "the same, with a slash behind it", send: func(p place) []byte { return stats(p.volume + "/")(p) }, ours: "OK", kata: "OK"},
 	{what: "GetVolumeStats of /", send: stats("/"), ours: "OK", kata: "OK"},
 	{what: "GetVolumeStats of what does not exist", send: stats("/no/such"), ours: "NOT_FOUND", kata: "INTERNAL", why: sayWhich},
-	{what: "GetVolumeStats of a folder that is no mount point", send: stats("/etc"), ours: "INVALID_ARGUMENT", kata: "OK", why: "it would be another file system's"},
-	{what: "GetVolumeStats of a file", send: stats("/proc/version"), ours: "INVALID_ARGUMENT", kata: "OK", why: "it would be another file system's"},
+	{what: "GetVolumeStats of a folder that is no mount point", send: stats("/etc"), ours: "INVALID_ARGUMENT", kata: "OK", why: "the figures would be those of another filesystem"},
+	{what: "GetVolumeStats of a file", send: stats("/proc/version"), ours: "INVALID_ARGUMENT", kata: "OK", why: "the figures would be those of another filesystem"},
 	{what: "GetVolumeStats of a relative path", send: stats("run"), ours: "INVALID_ARGUMENT", kata: "OK", why: "an agent has no working directory that a host knows"},
 	{what: "GetVolumeStats of an empty path", send: stats(""), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
 	{what: "GetVolumeStats of a path with a zero byte", send: stats("/run\x00"), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
@@ -179,9 +179,9 @@ var ofVolumes = []exchange{
 }
 
 var ofSandboxes = []exchange{
-	{what: "RemoveContainer before CreateSandbox", send: remove("nobody"), ours: "OK", kata: "INTERNAL", why: "of a container that there is not, nothing is held: who calls again, has succeeded"},
+	{what: "RemoveContainer before CreateSandbox", send: remove("nobody"), ours: "OK", kata: "INTERNAL", why: "nothing is held for a container that does not exist: a repeated call succeeds"},
 	{what: "CreateContainer without an OCI spec", send: container("no-spec", func(_ place, r *agentpb.CreateContainerRequest) { r.OCI = nil }), ours: "OK", kata: "INTERNAL", why: notYet},
-	{what: "CreateSandbox with a kernel module that there is not", send: sandbox(func(r *agentpb.CreateSandboxRequest) {
+	{what: "CreateSandbox with a kernel module that does not exist", send: sandbox(func(r *agentpb.CreateSandboxRequest) {
 		r.KernelModules = []*agentpb.KernelModule{{Name: "no_such_module"}}
 	}), ours: "NOT_FOUND", kata: "INTERNAL", why: sayWhich},
 	{what: "CreateSandbox with a kernel module that has no name", send: sandbox(func(r *agentpb.CreateSandboxRequest) { r.KernelModules = []*agentpb.KernelModule{{}} }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
@@ -205,8 +205,8 @@ var ofContainers = []exchange{
 	{what: "GetVolumeStats of its disk then", send: func(p place) []byte { return stats(p.dir + "/whole")(p) }, ours: "NOT_FOUND", kata: "INTERNAL", why: sayWhich},
 	{what: "CreateContainer once", send: holds("twice", func(place, *agentpb.Storage) {}), ours: "OK", kata: "OK"},
 	{what: "CreateContainer twice", send: holds("twice", func(place, *agentpb.Storage) {}), ours: "OK", kata: "INTERNAL", why: "repeated, it changes nothing"},
-	{what: "RemoveContainer of what was made twice", send: remove("twice"), ours: "OK", kata: "INTERNAL", why: "kata-agent's second call has ended the first one's container"},
-	{what: "GetVolumeStats of the disk of what was made twice", send: func(p place) []byte { return stats(p.dir + "/twice")(p) }, ours: "NOT_FOUND", kata: "OK", why: "kata-agent counts a call that failed, and leaves the disk mounted"},
+	{what: "RemoveContainer of the container that was created twice", send: remove("twice"), ours: "OK", kata: "INTERNAL", why: "kata-agent's second call has ended the first one's container"},
+	{what: "GetVolumeStats of the disk of the container that was created twice", send: func(p place) []byte { return stats(p.dir + "/twice")(p) }, ours: "NOT_FOUND", kata: "OK", why: "kata-agent counts a call that failed, and leaves the disk mounted"},
 	{what: "CreateContainer with an id that is a path", send: container("../x", bare), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
 	{what: "CreateContainer with an id of 256 bytes", send: container(strings.Repeat("a", 256), bare), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
 	{what: "RemoveContainer with an id that is a path", send: remove("../x"), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
@@ -217,25 +217,25 @@ var ofContainers = []exchange{
 	{what: "a device of an unknown type", send: device(func(_ place, d *agentpb.Device) { d.Type = "floppy" }), ours: "UNIMPLEMENTED", kata: "INTERNAL", why: sayWhich},
 	{what: "a device without a name", send: device(func(_ place, d *agentpb.Device) { d.Id, d.VmPath = "", "" }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
 	{what: "a device at what is no PCI path", send: device(func(_ place, d *agentpb.Device) { d.Id = "x/y" }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
-	{what: "a device that does not come", send: device(func(_ place, d *agentpb.Device) { d.Id = "02/1d" }), ours: "DEADLINE_EXCEEDED", kata: "INTERNAL", why: "it may come yet: call again"},
+	{what: "a device that does not come", send: device(func(_ place, d *agentpb.Device) { d.Id = "02/1d" }), ours: "DEADLINE_EXCEEDED", kata: "INTERNAL", why: "the disk may still appear: call again"},
 }
 
 var ofStorages = []exchange{
 	{what: "a storage of an unknown driver", send: holds("driver", func(_ place, s *agentpb.Storage) { s.Driver = "floppy" }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
-	{what: "a disk by a node that there is not", send: holds("node", func(_ place, s *agentpb.Storage) { s.Source = "/dev/none" }), ours: "DEADLINE_EXCEEDED", kata: "INTERNAL", why: "it may come yet: call again"},
-	{what: "a disk at a slot that is empty", send: holds("slot", func(_ place, s *agentpb.Storage) { s.Source = "02/1d" }), ours: "DEADLINE_EXCEEDED", kata: "INTERNAL", why: "it may come yet: call again"},
+	{what: "a disk by a node that does not exist", send: holds("node", func(_ place, s *agentpb.Storage) { s.Source = "/dev/none" }), ours: "DEADLINE_EXCEEDED", kata: "INTERNAL", why: "the disk may still appear: call again"},
+	{what: "a disk at a slot that is empty", send: holds("slot", func(_ place, s *agentpb.Storage) { s.Source = "02/1d" }), ours: "DEADLINE_EXCEEDED", kata: "INTERNAL", why: "the disk may still appear: call again"},
 	{what: "a disk that is /dev/null", send: holds("null", func(_ place, s *agentpb.Storage) { s.Source = "/dev/null" }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
 	{what: "a disk that holds another file system", send: holds("other", func(_ place, s *agentpb.Storage) { s.Fstype = "xfs" }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
 	{what: "a disk that holds none", send: holds("empty", func(p place, s *agentpb.Storage) { s.Source = p.spare }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
 	{what: "a disk without a mount point", send: holds("nowhere", func(_ place, s *agentpb.Storage) { s.MountPoint = "" }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
 	{what: "a mount point that is a file", send: holds("file", func(p place, s *agentpb.Storage) { s.MountPoint = p.dir + "/file" }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
 	{what: "an option that ext4 does not have", send: holds("option", options("nosuchoption")), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
-	{what: "the options `bind`, `rw` of CSI drivers", send: holds("bind", options("bind", "rw")), ours: "OK", kata: "INTERNAL", why: "they mean something on the host alone"},
-	{what: "the disk is let go", send: remove("bind"), ours: "OK", kata: "INTERNAL", why: "of a container that there is not, nothing is held: who calls again, has succeeded"},
-	{what: "the options `_netdev`, `nofail`, `lazytime`", send: holds("netdev", options("_netdev", "nofail", "lazytime")), ours: "OK", kata: "INTERNAL", why: "they mean something on the host alone"},
-	{what: "the disk is let go again", send: remove("netdev"), ours: "OK", kata: "INTERNAL", why: "of a container that there is not, nothing is held: who calls again, has succeeded"},
-	{what: "two options in one string", send: holds("joined", options("ro,noatime")), ours: "OK", kata: "INTERNAL", why: "some callers write them so"},
-	{what: "the disk is let go once more", send: remove("joined"), ours: "OK", kata: "INTERNAL", why: "of a container that there is not, nothing is held: who calls again, has succeeded"},
+	{what: "the options `bind`, `rw` of CSI drivers", send: holds("bind", options("bind", "rw")), ours: "OK", kata: "INTERNAL", why: "they have a meaning on the host only"},
+	{what: "RemoveContainer of that disk", send: remove("bind"), ours: "OK", kata: "INTERNAL", why: "nothing is held for a container that does not exist: a repeated call succeeds"},
+	{what: "the options `_netdev`, `nofail`, `lazytime`", send: holds("netdev", options("_netdev", "nofail", "lazytime")), ours: "OK", kata: "INTERNAL", why: "they have a meaning on the host only"},
+	{what: "RemoveContainer of that disk again", send: remove("netdev"), ours: "OK", kata: "INTERNAL", why: "nothing is held for a container that does not exist: a repeated call succeeds"},
+	{what: "two options in one string", send: holds("joined", options("ro,noatime")), ours: "OK", kata: "INTERNAL", why: "some callers write options like this"},
+	{what: "RemoveContainer of that disk once more", send: remove("joined"), ours: "OK", kata: "INTERNAL", why: "nothing is held for a container that does not exist: a repeated call succeeds"},
 	{what: "fstab's defaults one by one", send: holds("fstab", options("rw", "suid", "dev", "exec", "async")), ours: "OK", kata: "OK"},
 	{what: "RemoveContainer with them", send: remove("fstab"), ours: "OK", kata: "OK"},
 	{what: "a disk by its node", send: holds("by-node", func(p place, s *agentpb.Storage) { s.Source = p.node }), ours: "OK", kata: "OK"},
@@ -247,8 +247,8 @@ var ofStorages = []exchange{
 	{what: "a tmpfs without a source", send: holds("source", func(p place, s *agentpb.Storage) { tmpfs("source")(p, s); s.Source = "" }), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
 	{what: "a local folder as Kata sends one", send: holds("local", local("mode=0777")), ours: "OK", kata: "OK"},
 	{what: "a local folder with an option that nobody knows", send: holds("local-option", local("x=1")), ours: "INVALID_ARGUMENT", kata: "OK", why: refuses},
-	{what: "virtio-fs where no device has the tag", send: holds("tag", func(_ place, s *agentpb.Storage) { s.Driver, s.Source, s.Fstype = "virtio-fs", "none", "virtiofs" }), ours: "DEADLINE_EXCEEDED", kata: "INTERNAL", why: "it may come yet: call again"},
-	{what: "a SCSI disk that does not come", send: holds("scsi", func(_ place, s *agentpb.Storage) { s.Driver, s.Source = "scsi", "0:9" }), ours: "DEADLINE_EXCEEDED", kata: "INTERNAL", why: "it may come yet: call again"},
+	{what: "virtio-fs where no device has the tag", send: holds("tag", func(_ place, s *agentpb.Storage) { s.Driver, s.Source, s.Fstype = "virtio-fs", "none", "virtiofs" }), ours: "DEADLINE_EXCEEDED", kata: "INTERNAL", why: "the disk may still appear: call again"},
+	{what: "a SCSI disk that does not come", send: holds("scsi", func(_ place, s *agentpb.Storage) { s.Driver, s.Source = "scsi", "0:9" }), ours: "DEADLINE_EXCEEDED", kata: "INTERNAL", why: "the disk may still appear: call again"},
 	{what: "a `shared` disk", send: holds("shares", func(_ place, s *agentpb.Storage) { s.Shared = true }), ours: "OK", kata: "OK"},
 	{what: "RemoveContainer of its container", send: remove("shares"), ours: "OK", kata: "OK"},
 	{what: "GetVolumeStats of it then", send: func(p place) []byte { return stats(p.dir + "/shares")(p) }, ours: "OK", kata: "OK"},
@@ -278,7 +278,7 @@ var ofFrames = []exchange{
 	{what: "two calls in one write", send: sends(details(1, 0), check(3, 0)), ours: "1 OK, 3 OK", kata: "1 OK, 3 OK"},
 	{what: "frames of types 0, 2 and 9", send: sends(head(0, 1, 0), head(0, 3, ttrpcframe.TypeResponse), head(1, 5, 9), []byte{0}, check(7, 0)), ours: "7 OK", kata: "7 OK"},
 	{what: "data for no call", send: sends(head(0, 1, ttrpcframe.TypeData), check(3, 0)), ours: "1 INVALID_ARGUMENT, 3 OK", kata: "1 INVALID_ARGUMENT, 3 OK"},
-	{what: "a frame of length 0", send: sends(head(0, 1, ttrpcframe.TypeRequest)), ours: "UNIMPLEMENTED", kata: "INVALID_ARGUMENT", why: "it asks for no service: as ttrpc's server in Go has it"},
+	{what: "a frame of length 0", send: sends(head(0, 1, ttrpcframe.TypeRequest)), ours: "UNIMPLEMENTED", kata: "INVALID_ARGUMENT", why: "it asks for no service: as ttrpc's server in Go answers"},
 	{what: "a frame that is no request", send: sends(head(1, 1, ttrpcframe.TypeRequest), undecodable), ours: "INVALID_ARGUMENT", kata: "INVALID_ARGUMENT"},
-	{what: "a frame of 4 MiB and a byte", send: sends(head(ttrpcframe.MaxLength+1, 1, ttrpcframe.TypeRequest), make([]byte, ttrpcframe.MaxLength+1)), ours: "RESOURCE_EXHAUSTED", kata: "INVALID_ARGUMENT", why: "as ttrpc's server in Go has it"},
+	{what: "a frame of 4 MiB and a byte", send: sends(head(ttrpcframe.MaxLength+1, 1, ttrpcframe.TypeRequest), make([]byte, ttrpcframe.MaxLength+1)), ours: "RESOURCE_EXHAUSTED", kata: "INVALID_ARGUMENT", why: "as ttrpc's server in Go answers"},
 }
