@@ -13,6 +13,20 @@ type experiment struct {
 	lines []measure.Line
 	// open sets the experiment up for at most runs runs.
 	open func(ctx context.Context, l *Setup, runs int) (measure.Session, error)
+	// inMemory is true if the image of its disk should lie in the host's memory.
+	inMemory bool
+}
+
+// described returns the experiment's rows. Their text says if an image that should lie in memory does not.
+func (e experiment) described(imagesInMemory bool) []measure.Line {
+	if !e.inMemory || imagesInMemory {
+		return e.lines
+	}
+	lines := slices.Clone(e.lines)
+	for i := range lines {
+		lines[i].What += "; the image lies on the host's disk, as " + memory + " is no filesystem in memory that takes it"
+	}
+	return lines
 }
 
 // all lists the experiments in the order in which they run: first those that need no VM; then those in the shared guest, with kata-agent last, because its processes stay; then those with guests of their own.
@@ -40,7 +54,7 @@ func Lines() (lines []measure.Line) {
 // Experiments returns the experiments that measure a wanted row, to be run in the setup, with only these rows and their baselines. If several experiments measure a wanted echo, only the first of them runs for the echo's sake.
 func (l *Setup) Experiments(wanted func(row string) bool) (some []measure.Experiment) {
 	for _, e := range chosen(wanted) {
-		some = append(some, measure.Experiment{Name: e.name, Lines: e.lines, Open: func(ctx context.Context, runs int) (measure.Session, error) {
+		some = append(some, measure.Experiment{Name: e.name, Lines: e.described(l.inMemory), Open: func(ctx context.Context, runs int) (measure.Session, error) {
 			return e.open(ctx, l, runs)
 		}})
 	}

@@ -55,14 +55,17 @@ func (d *disk) remove(ctx context.Context) error {
 	return errors.Join(d.guest.Detach(ctx, d.ID), os.Remove(d.Path))
 }
 
+// memory is a filesystem in the host's memory, see shm_overview(7).
+const memory = "/dev/shm"
+
 // memoryFolder makes a folder in memory, or below dir if there is no filesystem in memory.
-func memoryFolder(dir string) (string, error) {
-	const memory = "/dev/shm" // see shm_overview(7)
+func memoryFolder(dir string) (folder string, inMemory bool, err error) {
 	var st unix.Statfs_t
 	if unix.Statfs(memory, &st) == nil && st.Type == unix.TMPFS_MAGIC {
 		if folder, err := os.MkdirTemp(memory, "directvol-bench-"); err == nil {
-			return folder, nil
+			return folder, true, nil
 		}
 	}
-	return os.MkdirTemp(dir, "disks-")
+	folder, err = os.MkdirTemp(dir, "disks-")
+	return folder, false, err
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/directvol/directvol/host/agentclient"
+	"github.com/directvol/directvol/protocols/volumepb"
 	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tools/bench/measure"
@@ -33,6 +35,9 @@ var (
 			What: fmt.Sprintf("the agent's threads that wait for the disk, after %d calls of each kind of its volume, %d at once", hungCalls, hungAtOnce)},
 	})
 )
+
+// errNoneWaits is the failure of a run that has measured nothing: no call has reached the disk.
+var errNoneWaits = errors.New("no thread of the agent's waits for the disk that hangs")
 
 // hanging is a volume whose disk hangs, another volume, and the agent that has mounted both.
 type hanging struct {
@@ -94,13 +99,37 @@ func (h hanging) beside(ctx context.Context, say func(string)) (t measure.Trial,
 	if err := stats("stats_p99_before_hung"); err != nil {
 		return nil, err
 	}
-	return t, h.whileItHangs(ctx, 1, say, func() error { return stats("stats_p99_beside_hung") })
+	return t, h.whileItHangs(ctx, 1, say, func() error {
+		if err := h.isHung(ctx); err != nil {
+			return err
+		}
+		return stats("stats_p99_beside_hung")
+	})
+}
+
+// isHung returns when the agent says that the volume's disk does not answer, and one of its threads waits: before that nothing is
+// beside it. Requests may wait where the kernel does not count them as in flight: then the agent says IOSlow, 5 s after it has asked.
+func (h hanging) isHung(ctx context.Context) error {
+	_, err := h.v.AwaitHealth(ctx, func(conditions []*volumepb.Condition) bool {
+		return slices.ContainsFunc(conditions, func(c *volumepb.Condition) bool { return c.Reason == "IOHung" || c.Reason == "IOSlow" })
+	})
+	if err != nil {
+		return err
+	}
+	threads, err := h.guest.Remote.Threads(ctx, remote.Agent)
+	if err == nil && threads.Waiting() == 0 {
+		err = errNoneWaits
+	}
+	return err
 }
 
 // flooded counts the threads that wait for the disk after many calls.
 func (h hanging) flooded(ctx context.Context, say func(string)) (t measure.Trial, err error) {
 	err = h.whileItHangs(ctx, hungCalls, say, func() error {
 		waiting, err := h.settled(ctx)
+		if err == nil && waiting == 0 {
+			err = errNoneWaits
+		}
 		t = measure.Trial{"stuck_threads_per_hung_volume": {float64(waiting)}}
 		return err
 	})

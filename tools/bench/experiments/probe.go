@@ -2,6 +2,7 @@ package experiments
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -19,7 +20,8 @@ const (
 
 // The agent writes to a volume to check that it accepts writes. A writer that syncs each block would suffer most from that. The disk's image lies in the host's memory, so that the host's own disk adds no spread.
 var probeCost = experiment{
-	name: "an fsync writer on a volume that the agent watches, and on the same one that nobody watches",
+	inMemory: true,
+	name:     "an fsync writer on a volume that the agent watches, and on the same one that nobody watches",
 	lines: []measure.Line{
 		{Name: "probe_cost", Unit: "µs", Baseline: "fsync_mean_unwatched", Goal: measure.AtMost(1.05), What: fmt.Sprintf("the fsyncs of %v on an ext4 that the agent watches: their time together, divided by their number", probedFor)},
 		{Name: "fsync_mean_unwatched", Unit: "µs", What: "the same on the same device, mounted by hand"},
@@ -76,7 +78,8 @@ func (w *twoWays) fsyncs(ctx context.Context, path string) ([]float64, error) {
 	defer enough.Stop()
 	select {
 	case <-enough.C:
-	case <-writer.Done(): // the disk is so fast that the writer has reached its limit
+	case <-writer.Done(): // the agent may not have probed yet
+		return nil, errors.Join(writer.Stop(ctx), fmt.Errorf("the writer has ended within %v, at its limit of %d bytes: raise probedBytes", probedFor, probedBytes))
 	case <-ctx.Done():
 	}
 	if err := writer.Stop(ctx); err != nil {

@@ -1,6 +1,26 @@
 package experiments
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
+
+// The row promises an image in the host's memory. Elsewhere the host's disk adds a spread, and the reader must know.
+func TestRowOfAnImageThatIsNotInMemorySaysSo(t *testing.T) {
+	for _, e := range []experiment{probeCost, boot} {
+		for _, inMemory := range []bool{true, false} {
+			for _, l := range e.described(inMemory) {
+				want := e.inMemory && !inMemory
+				if got := strings.Contains(l.What, "on the host's disk"); got != want {
+					t.Errorf("%s, in memory %v\nwant it said: %v\ngot  %q", l.Name, inMemory, want, l.What)
+				}
+			}
+		}
+	}
+	if !probeCost.inMemory {
+		t.Error("probe_cost does not want its image in memory")
+	}
+}
 
 // A probe every few seconds meets few fsyncs. A probe that delays each of those by a second misses the goal.
 func TestProbeThatHoldsAFewFsyncsUpMissesTheGoal(t *testing.T) {

@@ -20,11 +20,12 @@ import (
 
 // Setup is the environment of the experiments: a folder for their files, and the one guest that most of them share.
 type Setup struct {
-	build   vm.Build
-	dir     string // removed by Close
-	memory  string // another folder, in the host's memory if possible
-	log     io.Writer
-	machine report.Machine
+	build    vm.Build
+	dir      string // removed by Close
+	memory   string // another folder, in the host's memory if possible
+	inMemory bool   // it is
+	log      io.Writer
+	machine  report.Machine
 
 	whole context.Context // the context of the whole bench
 
@@ -44,13 +45,13 @@ func NewSetup(ctx context.Context, log io.Writer) (*Setup, error) {
 	if err != nil {
 		return nil, err
 	}
-	memory, err := memoryFolder(dir)
+	memory, inMemory, err := memoryFolder(dir)
 	if err != nil {
 		os.RemoveAll(dir)
 		return nil, err
 	}
 	logrus.SetOutput(log) // ttrpc logs a line to it for each late answer
-	return &Setup{build: build, dir: dir, memory: memory, log: log, machine: report.Host(), whole: ctx}, nil
+	return &Setup{build: build, dir: dir, memory: memory, inMemory: inMemory, log: log, machine: report.Host(), whole: ctx}, nil
 }
 
 // Close ends the guest and removes all files.
