@@ -184,9 +184,7 @@ func (vm *VM) awaitRequests(ctx context.Context) error {
 	for {
 		now, err := vm.look()
 		if err != nil {
-			vm.blind.Do(func() {
-				vm.log.WithError(err).Warn("QEMU's requests in flight cannot be looked at: while one hangs, a disk that comes, grows or goes stops the VM")
-			})
+			vm.isBlind(err)
 			return nil
 		}
 		if hangs := w.saw(now); hangs != nil {
@@ -201,6 +199,16 @@ func (vm *VM) awaitRequests(ctx context.Context) error {
 			return stillInFlight(w.left, ctx.Err())
 		}
 	}
+}
+
+// isBlind warns once that the requests in flight cannot be seen, unless that is because QEMU has ended.
+func (vm *VM) isBlind(err error) {
+	if !vm.qemu.running() || errors.Is(err, os.ErrNotExist) {
+		return
+	}
+	vm.blind.Do(func() {
+		vm.log.WithError(err).Warn("QEMU's requests in flight cannot be looked at: while one hangs, a disk that comes, grows or goes stops the VM")
+	})
 }
 
 // stillInFlight returns the error of a caller whose context ended before it was known whether a request hangs.

@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sirupsen/logrus"
+	"github.com/sirupsen/logrus/hooks/test"
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/host/sandbox"
@@ -306,6 +308,22 @@ func TestRealQEMUWithoutAGraphLockGoesOn(t *testing.T) {
 	_, err = vm.AttachDisk(limited(t), Disk{ID: "other", Path: image(t, mib)})
 	must(t, err)
 	must(t, vm.ResizeDisk(limited(t), "other", 2*mib))
+}
+
+// A QEMU that has ended has no requests: it is no reason to warn of a VM that may stop.
+func TestEndOfQEMUIsNoBlindness(t *testing.T) {
+	vm, _ := fakeVM(t) // whose process has ended
+	log, hook := test.NewNullLogger()
+	vm.log, vm.major = logrus.NewEntry(log), graphLockMajor
+	must(t, vm.awaitRequests(limited(t)))
+	if said := hook.LastEntry(); said != nil {
+		t.Errorf("want nothing said\ngot  %s", said.Message)
+	}
+	vm.isBlind(os.ErrPermission)
+	vm.isBlind(os.ErrPermission)
+	if said := len(hook.AllEntries()); said != 1 {
+		t.Errorf("where it may not be looked at, want one warning\ngot  %d", said)
+	}
 }
 
 func TestFirstArgumentOfASystemCallIsRead(t *testing.T) {
