@@ -31,6 +31,7 @@ type hangingStore struct {
 // hangingStores returns three stores: one answers reads while its writes hang, one holds back whoever writes more than it takes,
 // and the last one's server stops completely.
 func hangingStores(t *testing.T) map[string]hangingStore {
+	must(t, trial.Prepare(limited(t))) // as a sandbox does: beside a store that hangs it could not start
 	path, freeze, thaw := frozen(t)
 	served, stop, answer := trialtest.Serve(t)
 	return map[string]hangingStore{
@@ -130,9 +131,10 @@ func TestRealQEMUIsAskedForNothingThatWouldHaveItWaitForADiskThatHangs(t *testin
 		}
 		delete(calls, "its own store") // for the second store, the trial reports the hang
 		for what, call := range calls {
-			hangs, ok := errors.AsType[*HangsError](call(limited(t)))
+			err := call(limited(t))
+			hangs, ok := errors.AsType[*HangsError](err)
 			if !ok || hangs.ID != name || !strings.Contains(hangs.Error(), store.path) || !errors.Is(typed(hangs), sandbox.ErrStoreHangs) {
-				t.Errorf("%s, %s:\nwant disk %s (%s) named, and %v\ngot  %v", name, what, name, store.path, ErrDiskHangs, hangs)
+				t.Errorf("%s, %s:\nwant disk %s (%s) named, and %v\ngot  %v", name, what, name, store.path, ErrDiskHangs, err)
 			}
 		}
 		if _, there := vm.Disk("third"); there {
