@@ -20,8 +20,9 @@ type archive struct {
 	records map[string]cpio.Record
 }
 
-// newArchive returns an archive with the files of every image: the mount points for a guest's PID 1, and the console, which the
-// kernel opens before devtmpfs is mounted (init/main.c, console_on_rootfs).
+// newArchive returns an archive with the files of every image: the mount points for a guest's PID
+// 1, and the console, which the kernel opens before devtmpfs is mounted (init/main.c,
+// console_on_rootfs).
 func newArchive() *archive {
 	a := &archive{records: map[string]cpio.Record{}}
 	for _, dir := range []string{"dev", "etc", "proc", "run", "sys"} {
@@ -57,8 +58,9 @@ func (a *archive) addFile(guest string, mode uint64, data []byte) error {
 	return nil
 }
 
-// checkInit refuses an image that cannot boot: an image without /init, or with an /init that needs a dynamic linker that is not in
-// the image (the kernel's message would only be that there is no working init).
+// checkInit refuses an image that cannot boot: an image without /init, or with an /init that needs
+// a dynamic linker that is not in the image (the kernel's message would only be that there is no
+// working init).
 func (a *archive) checkInit() error {
 	init, ok := a.records["init"]
 	if !ok {
@@ -84,8 +86,8 @@ func (a *archive) checkInit() error {
 	return nil
 }
 
-// WriteTo writes the archive. The entries are sorted, so that a directory comes before its contents. They are owned by root, have
-// time zero, and inode numbers from one.
+// WriteTo writes the archive. The entries are sorted, so that a directory comes before its
+// contents. They are owned by root, have time zero, and inode numbers from one.
 func (a *archive) WriteTo(w io.Writer) (int64, error) {
 	counted := &countingWriter{w: w}
 	out := cpio.Newc.Writer(counted)

@@ -1,9 +1,11 @@
-// Package rootfs builds the image from which a guest boots: an initramfs with the given programs and the few kernel modules that
-// they need, together with the matching kernel. It does not need root, and the same input gives the same bytes.
+// Package rootfs builds the image from which a guest boots: an initramfs with the given programs
+// and the few kernel modules that they need, together with the matching kernel. It does not need
+// root, and the same input gives the same bytes.
 //
-// The image is a cpio archive in the "newc" format (Documentation/driver-api/early-userspace/buffer-format.rst in the kernel's
-// sources). It is not compressed, because that does not save time: under emulation a guest takes as long to inflate gzip as the
-// smaller image saves, and half a second longer for xz.
+// The image is a cpio archive in the "newc" format
+// (Documentation/driver-api/early-userspace/buffer-format.rst in the kernel's sources). It is not
+// compressed, because that does not save time: under emulation a guest takes as long to inflate
+// gzip as the smaller image saves, and half a second longer for xz.
 package rootfs
 
 import (
@@ -30,12 +32,14 @@ type Program struct {
 type Image struct {
 	// Kernel is the source of the kernel; the zero value is Debian's package.
 	Kernel kernel.Source
-	// Modules are the names of modules in addition to modulelist.Names. Modules that are built into the kernel are skipped.
+	// Modules are the names of modules in addition to modulelist.Names. Modules that are built into
+	// the kernel are skipped.
 	Modules []string
-	// Programs are put into the image with mode 0755. One must be /init, which the kernel starts as PID 1.
+	// Programs are put into the image with mode 0755. One must be /init, which the kernel starts as
+	// PID 1.
 	Programs []Program
-	// Out and KernelOut are the host paths for the image and its kernel. Their directories must exist. Each file is replaced completely
-	// or not at all.
+	// Out and KernelOut are the host paths for the image and its kernel. Their directories must
+	// exist. Each file is replaced completely or not at all.
 	Out, KernelOut string
 }
 
@@ -53,8 +57,8 @@ type Result struct {
 	KernelBytes int64  `json:"kernel_bytes"`
 }
 
-// Build makes the image and copies its kernel. After an error, including a cancelled ctx, both files are unchanged, or only the
-// kernel is new.
+// Build makes the image and copies its kernel. After an error, including a cancelled ctx, both
+// files are unchanged, or only the kernel is new.
 func Build(ctx context.Context, img Image) (Result, error) {
 	if img.Out == "" || img.KernelOut == "" {
 		return Result{}, errors.New("build image: a path for the image or for the kernel is missing: name both")
@@ -96,7 +100,8 @@ func Build(ctx context.Context, img Image) (Result, error) {
 	return result, nil
 }
 
-// addModules adds the modules and their list to the image, and returns their guest paths in load order.
+// addModules adds the modules and their list to the image, and returns their guest paths in load
+// order.
 func addModules(a *archive, k *kernel.Kernel, names []string) ([]string, error) {
 	modules, err := k.Order(names...)
 	if err != nil {

@@ -36,7 +36,8 @@ func defaultTree(t *testing.T) string {
 	}, "kernel/drivers/block/virtio_blk.ko", "kernel/drivers/scsi/sd_mod.ko")
 }
 
-// testImage returns an image with a small kernel and a static /init, whose outputs are in a new directory.
+// testImage returns an image with a small kernel and a static /init, whose outputs are in a new
+// directory.
 func testImage(t *testing.T) Image {
 	t.Helper()
 	host := filepath.Join(t.TempDir(), "init")
@@ -255,7 +256,8 @@ func checkOnly(t *testing.T, file, want string) {
 	}
 }
 
-// dynamicProgram makes an ELF executable that asks for glibc's dynamic linker and contains nothing else.
+// dynamicProgram makes an ELF executable that asks for glibc's dynamic linker and contains nothing
+// else.
 func dynamicProgram(t *testing.T) []byte {
 	t.Helper()
 	const headerSize, segmentSize = 64, 56

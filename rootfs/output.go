@@ -10,8 +10,9 @@ import (
 	"path/filepath"
 )
 
-// replaceFile replaces a file by the bytes that write produces, and returns their number. It writes a temporary file beside it, which
-// replaces the file only when it is complete. After an error, or if ctx ends, the file is unchanged.
+// replaceFile replaces a file by the bytes that write produces, and returns their number. It writes
+// a temporary file beside it, which replaces the file only when it is complete. After an error, or
+// if ctx ends, the file is unchanged.
 func replaceFile(ctx context.Context, file string, write func(io.Writer) (int64, error)) (int64, error) {
 	// A device or a directory must not be replaced.
 	if info, err := os.Lstat(file); err == nil && !info.Mode().IsRegular() {
@@ -40,7 +41,8 @@ func replaceFile(ctx context.Context, file string, write func(io.Writer) (int64,
 	return n, os.Rename(temp.Name(), file)
 }
 
-// hasFolder refuses a file whose directory does not exist, because a misspelt path must not be made.
+// hasFolder refuses a file whose directory does not exist, because a misspelt path must not be
+// made.
 func hasFolder(file string) error {
 	dir := filepath.Dir(file)
 	switch info, err := os.Stat(dir); {

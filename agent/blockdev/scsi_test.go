@@ -16,8 +16,8 @@ import (
 	"github.com/directvol/directvol/agent/errkind"
 )
 
-// scsiSysfs makes the part of /sys that SCSI disks have, as Linux 6.1 lays it
-// out: the buses' entries are links to the devices'.
+// scsiSysfs makes the part of /sys that SCSI disks have, as Linux 6.1 lays it out: the buses'
+// entries are links to the devices'.
 //
 //	host0 (AHCI)         0:0:0:5 is a CD drive: no block/ until its driver is there; 0:0:0:0 and 0:0:2:0 are disks
 //	host2 (virtio-scsi)  2:0:0:0/block/sda, 2:0:0:10/block/sdb, 2:0:1:0/block/sdc

@@ -21,8 +21,7 @@ const (
 	ueventVars  = 64
 )
 
-// kernelGroup is the multicast group that carries the kernel's own uevents;
-// group 2 is udev's.
+// kernelGroup is the multicast group that carries the kernel's own uevents; group 2 is udev's.
 const kernelGroup = 1
 
 // uevent is one message of NETLINK_KOBJECT_UEVENT.

@@ -144,8 +144,8 @@ func hangUp(terminal *os.File, process *os.Process, ended <-chan unix.WaitStatus
 	return <-ended
 }
 
-// RunOn keeps a shell running on a terminal, such as /dev/console, until ctx
-// ends or the shell cannot be started.
+// RunOn keeps a shell running on a terminal, such as /dev/console, until ctx ends or the shell
+// cannot be started.
 func (c *Console) RunOn(ctx context.Context, path string) error {
 	for {
 		shell, err := c.shell()

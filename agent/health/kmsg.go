@@ -172,7 +172,8 @@ func parseLine(message []byte) line {
 	if found := sizeLine.FindSubmatch(message); found != nil {
 		before, err := strconv.ParseUint(string(found[2]), 10, 64)
 		sectors, err2 := strconv.ParseUint(string(found[3]), 10, 64)
-		// A SCSI disk gets the size 0 while its size is not known (sd_revalidate_disk in drivers/scsi/sd.c).
+		// A SCSI disk gets the size 0 while its size is not known (sd_revalidate_disk in
+		// drivers/scsi/sd.c).
 		return line{device: string(found[1]), shrunk: errors.Join(err, err2) == nil && sectors != 0 && sectors < before, sectors: sectors}
 	}
 	for _, form := range []*regexp.Regexp{bufferError, journalLine, deviceLine} {

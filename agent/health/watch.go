@@ -131,10 +131,10 @@ func deliver(to chan<- struct{}) {
 	}
 }
 
-// hear processes a line of the kernel's log that names the device. It reports whether the line is to
-// be remembered: Past has changed, or the disk has become smaller. A shrink that leaves room for the
-// filesystem is remembered as read: the next agent would compare it with the end that the filesystem
-// has by then.
+// hear processes a line of the kernel's log that names the device. It reports whether the line is
+// to be remembered: Past has changed, or the disk has become smaller. A shrink that leaves room for
+// the filesystem is remembered as read: the next agent would compare it with the end that the
+// filesystem has by then.
 func (w *Watch) hear(said line, message []byte) (remember bool) {
 	w.mu.Lock()
 	if said.read {

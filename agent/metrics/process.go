@@ -37,7 +37,7 @@ func WriteProcess(t *Text) error {
 	return nil
 }
 
-// statusField parses the line "Key:   number unit".
+// statusField parses the line "Key: number unit".
 func statusField(text, key, unit string) (uint64, error) {
 	for line := range strings.Lines(text) {
 		name, value, ok := strings.Cut(line, ":")

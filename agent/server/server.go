@@ -93,8 +93,8 @@ func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 func (s *Server) Close() error { return errors.Join(s.ttrpc.Close(), s.listener.Close()) }
 
 // Shutdown refuses new calls, waits for those in flight until ctx ends, and closes the connections.
-// If a client does not read its answers, closing takes about 2 s more; if there are routes, Shutdown
-// first waits for it until ctx ends. Shutdown returns nil even if calls were cut.
+// If a client does not read its answers, closing takes about 2 s more; if there are routes,
+// Shutdown first waits for it until ctx ends. Shutdown returns nil even if calls were cut.
 func (s *Server) Shutdown(ctx context.Context) (err error) {
 	s.ending.Do(func() {
 		// First, because ttrpc regards a connection as idle until its first answer.

@@ -92,8 +92,8 @@ func saved(t *testing.T, table *Table) []record {
 	return now.Storages
 }
 
-// Somebody mounts something over a storage, and asks for statistics of it. The state file keeps what
-// is remembered of the storage, because its watch goes on, also that of the next agent.
+// Somebody mounts something over a storage, and asks for statistics of it. The state file keeps
+// what is remembered of the storage, because its watch goes on, also that of the next agent.
 func TestPastOfAStorageThatIsCoveredIsSaved(t *testing.T) {
 	place := filepath.Join(mounttest.Dir(t), "place")
 	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))

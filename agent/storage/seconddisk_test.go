@@ -167,8 +167,8 @@ func TestStorageHidesNoStranger(t *testing.T) {
 	}
 }
 
-// strangerWithin returns a table whose container c1 holds an xfs at a place, in which a stranger was
-// mounted before.
+// strangerWithin returns a table whose container c1 holds an xfs at a place, in which a stranger
+// was mounted before.
 func strangerWithin(t *testing.T) (table *Table, s *agentpb.Storage, stranger string) {
 	t.Helper()
 	place := filepath.Join(mounttest.Dir(t), "place")

@@ -133,8 +133,8 @@ func (t *Table) leavers(ctx context.Context) (all []*mounted, err error) {
 	return all, err
 }
 
-// setLeaving notes whether a departure is at the strangers at a mount point. Another departure may be
-// at them at the same time, if their disk hangs.
+// setLeaving notes whether a departure is at the strangers at a mount point. Another departure may
+// be at them at the same time, if their disk hangs.
 func (t *Table) setLeaving(mountPoint string, d *departure, leaving bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -151,8 +151,8 @@ func (t *Table) setLeaving(mountPoint string, d *departure, leaving bool) {
 }
 
 // leavesWithStranger reports whether a stranger on a storage's disk is unmounted by the same
-// departure as the storage. If so, the departure proves the disk free after all have gone. An earlier
-// departure that is still at the stranger proves nothing any more.
+// departure as the storage. If so, the departure proves the disk free after all have gone. An
+// earlier departure that is still at the stranger proves nothing any more.
 func (t *Table) leavesWithStranger(m *mounted) bool {
 	disk := m.origin().device
 	together := t.strangersThat(func(s stranger) bool { return slices.Contains(s.leaving, m.departure) })
@@ -223,8 +223,8 @@ func (d *devices) free(ctx context.Context, disks []mount.Device) (bool, error) 
 }
 
 // inUseStill returns a disk's path, and an error if the disk is in use or its state is not known. A
-// disk that is gone counts as unused. inUseStill waits until ctx ends for calls that are at the disk:
-// they claim it, or would find it claimed.
+// disk that is gone counts as unused. inUseStill waits until ctx ends for calls that are at the
+// disk: they claim it, or would find it claimed.
 func (d *devices) inUseStill(ctx context.Context, disk mount.Device) (path string, err error) {
 	device, err := blockdev.ByNumber(disk.Number)
 	if err != nil || !disk.Same(mount.Device{Number: device.Number, Seq: device.Seq}) {

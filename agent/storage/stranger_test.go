@@ -195,8 +195,9 @@ func TestStrangerThatHangsAsItLeavesStaysOne(t *testing.T) {
 	free.Close()
 }
 
-// A destroy has failed, and is still at a stranger whose path leads through a server that hangs. The
-// end of another container proves its disk free nevertheless: the stranger is on that disk, too.
+// A destroy has failed, and is still at a stranger whose path leads through a server that hangs.
+// The end of another container proves its disk free nevertheless: the stranger is on that disk,
+// too.
 func TestStrangerThatStillLeavesAfterADestroyDoesNotHideThatADiskIsInUse(t *testing.T) {
 	disk, place := mounttest.Attach(t, mounttest.Image(t, "xfs")), filepath.Join(mounttest.Dir(t), "place")
 	folder, server := mounttest.ServeFolder(t)
@@ -355,8 +356,8 @@ func TestStrangerThatIsMountedElsewhereStaysOne(t *testing.T) {
 	}
 }
 
-// Another call is at the disk that a stranger was on: it mounts the disk, or proves it free. The end
-// of the stranger's container waits for that call instead of finding the disk in use.
+// Another call is at the disk that a stranger was on: it mounts the disk, or proves it free. The
+// end of the stranger's container waits for that call instead of finding the disk in use.
 func TestDiskOfAStrangerIsClaimedByOneCallAtATime(t *testing.T) {
 	disk, place := mounttest.Attach(t, mounttest.Image(t, "xfs")), filepath.Join(mounttest.Dir(t), "volume")
 	device, err := blockdev.ByPath(disk)

@@ -39,8 +39,8 @@ const (
 	// ones.
 	ownBytes = 48 << 10
 
-	// largest is what the largest call takes. least is the minimum that is lent: enough
-	// for one such call and a few others.
+	// largest is what the largest call takes. least is the minimum that is lent: enough for one
+	// such call and a few others.
 	largest = callBytes + copies*ttrpcframe.MaxLength
 	least   = largest + 4<<20
 )

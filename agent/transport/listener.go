@@ -238,8 +238,8 @@ func (l *Listener) HungUp() <-chan struct{} {
 	return l.closed
 }
 
-// Answered waits until every request that was read is answered on its connection, or until
-// ctx ends.
+// Answered waits until every request that was read is answered on its connection, or until ctx
+// ends.
 func (l *Listener) Answered(ctx context.Context) error { return l.room.pending.await(ctx) }
 
 // Close stops listening. Connections stay open.

@@ -40,8 +40,7 @@ const hungLimit = 8 * time.Second
 
 var errHangs = fmt.Errorf("it has hung for %v or more", hungLimit)
 
-// whileAnswering returns a context that ends when ctx does, or when a disk has hung for
-// hungLimit.
+// whileAnswering returns a context that ends when ctx does, or when a disk has hung for hungLimit.
 func whileAnswering(ctx context.Context, hangs func() bool) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {

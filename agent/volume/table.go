@@ -59,9 +59,9 @@ func (t *Table) Lookup(path string) (*Volume, error) {
 // Own is Lookup for a caller that has mounted the volume, or has taken it over, and will unmount
 // it. From now on the volume's health is probed by writing. of is a mount's identity, and past is
 // what an earlier agent remembered of this mount; past is ignored if another mount is there now, or
-// if the volume is known already. If another mount covers the mount of, the covered volume is owned.
-// If a server that the path leads through does not answer in time, mountinfo decides which mount is
-// there.
+// if the volume is known already. If another mount covers the mount of, the covered volume is
+// owned. If a server that the path leads through does not answer in time, mountinfo decides which
+// mount is there.
 func (t *Table) Own(path string, of mount.Identity, past health.Past) error {
 	if v := t.covered(path, of, past); v != nil {
 		v.watch.Own()
@@ -211,8 +211,8 @@ func (t *Table) forgetHidden(which func(*Volume) bool) {
 	})
 }
 
-// covered returns the volume at path whose mount has the identity of, if another mount covers it and
-// it is watched, or can be. past is what an earlier agent remembered of it. Its watch hears the
+// covered returns the volume at path whose mount has the identity of, if another mount covers it
+// and it is watched, or can be. past is what an earlier agent remembered of it. Its watch hears the
 // kernel's log and looks when the volume is in sight again.
 func (t *Table) covered(path string, of mount.Identity, past health.Past) *Volume {
 	if !of.IsMount() {

@@ -15,11 +15,13 @@ const (
 	// The pause before a repeated attempt starts at firstPause and doubles up to longestPause.
 	firstPause   = 10 * time.Millisecond
 	longestPause = 200 * time.Millisecond
-	// reasonLimit is how long to wait for the reason of a broken connection. The reason may become known only after the break.
+	// reasonLimit is how long to wait for the reason of a broken connection. The reason may become
+	// known only after the break.
 	reasonLimit = time.Second
 )
 
-// call makes a call. If the connection breaks, call repeats it until its deadline, unless a repetition could do harm.
+// call makes a call. If the connection breaks, call repeats it until its deadline, unless a
+// repetition could do harm.
 func call[R any, PR service.Message[R]](ctx context.Context, c *Client, m method, request proto.Message) (PR, error) {
 	ctx, cancel := c.limit(ctx)
 	defer cancel()

@@ -1,12 +1,13 @@
-// Package agentclient calls the agent in a guest and does not trust its answers. Every call and every write has a time limit.
-// An answer that no honest agent gives is an error: too long, not UTF-8, more available than the total, or to a call that
-// was not made. Texts in answers are returned with printable characters only.
+// Package agentclient calls the agent in a guest and does not trust its answers. Every call and
+// every write has a time limit. An answer that no honest agent gives is an error: too long, not
+// UTF-8, more available than the total, or to a call that was not made. Texts in answers are
+// returned with printable characters only.
 //
-// If a connection breaks, the client connects again. It repeats an unanswered call if that does no harm (methods.go lists the
-// calls); otherwise the error is ErrOutcomeUnknown.
+// If a connection breaks, the client connects again. It repeats an unanswered call if that does no
+// harm (methods.go lists the calls); otherwise the error is ErrOutcomeUnknown.
 //
-// The protocol is ttrpc (github.com/containerd/ttrpc, PROTOCOL.md) with the services of protocols/agentpb and
-// protocols/volumepb.
+// The protocol is ttrpc (github.com/containerd/ttrpc, PROTOCOL.md) with the services of
+// protocols/agentpb and protocols/volumepb.
 package agentclient
 
 import (
@@ -27,7 +28,8 @@ import (
 
 const defaultTimeout = 10 * time.Second
 
-// Vsock is a guest's vsock connection, which may end for good before the client does. host/qemu's VM implements it.
+// Vsock is a guest's vsock connection, which may end for good before the client does. host/qemu's
+// VM implements it.
 type Vsock interface {
 	// VsockDone returns a channel that is closed when the guest cannot be reached any more.
 	VsockDone() <-chan struct{}
@@ -37,15 +39,17 @@ type Vsock interface {
 
 // Config configures a Client. The zero value is ready to use.
 type Config struct {
-	// Timeout limits a call whose context has no deadline, and each write to a guest that does not read. 0 means 10 s.
+	// Timeout limits a call whose context has no deadline, and each write to a guest that does not
+	// read. 0 means 10 s.
 	Timeout time.Duration
-	// Vsock is the vsock that the address uses. After it has ended, calls fail at once, with its reason in their errors. Nil
-	// means a connection that does not end for good.
+	// Vsock is the vsock that the address uses. After it has ended, calls fail at once, with its
+	// reason in their errors. Nil means a connection that does not end for good.
 	Vsock Vsock
 }
 
-// Client calls one agent, over one connection at a time. It is safe for concurrent use. While the agent cannot be reached,
-// calls wait until their deadlines. After Close they fail with codes.Unavailable.
+// Client calls one agent, over one connection at a time. It is safe for concurrent use. While the
+// agent cannot be reached, calls wait until their deadlines. After Close they fail with
+// codes.Unavailable.
 type Client struct {
 	address address.Address
 	timeout time.Duration
@@ -58,7 +62,8 @@ type Client struct {
 	link *link         // the last connection; nil before the first
 }
 
-// New returns a client for the agent at a. It dials at the first call. The caller must close the Client.
+// New returns a client for the agent at a. It dials at the first call. The caller must close the
+// Client.
 func New(a address.Address, config Config) *Client {
 	c := &Client{address: a, timeout: config.Timeout, vsock: config.Vsock, turn: make(chan struct{}, 1)}
 	if c.timeout == 0 {
@@ -71,7 +76,8 @@ func New(a address.Address, config Config) *Client {
 	return c
 }
 
-// Dial is like New, but dials once before returning, so that an address where nothing listens is reported at once.
+// Dial is like New, but dials once before returning, so that an address where nothing listens is
+// reported at once.
 func Dial(ctx context.Context, a address.Address, config Config) (*Client, error) {
 	c := New(a, config)
 	ctx, cancel := c.limit(ctx)
@@ -125,7 +131,8 @@ func (c *Client) CreateSandbox(ctx context.Context, request *agentpb.CreateSandb
 	return c.do(ctx, createSandbox, request)
 }
 
-// DestroySandbox unmounts everything in the guest. If the agent is so configured, it powers the guest off after its answer.
+// DestroySandbox unmounts everything in the guest. If the agent is so configured, it powers the
+// guest off after its answer.
 func (c *Client) DestroySandbox(ctx context.Context) error {
 	return c.do(ctx, destroySandbox, &agentpb.DestroySandboxRequest{})
 }
@@ -140,13 +147,15 @@ func (c *Client) RemoveContainer(ctx context.Context, containerID string) error 
 	return c.do(ctx, removeContainer, &agentpb.RemoveContainerRequest{ContainerId: containerID})
 }
 
-// GetVolumeStats returns the usage and the condition of the volume at a path in the guest (protocols/guestpath).
+// GetVolumeStats returns the usage and the condition of the volume at a path in the guest
+// (protocols/guestpath).
 func (c *Client) GetVolumeStats(ctx context.Context, guestPath string) (*agentpb.VolumeStatsResponse, error) {
 	return checked(ctx, c, getVolumeStats, &agentpb.VolumeStatsRequest{VolumeGuestPath: guestPath}, checkStats)
 }
 
-// GetVolumeHealth returns the abnormal conditions of the volume at a path in the guest; none if the volume is healthy. An
-// agent without directvol's service answers as described for CheckResizeVolume.
+// GetVolumeHealth returns the abnormal conditions of the volume at a path in the guest; none if the
+// volume is healthy. An agent without directvol's service answers as described for
+// CheckResizeVolume.
 func (c *Client) GetVolumeHealth(ctx context.Context, guestPath string) ([]*volumepb.Condition, error) {
 	health, err := checked(ctx, c, getVolumeHealth, &volumepb.GetVolumeHealthRequest{VolumeGuestPath: guestPath}, checkHealth)
 	if err != nil {
@@ -155,24 +164,25 @@ func (c *Client) GetVolumeHealth(ctx context.Context, guestPath string) ([]*volu
 	return health.Conditions, nil
 }
 
-// ResizeVolume grows the filesystem at a path in the guest to size, its disk's size in bytes. If size is 0, it grows the
-// filesystem to the device's end.
+// ResizeVolume grows the filesystem at a path in the guest to size, its disk's size in bytes. If
+// size is 0, it grows the filesystem to the device's end.
 func (c *Client) ResizeVolume(ctx context.Context, guestPath string, size uint64) error {
 	return c.do(ctx, resizeVolume, &agentpb.ResizeVolumeRequest{VolumeGuestPath: guestPath, Size_: size})
 }
 
-// CheckResizeVolume checks whether ResizeVolume could grow the filesystem at a path in the guest to size, once its disk has
-// that size. If size is 0, it checks whether the filesystem can grow at all. It changes nothing. An agent without
-// directvol's service answers codes.Unimplemented; one built on Rust's ttrpc answers codes.InvalidArgument
-// ("… service does not exist").
+// CheckResizeVolume checks whether ResizeVolume could grow the filesystem at a path in the guest to
+// size, once its disk has that size. If size is 0, it checks whether the filesystem can grow at
+// all. It changes nothing. An agent without directvol's service answers codes.Unimplemented; one
+// built on Rust's ttrpc answers codes.InvalidArgument ("… service does not exist").
 func (c *Client) CheckResizeVolume(ctx context.Context, guestPath string, size uint64) error {
 	return c.do(ctx, checkResizeVolume, &volumepb.CheckResizeVolumeRequest{VolumeGuestPath: guestPath, Size_: size})
 }
 
-// CheckReleased checks that nothing in the guest uses the device of a Storage's driver and source any more, so that the disk
-// can be removed (protocols/proto/volume.proto specifies the promise). The answer comes after all earlier calls for
-// containerID have ended, including abandoned ones. containerID may be empty. An agent without directvol's service answers
-// as described for CheckResizeVolume.
+// CheckReleased checks that nothing in the guest uses the device of a Storage's driver and source
+// any more, so that the disk can be removed (protocols/proto/volume.proto specifies the promise).
+// The answer comes after all earlier calls for containerID have ended, including abandoned ones.
+// containerID may be empty. An agent without directvol's service answers as described for
+// CheckResizeVolume.
 func (c *Client) CheckReleased(ctx context.Context, driver, source, containerID string) error {
 	return c.do(ctx, checkReleased, &volumepb.CheckReleasedRequest{Driver: driver, Source: source, ContainerId: containerID})
 }

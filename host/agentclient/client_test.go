@@ -245,7 +245,8 @@ func TestErrorsKeepTheirCodeAndNameTheCall(t *testing.T) {
 	}
 }
 
-// hasten gives a connected client a Timeout that would be too short for connecting on a busy machine.
+// hasten gives a connected client a Timeout that would be too short for connecting on a busy
+// machine.
 func hasten(c *Client, timeout time.Duration) *Client {
 	c.timeout, c.link.conn.limit = timeout, timeout
 	return c

@@ -42,8 +42,8 @@ func checkStats(stats *agentpb.VolumeStatsResponse) error {
 	return checkTexts(&stats.VolumeCondition.Message)
 }
 
-// checkHealth refuses a list that is longer than an honest agent's, and a condition without a known status or without a
-// reason, because no caller could act on such a condition.
+// checkHealth refuses a list that is longer than an honest agent's, and a condition without a known
+// status or without a reason, because no caller could act on such a condition.
 func checkHealth(health *volumepb.GetVolumeHealthResponse) error {
 	if len(health.Conditions) > maxConditions {
 		return fmt.Errorf("%d conditions, at most %d make sense", len(health.Conditions), maxConditions)

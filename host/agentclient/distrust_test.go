@@ -11,8 +11,8 @@ import (
 	"github.com/directvol/directvol/protocols/volumepb"
 )
 
-// FuzzAnswers parses arbitrary payloads as each kind of answer. An accepted answer must have bounded numbers, and texts that
-// are safe for a log or a terminal.
+// FuzzAnswers parses arbitrary payloads as each kind of answer. An accepted answer must have
+// bounded numbers, and texts that are safe for a log or a terminal.
 func FuzzAnswers(f *testing.F) {
 	for _, m := range []interface{ Marshal() ([]byte, error) }{
 		&agentpb.VersionCheckResponse{GrpcVersion: "0.0.1", AgentVersion: "\x1b[2J1"},

@@ -13,8 +13,8 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 )
 
-// ErrOutcomeUnknown is the failure of a call that was sent and got no answer, and that could do harm if repeated. It is not
-// known whether the agent has carried out the call.
+// ErrOutcomeUnknown is the failure of a call that was sent and got no answer, and that could do
+// harm if repeated. It is not known whether the agent has carried out the call.
 var ErrOutcomeUnknown = errors.New("it was sent and not answered, so nobody knows whether it was carried out: look before you make it again")
 
 // The causes of the end of a client's life.
@@ -66,10 +66,12 @@ func (e *callError) Error() string {
 // GRPCStatus returns the status, for status.Code and status.Convert.
 func (e *callError) GRPCStatus() *status.Status { return e.status }
 
-// Unwrap returns those that apply: ErrOutcomeUnknown, a context's error and the reason from VsockErr.
+// Unwrap returns those that apply: ErrOutcomeUnknown, a context's error and the reason from
+// VsockErr.
 func (e *callError) Unwrap() []error { return e.causes }
 
-// printable makes a guest's text safe for a terminal and a log: limited in length, on one line, without control characters.
+// printable makes a guest's text safe for a terminal and a log: limited in length, on one line,
+// without control characters.
 func printable(text string) string {
 	if len(text) > maxText {
 		text = text[:maxText]

@@ -14,8 +14,8 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 )
 
-// The example grows a volume whose disk has grown already, and reads its health. It needs a guest whose agent answers at the
-// address.
+// The example grows a volume whose disk has grown already, and reads its health. It needs a guest
+// whose agent answers at the address.
 func Example() {
 	to, err := address.Parse("hvsock:///run/vm/vsock.sock:1024")
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// maxAnswer bounds an answer's frame in bytes, far above the needs of an honest answer. A bound is necessary because a few
-	// bytes of an answer can take up much memory when decoded.
+	// maxAnswer bounds an answer's frame in bytes, far above the needs of an honest answer. A bound
+	// is necessary because a few bytes of an answer can take up much memory when decoded.
 	maxAnswer = 256 << 10
 	// maxOwed bounds the number of unanswered calls on one connection.
 	maxOwed = 1 << 10
@@ -19,10 +19,11 @@ const (
 	lateWriteLimit = 100 * time.Millisecond
 )
 
-// guardedConn carries ttrpc to a guest that may be hostile. A guest that does not read cannot block the writer. A frame that
-// is too long, or that answers no call of this client, ends the connection before ttrpc's client sees the frame: that
-// client would read a long frame completely, and would log a line on the host for each frame without a call. ttrpc still
-// logs a line when an abandoned call is answered, at most one for each such call.
+// guardedConn carries ttrpc to a guest that may be hostile. A guest that does not read cannot block
+// the writer. A frame that is too long, or that answers no call of this client, ends the connection
+// before ttrpc's client sees the frame: that client would read a long frame completely, and would
+// log a line on the host for each frame without a call. ttrpc still logs a line when an abandoned
+// call is answered, at most one for each such call.
 type guardedConn struct {
 	net.Conn
 	limit   time.Duration // of one write
@@ -73,8 +74,9 @@ func (g *guardedConn) setWriting() error {
 	return g.SetWriteDeadline(time.Now().Add(limit))
 }
 
-// limitWrites is called when a call's time is up. It limits the current write, whichever call's it is, so that the write
-// does not delay the call's end. If the guest reads, the write is over within that limit. relax is called at the call's end.
+// limitWrites is called when a call's time is up. It limits the current write, whichever call's it
+// is, so that the write does not delay the call's end. If the guest reads, the write is over within
+// that limit. relax is called at the call's end.
 func (g *guardedConn) limitWrites() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -152,8 +154,8 @@ type cursor struct {
 	left   uint32 // bytes of the frame after its header
 }
 
-// follow advances by p. It calls begin for each completed header, and returns the number of completed frames. It stops at an
-// error from begin.
+// follow advances by p. It calls begin for each completed header, and returns the number of
+// completed frames. It stops at an error from begin.
 func (c *cursor) follow(p []byte, begin func(ttrpcframe.Header) error) (whole int, err error) {
 	for len(p) > 0 {
 		if c.have < len(c.header) {

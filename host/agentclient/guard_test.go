@@ -50,7 +50,8 @@ func TestGuestCannotFloodTheHostsLog(t *testing.T) {
 	}
 }
 
-// TestCallsLeftUnansweredAreBounded: the state kept for abandoned calls must not grow without limit.
+// TestCallsLeftUnansweredAreBounded: the state kept for abandoned calls must not grow without
+// limit.
 func TestCallsLeftUnansweredAreBounded(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer theirs.Close()
@@ -109,7 +110,8 @@ func TestWritesAreLimitedWhileACallIsOverdue(t *testing.T) {
 	}
 }
 
-// FuzzGuard passes arbitrary bytes from a guest, in pieces of any size, to a reader, while answers are due on streams 1 and 3.
+// FuzzGuard passes arbitrary bytes from a guest, in pieces of any size, to a reader, while answers
+// are due on streams 1 and 3.
 func FuzzGuard(f *testing.F) {
 	answer := func(stream uint32, length int) []byte {
 		return append(ttrpcframe.Header{Length: uint32(length), StreamID: stream, Type: ttrpcframe.TypeResponse}.Append(nil), make([]byte, length)...)

@@ -8,8 +8,8 @@ import (
 	"github.com/containerd/ttrpc"
 )
 
-// dialLimit limits one attempt to connect. A booting guest may lose the request and never answer it; a new attempt may then
-// succeed.
+// dialLimit limits one attempt to connect. A booting guest may lose the request and never answer
+// it; a new attempt may then succeed.
 const dialLimit = 5 * time.Second
 
 // link is one connection to the agent.
@@ -56,12 +56,14 @@ func (l *link) close() {
 
 type noteKey struct{}
 
-// noting returns a context for a call. It makes noteAnswer set answered when the agent has answered, even with an error.
+// noting returns a context for a call. It makes noteAnswer set answered when the agent has
+// answered, even with an error.
 func noting(ctx context.Context, answered *bool) context.Context {
 	return context.WithValue(ctx, noteKey{}, answered)
 }
 
-// noteAnswer distinguishes the agent's errors from the connection's, because both have the same codes.
+// noteAnswer distinguishes the agent's errors from the connection's, because both have the same
+// codes.
 func noteAnswer(ctx context.Context, request *ttrpc.Request, response *ttrpc.Response, _ *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
 	err := invoke(ctx, request, response)
 	if note, ok := ctx.Value(noteKey{}).(*bool); ok {

@@ -12,8 +12,9 @@ type method struct {
 	repeatable bool
 }
 
-// The methods that a Client calls. The comments say what happens if a call was carried out, its answer was lost, and the call
-// is repeated. They cover every agent that speaks the protocol; directvol's own agent accepts each repetition.
+// The methods that a Client calls. The comments say what happens if a call was carried out, its
+// answer was lost, and the call is repeated. They cover every agent that speaks the protocol;
+// directvol's own agent accepts each repetition.
 var (
 	// These calls change nothing.
 	checkResizeVolume = method{volumepb.VolumeServiceName, "CheckResizeVolume", true}
@@ -27,11 +28,12 @@ var (
 	// ResizeVolume names the size to reach, and never shrinks: a second call finds the work done.
 	resizeVolume = method{agentpb.AgentServiceName, "ResizeVolume", true}
 
-	// Kata's agent counts the request's storages once more, and later unmounts them one time too few.
+	// Kata's agent counts the request's storages once more, and later unmounts them one time too
+	// few.
 	createSandbox   = method{agentpb.AgentServiceName, "CreateSandbox", false}
 	createContainer = method{agentpb.AgentServiceName, "CreateContainer", false}
-	// Kata's agent fails the second call ("Invalid container id", "failed to get sandbox sender channel"). A repetition
-	// would hide that the first call succeeded.
+	// Kata's agent fails the second call ("Invalid container id", "failed to get sandbox sender
+	// channel"). A repetition would hide that the first call succeeded.
 	removeContainer = method{agentpb.AgentServiceName, "RemoveContainer", false}
 	destroySandbox  = method{agentpb.AgentServiceName, "DestroySandbox", false}
 )

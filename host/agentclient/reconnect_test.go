@@ -132,7 +132,8 @@ func (b *breaker) pass(client net.Conn) {
 	b.passUpTo(b.cuts[turn], client, server)
 }
 
-// passUpTo forwards one call up to the cut. The cut happens when the agent has handled what it received.
+// passUpTo forwards one call up to the cut. The cut happens when the agent has handled what it
+// received.
 func (b *breaker) passUpTo(c cut, client, server net.Conn) {
 	request := readFrame(client)
 	if c.request >= 0 {

@@ -1,6 +1,6 @@
-// Package cli is the command line of the program directvol, with one file for each verb. A verb reads its flags, calls the
-// package that does the work and prints the answer. Package program handles exit statuses, signals and --version;
-// package output formats sizes, JSON and progress.
+// Package cli is the command line of the program directvol, with one file for each verb. A verb
+// reads its flags, calls the package that does the work and prints the answer. Package program
+// handles exit statuses, signals and --version; package output formats sizes, JSON and progress.
 package cli
 
 import "github.com/spf13/cobra"

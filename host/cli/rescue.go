@@ -150,7 +150,8 @@ func outcome(r rescue.Report) string {
 	return fmt.Sprintf("%s (%s): %s (Linux %s); %s finds nothing to mend", r.Disk, r.FSType, mounts, r.Kernel, r.Fsck.Command)
 }
 
-// findRescueFiles sets the files that no flag names. They lie beside the program, or in the directory that a package uses.
+// findRescueFiles sets the files that no flag names. They lie beside the program, or in the
+// directory that a package uses.
 func findRescueFiles(cfg *rescue.Config) error {
 	binary, err := filepath.EvalSymlinks(cfg.Directvol)
 	if err != nil {

@@ -1,8 +1,10 @@
-// Package fsck checks an unmounted filesystem with the programs of e2fsprogs and xfsprogs, and decides by their output
-// whether anything needs repair: e2fsck(8), xfs_repair(8). The caller must make sure that nothing else uses the disk, and
-// must set a time limit, because on a damaged filesystem these programs may run forever.
+// Package fsck checks an unmounted filesystem with the programs of e2fsprogs and xfsprogs, and
+// decides by their output whether anything needs repair: e2fsck(8), xfs_repair(8). The caller must
+// make sure that nothing else uses the disk, and must set a time limit, because on a damaged
+// filesystem these programs may run forever.
 //
-// The programs end no later than this process. A Ctrl-C on the terminal does not reach them; the context ends them.
+// The programs end no later than this process. A Ctrl-C on the terminal does not reach them; the
+// context ends them.
 package fsck
 
 import (
@@ -30,10 +32,11 @@ type Run struct {
 	Output string `json:"output"`
 }
 
-// checker is a program that checks a filesystem without changing it. An exit status of 0 is not enough: e2fsck -fn answers
-// its own questions with no and may still exit 0, for example with wrong counts of free blocks. So certain words in the
-// output count as an error too. They are ignored in the last line, where e2fsck shows the filesystem's label or the disk's
-// name, which may be any words. xfs_repair shows neither if nothing needs repair.
+// checker is a program that checks a filesystem without changing it. An exit status of 0 is not
+// enough: e2fsck -fn answers its own questions with no and may still exit 0, for example with wrong
+// counts of free blocks. So certain words in the output count as an error too. They are ignored in
+// the last line, where e2fsck shows the filesystem's label or the disk's name, which may be any
+// words. xfs_repair shows neither if nothing needs repair.
 type checker struct {
 	argv  []string
 	wrong []string
@@ -54,7 +57,8 @@ func checkerOf(fstype string) (checker, error) {
 	return c, nil
 }
 
-// Available returns nil if the check of a filesystem can run on this host. Otherwise the error names the package to install.
+// Available returns nil if the check of a filesystem can run on this host. Otherwise the error
+// names the package to install.
 func Available(fstype string) error {
 	c, err := checkerOf(fstype)
 	if err != nil {
@@ -66,7 +70,8 @@ func Available(fstype string) error {
 	return nil
 }
 
-// find looks for a program in PATH, and in the sbin directories that are not in an ordinary user's PATH.
+// find looks for a program in PATH, and in the sbin directories that are not in an ordinary user's
+// PATH.
 func find(program string) (string, error) {
 	path, err := exec.LookPath(program)
 	for _, dir := range []string{"/usr/sbin", "/sbin"} {
@@ -80,8 +85,8 @@ func find(program string) (string, error) {
 	return path, err
 }
 
-// Check runs the check of a filesystem on an image or a device. Run.Err reports the findings; the error returned here means
-// that the check could not run.
+// Check runs the check of a filesystem on an image or a device. Run.Err reports the findings; the
+// error returned here means that the check could not run.
 func Check(ctx context.Context, fstype, disk string) (Run, error) {
 	c, err := checkerOf(fstype)
 	if err != nil {
@@ -90,8 +95,8 @@ func Check(ctx context.Context, fstype, disk string) (Run, error) {
 	return start(ctx, c.argv, disk, nil)
 }
 
-// CheckFile is Check on an open disk, even if its name now leads elsewhere. The Run contains the name, so that the command
-// can be repeated.
+// CheckFile is Check on an open disk, even if its name now leads elsewhere. The Run contains the
+// name, so that the command can be repeated.
 func CheckFile(ctx context.Context, fstype, name string, disk *os.File) (Run, error) {
 	c, err := checkerOf(fstype)
 	if err != nil {
@@ -100,8 +105,8 @@ func CheckFile(ctx context.Context, fstype, name string, disk *os.File) (Run, er
 	return start(ctx, c.argv, name, disk)
 }
 
-// Repair runs e2fsck to repair an ext4 image without questions. Exit status 1 means that e2fsck has repaired something,
-// which is not a failure.
+// Repair runs e2fsck to repair an ext4 image without questions. Exit status 1 means that e2fsck has
+// repaired something, which is not a failure.
 func Repair(ctx context.Context, disk string) (Run, error) { return repair(ctx, disk, nil) }
 
 // RepairFile is Repair on an open disk, as CheckFile is to Check.
@@ -163,8 +168,8 @@ func start(ctx context.Context, argv []string, name string, open *os.File) (Run,
 	return run, nil
 }
 
-// runOnThread runs a command from a thread that stays until the command has ended, because the kernel sends Pdeathsig when
-// the forking thread ends.
+// runOnThread runs a command from a thread that stays until the command has ended, because the
+// kernel sends Pdeathsig when the forking thread ends.
 func runOnThread(cmd *exec.Cmd) error {
 	ended := make(chan error)
 	go func() {
@@ -175,7 +180,8 @@ func runOnThread(cmd *exec.Cmd) error {
 	return <-ended
 }
 
-// Err returns nil if the check found nothing to repair. The error includes the beginning of the output.
+// Err returns nil if the check found nothing to repair. The error includes the beginning of the
+// output.
 func (r Run) Err(fstype string) error {
 	if r.Exit != 0 {
 		return fmt.Errorf("%s exits %d:\n%s", r.Command, r.Exit, beginning(r.Output))
@@ -216,8 +222,8 @@ func beginning(text string) string {
 	return short
 }
 
-// printable makes a program's output safe for a terminal and for JSON. The output contains names and labels from the
-// filesystem, which are untrusted bytes.
+// printable makes a program's output safe for a terminal and for JSON. The output contains names
+// and labels from the filesystem, which are untrusted bytes.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) || r == '\n' {
@@ -227,8 +233,8 @@ func printable(text string) string {
 	}, strings.ToValidUTF8(text, "?"))
 }
 
-// maxOutput limits the kept output in bytes. A check without findings prints little; a check of a ruined filesystem may
-// print something for each block.
+// maxOutput limits the kept output in bytes. A check without findings prints little; a check of a
+// ruined filesystem may print something for each block.
 const maxOutput = 256 << 10
 
 // cut is the last line of an output that was longer than maxOutput.

@@ -38,7 +38,8 @@ func standIn(t *testing.T, script string) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// endless makes a FIFO and a stand-in for e2fsck that opens the FIFO, writes to it, and does not end.
+// endless makes a FIFO and a stand-in for e2fsck that opens the FIFO, writes to it, and does not
+// end.
 func endless(t *testing.T) (fifo string) {
 	t.Helper()
 	fifo = filepath.Join(t.TempDir(), "fifo")

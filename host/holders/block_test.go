@@ -167,7 +167,8 @@ func TestSwapIsRefused(t *testing.T) {
 	inUse(t, d.Claim(), "swap")
 }
 
-// A disk on more loop devices than are followed is refused, because the file below them could belong to another disk too.
+// A disk on more loop devices than are followed is refused, because the file below them could
+// belong to another disk too.
 func TestDiskOnTooManyLayersIsRefused(t *testing.T) {
 	top := filepath.Join(t.TempDir(), "disk.img")
 	if err := os.WriteFile(top, make([]byte, 1<<20), 0o600); err != nil {

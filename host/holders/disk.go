@@ -1,14 +1,16 @@
-// Package holders finds the users of a disk on this host, and keeps others from the disk. Before a disk is written outside of
-// its sandbox, nothing else may use it. A disk is an image file or a block device. It is opened once, and from then on it is
-// identified by its device number or inode: a later change of its name has no effect.
+// Package holders finds the users of a disk on this host, and keeps others from the disk. Before a
+// disk is written outside of its sandbox, nothing else may use it. A disk is an image file or a
+// block device. It is opened once, and from then on it is identified by its device number or inode:
+// a later change of its name has no effect.
 //
-// The package examines the open files of every process (proc(5)), the locks on the file (F_OFD_GETLK of fcntl(2), including
-// those of QEMU's block/file-posix.c), mounts, swap, loop devices, and the kernel's data about a block device (/sys/dev/block,
-// O_EXCL of open(2)).
+// The package examines the open files of every process (proc(5)), the locks on the file
+// (F_OFD_GETLK of fcntl(2), including those of QEMU's block/file-posix.c), mounts, swap, loop
+// devices, and the kernel's data about a block device (/sys/dev/block, O_EXCL of open(2)).
 //
-// It does not see: a process in a PID namespace that this /proc does not show; a process that only maps the file, or that has
-// passed it to io_uring or into a socket's queue; the kernel's own file servers (LIO, nfsd); other hosts that use a shared
-// disk. It does not stop a program that opens the disk without asking for a lock.
+// It does not see: a process in a PID namespace that this /proc does not show; a process that only
+// maps the file, or that has passed it to io_uring or into a socket's queue; the kernel's own file
+// servers (LIO, nfsd); other hosts that use a shared disk. It does not stop a program that opens
+// the disk without asking for a lock.
 package holders
 
 import (
@@ -20,7 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// identity identifies a disk regardless of its names: an inode of a filesystem, or a block device (with inode 0).
+// identity identifies a disk regardless of its names: an inode of a filesystem, or a block device
+// (with inode 0).
 type identity struct{ device, inode uint64 }
 
 // identityOf returns the identity for a file's status, and false if the file is not a disk.
@@ -35,8 +38,8 @@ func identityOf(st *unix.Statx_t) (identity, bool) {
 	}
 }
 
-// statx reads a file's status from this host's kernel only, because the server of a network file system may hang. It mounts
-// nothing.
+// statx reads a file's status from this host's kernel only, because the server of a network file
+// system may hang. It mounts nothing.
 func statx(dir int, path string, flags int) (*unix.Statx_t, error) {
 	st := new(unix.Statx_t)
 	err := unix.Statx(dir, path, flags|unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE|unix.STATX_INO, st)
@@ -52,8 +55,8 @@ type Disk struct {
 	id    identity
 }
 
-// Open opens a disk for reading and follows symbolic links. It changes nothing. If name is neither a file nor a block device,
-// the error says what it is.
+// Open opens a disk for reading and follows symbolic links. It changes nothing. If name is neither
+// a file nor a block device, the error says what it is.
 func Open(name string) (*Disk, error) {
 	// O_PATH only refers to the file: opening a FIFO would block, and opening a tape would wind it.
 	fd, err := unix.Open(name, unix.O_PATH|unix.O_CLOEXEC, 0)
@@ -118,7 +121,8 @@ func (d *Disk) Name() string { return d.name }
 // File returns the open disk. The Disk owns the file, and Claim replaces it.
 func (d *Disk) File() *os.File { return d.file }
 
-// Path returns a path by which other processes of this user can open this very disk, until it is closed.
+// Path returns a path by which other processes of this user can open this very disk, until it is
+// closed.
 func (d *Disk) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), d.file.Fd()) }
 
 // has reports whether a descriptor of this process belongs to the Disk.
@@ -129,8 +133,8 @@ func (d *Disk) has(fd string) bool {
 // Close closes the disk and releases its locks.
 func (d *Disk) Close() error {
 	d.Yield()
-	// A process that another goroutine is starting briefly has a copy of the descriptor, and the locks with it. So Close unlocks
-	// explicitly.
+	// A process that another goroutine is starting briefly has a copy of the descriptor, and the
+	// locks with it. So Close unlocks explicitly.
 	return errors.Join(d.Unlock(), d.file.Close())
 }
 
@@ -150,9 +154,10 @@ func (e *InUseError) Error() string {
 	return text
 }
 
-// Claim opens the disk for writing and keeps others from it. It opens a block device exclusively, so that the device cannot be
-// mounted or taken by device-mapper, md, swap or another exclusive opener. It locks all of QEMU's lock bytes, so that every
-// QEMU that uses locks is refused, and every other Claim. If the disk is in use, the error is an *InUseError.
+// Claim opens the disk for writing and keeps others from it. It opens a block device exclusively,
+// so that the device cannot be mounted or taken by device-mapper, md, swap or another exclusive
+// opener. It locks all of QEMU's lock bytes, so that every QEMU that uses locks is refused, and
+// every other Claim. If the disk is in use, the error is an *InUseError.
 func (d *Disk) Claim() error {
 	if err := d.Take(); err != nil {
 		return err
@@ -169,8 +174,8 @@ func (d *Disk) Claim() error {
 	return d.Lock()
 }
 
-// writable refuses a block device that is set read-only. Otherwise root could open it for writing, and only the first write
-// would fail.
+// writable refuses a block device that is set read-only. Otherwise root could open it for writing,
+// and only the first write would fail.
 func (d *Disk) writable() error {
 	if !d.block {
 		return nil
@@ -185,7 +190,8 @@ func (d *Disk) writable() error {
 	return nil
 }
 
-// Named returns nil if the disk's name still leads to the disk. Otherwise the error says what has become of the disk.
+// Named returns nil if the disk's name still leads to the disk. Otherwise the error says what has
+// become of the disk.
 func (d *Disk) Named() error {
 	if st, err := statx(unix.AT_FDCWD, d.name, 0); err == nil {
 		if id, ok := identityOf(st); ok && id == d.id {
@@ -208,7 +214,8 @@ func (d *Disk) Named() error {
 	return fmt.Errorf("%s leads to something else by now: the disk that was opened is %s", d.name, Printable(now))
 }
 
-// Take opens a block device exclusively, unless it is already. Claim calls Take; call it only after a Yield.
+// Take opens a block device exclusively, unless it is already. Claim calls Take; call it only after
+// a Yield.
 func (d *Disk) Take() error {
 	if !d.block || d.taken != nil {
 		return nil
@@ -224,9 +231,10 @@ func (d *Disk) Take() error {
 	return nil
 }
 
-// Yield ends the exclusive opening of a block device, for a program that opens the device exclusively itself, as e2fsck does.
-// The locks on QEMU's bytes stay. Before that program has opened the device, and after it has closed it, another user may take
-// it first: a mount or device-mapper. Then the program fails, or Take does.
+// Yield ends the exclusive opening of a block device, for a program that opens the device
+// exclusively itself, as e2fsck does. The locks on QEMU's bytes stay. Before that program has
+// opened the device, and after it has closed it, another user may take it first: a mount or
+// device-mapper. Then the program fails, or Take does.
 func (d *Disk) Yield() {
 	if d.taken != nil {
 		d.taken.Close() // nothing was written through this descriptor
@@ -242,7 +250,8 @@ func (d *Disk) Lock() error {
 		}
 		return err
 	}
-	// An exclusive lock on all bytes is taken in one step, so that one of two concurrent callers is refused.
+	// An exclusive lock on all bytes is taken in one step, so that one of two concurrent callers is
+	// refused.
 	err := unix.FcntlFlock(d.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: firstLock, Len: afterLocks - firstLock})
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
 		return d.inUse(Holder{How: "somebody has locked it this moment"})
@@ -253,8 +262,9 @@ func (d *Disk) Lock() error {
 	return nil
 }
 
-// Unlock releases the locks for a QEMU that is about to use the disk. The intended QEMU takes its own locks only when
-// a device uses the disk. In between, another QEMU may lock the disk first, and the intended one is then refused.
+// Unlock releases the locks for a QEMU that is about to use the disk. The intended QEMU takes its
+// own locks only when a device uses the disk. In between, another QEMU may lock the disk first, and
+// the intended one is then refused.
 func (d *Disk) Unlock() error {
 	err := unix.FcntlFlock(d.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK, Start: firstLock, Len: afterLocks - firstLock})
 	if err != nil {
@@ -265,8 +275,8 @@ func (d *Disk) Unlock() error {
 
 func (d *Disk) inUse(holders ...Holder) error { return &InUseError{d.name, holders} }
 
-// The bytes that QEMU locks (block/file-posix.c), one bit of BLK_PERM_* each: bytes from 100 on stand for what a process does
-// with the image, bytes from 200 on for what it does not share.
+// The bytes that QEMU locks (block/file-posix.c), one bit of BLK_PERM_* each: bytes from 100 on
+// stand for what a process does with the image, bytes from 200 on for what it does not share.
 const (
 	firstLock  = 100
 	afterLocks = 264

@@ -39,12 +39,14 @@ func (h Holder) String() string {
 // Found is the result of a search for holders.
 type Found struct {
 	Holders []Holder
-	// Unseen is the number of processes that could not be examined: other users' processes, if this process is not root's.
+	// Unseen is the number of processes that could not be examined: other users' processes, if this
+	// process is not root's.
 	Unseen int
 }
 
-// Find searches for all holders of the disk, of a partition of it, of the disk of which it is a partition, and of the file
-// below it if it is a loop device. It ignores the processes for which except returns true, and this Disk's own descriptor.
+// Find searches for all holders of the disk, of a partition of it, of the disk of which it is a
+// partition, and of the file below it if it is a loop device. It ignores the processes for which
+// except returns true, and this Disk's own descriptor.
 func (d *Disk) Find(except func(pid int) bool) (Found, error) {
 	s := &search{disk: d, wanted: d.relatives(), except: except}
 	if err := s.processes(); err != nil {
@@ -73,14 +75,15 @@ func (f Found) Err(disk string) error {
 }
 
 const (
-	// settleLimit is how long to wait for processes that only read a block device. lookAgain is the pause between searches: the
-	// kernel has no event for the closing of a file.
+	// settleLimit is how long to wait for processes that only read a block device. lookAgain is the
+	// pause between searches: the kernel has no event for the closing of a file.
 	settleLimit = 5 * time.Second
 	lookAgain   = 100 * time.Millisecond
 )
 
-// Settled is Find for a disk that may have transient readers: udev briefly reads each block device that was closed after
-// writing. Settled waits for such readers, and returns them as holders only if they stay.
+// Settled is Find for a disk that may have transient readers: udev briefly reads each block device
+// that was closed after writing. Settled waits for such readers, and returns them as holders only
+// if they stay.
 func (d *Disk) Settled(ctx context.Context, except func(pid int) bool) (Found, error) {
 	ctx, cancel := context.WithTimeout(ctx, settleLimit)
 	defer cancel()
@@ -247,7 +250,8 @@ func purpose(pid int, fd string) string {
 	return ""
 }
 
-// programOf returns a process's name for itself, made printable because a process may choose any name.
+// programOf returns a process's name for itself, made printable because a process may choose any
+// name.
 func programOf(pid int) string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	if err != nil {
@@ -333,8 +337,8 @@ func (s *search) loops() error {
 	return nil
 }
 
-// loopStore returns the object below a loop device. It asks the kernel. If the kernel does not answer this user, loopStore
-// follows the path in sysfs, which may lead elsewhere by now.
+// loopStore returns the object below a loop device. It asks the kernel. If the kernel does not
+// answer this user, loopStore follows the path in sysfs, which may lead elsewhere by now.
 func loopStore(loop string) (identity, string, error) {
 	text, err := os.ReadFile(filepath.Join("/sys/block", loop, "loop/backing_file"))
 	if err != nil {
@@ -369,7 +373,8 @@ func askLoop(path string) (identity, error) {
 	return identity{info.Device, info.Inode}, nil
 }
 
-// stacked looks for devices that the kernel has built on a block device or its partitions: device-mapper, md.
+// stacked looks for devices that the kernel has built on a block device or its partitions:
+// device-mapper, md.
 func (s *search) stacked() error {
 	for id, what := range s.wanted {
 		if id.inode != 0 {

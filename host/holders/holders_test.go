@@ -70,7 +70,8 @@ func TestDiskThatNobodyHasIsClaimedOnce(t *testing.T) {
 	must(t, other.Claim())
 }
 
-// holdOpen makes another process open a file until the test ends. The process is a shell that reports when the file is open.
+// holdOpen makes another process open a file until the test ends. The process is a shell that
+// reports when the file is open.
 func holdOpen(t *testing.T, redirection, path string) int {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", "exec "+redirection+` "$1" && echo open && read end`, "sh", path)
@@ -148,8 +149,8 @@ func TestDiskThatItsNameDoesNotLeadToIsSaidToBeWhere(t *testing.T) {
 	}
 }
 
-// lockAs locks a file as QEMU does for a disk that a guest writes: bytes for what QEMU does with the image, and bytes for what
-// it does not share (raw_apply_lock_bytes in block/file-posix.c).
+// lockAs locks a file as QEMU does for a disk that a guest writes: bytes for what QEMU does with
+// the image, and bytes for what it does not share (raw_apply_lock_bytes in block/file-posix.c).
 func lockAs(t *testing.T, path string, bytes ...int64) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)

@@ -8,20 +8,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Layer is an object that contains a disk's bytes: the disk itself, the disk of which it is a partition, the file or device
-// below a loop device, and so on downwards.
+// Layer is an object that contains a disk's bytes: the disk itself, the disk of which it is a
+// partition, the file or device below a loop device, and so on downwards.
 type Layer struct {
-	// Key identifies the object on this host by device number or inode, never by a path. It is valid as a file name.
+	// Key identifies the object on this host by device number or inode, never by a path. It is
+	// valid as a file name.
 	Key string
 	// Part is true if the disk may be only a part of this object.
 	Part bool
 }
 
-// maxLayers limits how many layers below a disk are followed. A disk on more layers is refused. The kernel allows no cycle of
-// loop devices.
+// maxLayers limits how many layers below a disk are followed. A disk on more layers is refused. The
+// kernel allows no cycle of loop devices.
 const maxLayers = 16
 
-// Layers returns the layers of an open disk, the disk itself first, and whether the disk is a block device.
+// Layers returns the layers of an open disk, the disk itself first, and whether the disk is a block
+// device.
 func Layers(file *os.File) (layers []Layer, block bool, err error) {
 	st, err := statx(int(file.Fd()), "", unix.AT_EMPTY_PATH)
 	if err != nil {
@@ -53,7 +55,8 @@ func (id identity) key() string {
 	return fmt.Sprintf("file-%d:%d-%d", major, minor, id.inode)
 }
 
-// below returns the object that contains a block device's bytes: a partition's disk or a loop device's store.
+// below returns the object that contains a block device's bytes: a partition's disk or a loop
+// device's store.
 func (id identity) below() (below identity, part, ok bool) {
 	if id.inode != 0 {
 		return identity{}, false, false
@@ -67,8 +70,8 @@ func (id identity) below() (below identity, part, ok bool) {
 	return below, false, err == nil
 }
 
-// Locked returns the holder of a lock on an open disk, or nil if no process has locked it. QEMU locks bytes of each image that
-// it uses.
+// Locked returns the holder of a lock on an open disk, or nil if no process has locked it. QEMU
+// locks bytes of each image that it uses.
 func Locked(file *os.File) (*Holder, error) {
 	lock := unix.Flock_t{Type: unix.F_WRLCK} // of the whole file, because other programs lock other bytes than QEMU
 	if err := unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, &lock); err != nil {

@@ -16,7 +16,8 @@ type Accelerator struct {
 	Reason string
 }
 
-// KVM reports whether the host's processor runs the guest. Without KVM, time limits should be longer.
+// KVM reports whether the host's processor runs the guest. Without KVM, time limits should be
+// longer.
 func (a Accelerator) KVM() bool { return a.Name == "kvm" }
 
 // Requests of <linux/kvm.h>, and the only version of the KVM interface that has ever existed.
@@ -26,15 +27,16 @@ const (
 	kvmAPIVersion    = 12
 )
 
-// DetectAccelerator returns the accelerator that can run a guest on this host. If KVM exists but is unusable, that is not
-// an error: it becomes the Reason for choosing TCG.
+// DetectAccelerator returns the accelerator that can run a guest on this host. If KVM exists but is
+// unusable, that is not an error: it becomes the Reason for choosing TCG.
 func DetectAccelerator() Accelerator { return detectAccelerator("/", createVM) }
 
-// detectAccelerator looks for devices and modules below root. create tries to make a VM with the device at a path.
+// detectAccelerator looks for devices and modules below root. create tries to make a VM with the
+// device at a path.
 //
-// A /dev/kvm that opens proves little: a kernel that offers KVM without the processor's help (kvm_pvm in nested
-// virtualization) makes VMs in which no stock kernel boots. So detectAccelerator also requires one of the
-// processor-specific modules to be loaded.
+// A /dev/kvm that opens proves little: a kernel that offers KVM without the processor's help
+// (kvm_pvm in nested virtualization) makes VMs in which no stock kernel boots. So detectAccelerator
+// also requires one of the processor-specific modules to be loaded.
 func detectAccelerator(root string, create func(device string) error) Accelerator {
 	tcg := func(format string, args ...any) Accelerator {
 		return Accelerator{"tcg", "no usable KVM: " + fmt.Sprintf(format, args...)}

@@ -30,12 +30,13 @@ func findBinary(name string) (string, error) {
 	return path, nil
 }
 
-// confinement is the configuration of QEMU's seccomp filter (seccomp.h in QEMU's sources, option -sandbox). If a guest
-// takes QEMU over, QEMU can start no program, change no user and no thread's priority.
+// confinement is the configuration of QEMU's seccomp filter (seccomp.h in QEMU's sources, option
+// -sandbox). If a guest takes QEMU over, QEMU can start no program, change no user and no thread's
+// priority.
 const confinement = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
-// canConfine checks that a QEMU program was built with seccomp. A QEMU without seccomp does not know the option -sandbox
-// and exits with status 1.
+// canConfine checks that a QEMU program was built with seccomp. A QEMU without seccomp does not
+// know the option -sandbox and exits with status 1.
 func canConfine(ctx context.Context, binary string) error {
 	p, err := startProcess(ctx, "QEMU", exec.Command(binary, "-sandbox", confinement, "-version"))
 	if err != nil {
@@ -53,8 +54,8 @@ func canConfine(ctx context.Context, binary string) error {
 	return nil
 }
 
-// command returns the command that starts QEMU, with the files that QEMU inherits: the socket on which QEMU serves QMP,
-// and the boot disks' stores.
+// command returns the command that starts QEMU, with the files that QEMU inherits: the socket on
+// which QEMU serves QMP, and the boot disks' stores.
 func (vm *VM) command(monitor *os.File) *exec.Cmd {
 	files := []*os.File{monitor}
 	var args []string
@@ -68,15 +69,16 @@ func (vm *VM) command(monitor *os.File) *exec.Cmd {
 	return cmd
 }
 
-// CommandLine returns a command line that starts the same VM by hand, with the console on the terminal. The VM has its
-// boot disks, but not the disks that were attached later. Reproduce also prepares the directory and the vsock backend.
+// CommandLine returns a command line that starts the same VM by hand, with the console on the
+// terminal. The VM has its boot disks, but not the disks that were attached later. Reproduce also
+// prepares the directory and the vsock backend.
 func (vm *VM) CommandLine() []string {
 	args := vm.arguments("path="+escape(vm.path(monitorSocket)), func(d *disk) string { return d.store.Path() })
 	return append([]string{vm.cfg.Binary}, args...)
 }
 
-// Reproduce returns shell lines that start the same VM by hand: they make its directory, start its vsock backend, and
-// start QEMU.
+// Reproduce returns shell lines that start the same VM by hand: they make its directory, start its
+// vsock backend, and start QEMU.
 func (vm *VM) Reproduce() string {
 	lines := "mkdir -p -m 0700 " + quote(vm.cfg.Dir) + "\n"
 	if !vm.vsock.inKernel {
@@ -85,8 +87,8 @@ func (vm *VM) Reproduce() string {
 	return lines + shellLine(vm.CommandLine()) + "\n"
 }
 
-// arguments returns QEMU's arguments. monitor ends the options of the QMP socket's chardev; name returns the file name
-// of a boot disk.
+// arguments returns QEMU's arguments. monitor ends the options of the QMP socket's chardev; name
+// returns the file name of a boot disk.
 func (vm *VM) arguments(monitor string, name func(*disk) string) []string {
 	cfg := &vm.cfg
 	args := []string{
@@ -116,14 +118,16 @@ func (vm *VM) arguments(monitor string, name func(*disk) string) []string {
 	return args
 }
 
-// bridgeDevice returns the options of a bridge for disks. Debian's cloud kernels support ACPI hotplug but not SHPC; and
-// the firmware gives a bridge without SHPC no windows unless the bridge asks for them.
+// bridgeDevice returns the options of a bridge for disks. Debian's cloud kernels support ACPI
+// hotplug but not SHPC; and the firmware gives a bridge without SHPC no windows unless the bridge
+// asks for them.
 func bridgeDevice(bridge int) string {
 	return fmt.Sprintf("pci-bridge,id=%s,bus=pcie.0,addr=%#x,shpc=off,chassis_nr=%d,mem-reserve=2M,pref64-reserve=2M,io-reserve=4K",
 		slot{bridge: bridge}.bus(), bridgeSlot(bridge), bridge)
 }
 
-// escape quotes a value for an option list, in which a comma ends a value and two commas stand for one.
+// escape quotes a value for an option list, in which a comma ends a value and two commas stand for
+// one.
 func escape(value string) string { return strings.ReplaceAll(value, ",", ",,") }
 
 // toJSON encodes options as JSON, which QEMU's command line accepts too.

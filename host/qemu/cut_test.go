@@ -42,7 +42,8 @@ func cutVM(t *testing.T, which, direction, bytes int) (*VM, *fakeQEMU, *proxy) {
 	return vm, q, p
 }
 
-// afterCut runs the script over a connection that is cut, and checks that the script does not notice.
+// afterCut runs the script over a connection that is cut, and checks that the script does not
+// notice.
 func afterCut(t *testing.T, made *atomic.Int64, which, direction, bytes int) {
 	vm, q, p := cutVM(t, which, direction, bytes)
 	path := image(t, mib)
@@ -68,14 +69,16 @@ var directions = []string{toQEMU: "to QEMU", fromQEMU: "from QEMU"}
 // The test cuts the connection after each byte that the script sends or receives.
 func TestCutBehindEachByteChangesNothing(t *testing.T) { cutEverywhere(t, 1, 1) }
 
-// The test also cuts the next connection: during its negotiation, during the queries for QEMU's state, and in the script.
+// The test also cuts the next connection: during its negotiation, during the queries for QEMU's
+// state, and in the script.
 func TestCutOfTheNextConnectionChangesNothing(t *testing.T) { cutEverywhere(t, 2, 3) }
 
-// atOnce is how many scripts run at once. It is more than t.Parallel allows on a small machine, because each script mostly
-// waits between two connections.
+// atOnce is how many scripts run at once. It is more than t.Parallel allows on a small machine,
+// because each script mostly waits between two connections.
 const atOnce = 16
 
-// cutEverywhere first counts the bytes that the connection carries uncut, and then cuts it after every step-th byte.
+// cutEverywhere first counts the bytes that the connection carries uncut, and then cuts it after
+// every step-th byte.
 func cutEverywhere(t *testing.T, which, step int) {
 	vm, _, whole := cutVM(t, which, toQEMU, -1)
 	if err := script(limited(t), vm, "data", image(t, mib)); err != nil {
@@ -97,15 +100,16 @@ func cutEverywhere(t *testing.T, which, step int) {
 			tries += (bytes + step - 1) / step
 		})
 	}
-	// Cuts in the last bytes may not happen, because a path or a number can be shorter than in the uncut run.
+	// Cuts in the last bytes may not happen, because a path or a number can be shorter than in the
+	// uncut run.
 	t.Logf("%d of %d connections were cut", made.Load(), tries)
 	if got := made.Load(); got > int64(tries) || got < int64(tries)*9/10 {
 		t.Errorf("connections that were cut:\nwant nearly all %d\ngot  %d", tries, got)
 	}
 }
 
-// A detach that waits for a guest must neither block nor end the connection. Before, a limit of 5 s, which equals askAgain,
-// ended the only connection in 29 of 60 tries.
+// A detach that waits for a guest must neither block nor end the connection. Before, a limit of 5
+// s, which equals askAgain, ended the only connection in 29 of 60 tries.
 func TestDetachThatEndsWhileItAsksAgainKeepsTheConnection(t *testing.T) {
 	vm, q := fakeVM(t)
 	q.with(func() { q.guestLetsGo = false })
@@ -159,7 +163,8 @@ func TestDiskThatLeavesWhileNobodyListensIsSaid(t *testing.T) {
 	}
 }
 
-// If nothing in QEMU's state shows whether a command was carried out, the command must not be sent twice.
+// If nothing in QEMU's state shows whether a command was carried out, the command must not be sent
+// twice.
 func TestOutcomeThatNothingDecidesIsUnknown(t *testing.T) {
 	q, path := listenFake(t)
 	p, front := listenProxy(t, path)
@@ -209,8 +214,8 @@ func FuzzState(f *testing.F) {
 	})
 }
 
-// The test cuts a real QEMU's connection at random places, in either direction. The machine's processor is paused; a reset
-// completes pending unplugs.
+// The test cuts a real QEMU's connection at random places, in either direction. The machine's
+// processor is paused; a reset completes pending unplugs.
 func TestRealQEMUThatIsCutOffGoesOn(t *testing.T) {
 	vm := realVM(t)
 	must(t, vm.execute(limited(t), "set-action", map[string]string{"reboot": "reset"}, nil))
@@ -237,7 +242,8 @@ func TestRealQEMUThatIsCutOffGoesOn(t *testing.T) {
 		}
 		now, err := askState(limited(t), vm.qmp.Execute)
 		must(t, err)
-		// A paused machine keeps the descriptor set if the connection was cut between remove-fd and its answer, so sets are ignored.
+		// A paused machine keeps the descriptor set if the connection was cut between remove-fd and
+		// its answer, so sets are ignored.
 		if len(now.nodes) != 0 || slices.ContainsFunc(slices.Collect(maps.Keys(now.devices)), func(device string) bool { return strings.HasPrefix(device, "disk-") }) || now.run == "running" {
 			t.Errorf("round %d:\nwant nothing left\ngot  %+v", round, now)
 		}

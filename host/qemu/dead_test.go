@@ -20,8 +20,9 @@ import (
 // The ioctls that stop and resume all writing to a filesystem (include/uapi/linux/fs.h).
 const fiFreeze, fiThaw = 0xc0045877, 0xc0045878
 
-// frozen returns a file in a filesystem of its own, which freeze stops and thaw resumes. While it is frozen, a process that
-// writes to it waits in the kernel and takes no signal, as with a dead disk.
+// frozen returns a file in a filesystem of its own, which freeze stops and thaw resumes. While it
+// is frozen, a process that writes to it waits in the kernel and takes no signal, as with a dead
+// disk.
 func frozen(t *testing.T) (path string, freeze, thaw func()) {
 	t.Helper()
 	disk, dir := image(t, 32*mib), t.TempDir()
@@ -45,8 +46,9 @@ func frozen(t *testing.T) (path string, freeze, thaw func()) {
 	return path, func() { must(t, call(fiFreeze)) }, func() { _ = call(fiThaw) } // fails if already thawed
 }
 
-// A QEMU with a thread that writes to a dead disk takes its SIGKILL only when the disk answers. Kill must return in time and
-// name what is left and why; until QEMU has ended, nobody else may have the store.
+// A QEMU with a thread that writes to a dead disk takes its SIGKILL only when the disk answers.
+// Kill must return in time and name what is left and why; until QEMU has ended, nobody else may
+// have the store.
 func TestRealQEMUThatWaitsForADeadDiskIsNamedAndEndsWithIt(t *testing.T) {
 	path, freeze, thaw := frozen(t)
 	vm := realVM(t)

@@ -15,11 +15,11 @@ const (
 	detachTimeout = time.Minute
 	// hotplugLimit is how long other disks wait until the guest has released one disk.
 	hotplugLimit = 30 * time.Second
-	// askAgain is the interval after which a guest that has not released a disk is asked again: a booting guest misses the
-	// first request.
+	// askAgain is the interval after which a guest that has not released a disk is asked again: a
+	// booting guest misses the first request.
 	askAgain = 5 * time.Second
-	// firstDoubt is the first interval for asking again after a refusal that may answer an earlier request. The interval
-	// doubles each time.
+	// firstDoubt is the first interval for asking again after a refusal that may answer an earlier
+	// request. The interval doubles each time.
 	firstDoubt = 20 * time.Millisecond
 	maxDoubts  = 8 // firstDoubt<<maxDoubts is more than askAgain
 )
@@ -35,10 +35,10 @@ type notAsked struct{ error }
 
 func (e notAsked) Unwrap() []error { return []error{e.error, errNotAsked} }
 
-// DetachDisk removes a disk from the VM: it asks the guest to release the disk, waits until the guest has done so, and
-// removes the block nodes. The caller must make sure that nothing in the guest uses the disk, because the guest's kernel
-// does not refuse. Detaching a disk that the VM does not have succeeds. A detach that failed half way resumes where it
-// stopped.
+// DetachDisk removes a disk from the VM: it asks the guest to release the disk, waits until the
+// guest has done so, and removes the block nodes. The caller must make sure that nothing in the
+// guest uses the disk, because the guest's kernel does not refuse. Detaching a disk that the VM
+// does not have succeeds. A detach that failed half way resumes where it stopped.
 func (vm *VM) DetachDisk(ctx context.Context, id string) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -83,8 +83,8 @@ func (vm *VM) remove(ctx context.Context, d *disk) error {
 	return vm.disks.release(ctx, d)
 }
 
-// unplug removes a disk's device and waits until it is gone. For up to hotplugLimit, no other disk is attached or detached
-// meanwhile.
+// unplug removes a disk's device and waits until it is gone. For up to hotplugLimit, no other disk
+// is attached or detached meanwhile.
 func (vm *VM) unplug(ctx context.Context, d *disk) error {
 	if d.isGone() {
 		return nil
@@ -117,8 +117,9 @@ func (vm *VM) unplug(ctx context.Context, d *disk) error {
 	}
 }
 
-// awaitLeaving waits until the guest has released a disk. It returns again = true when the guest should be asked once
-// more. After a refusal that may answer an earlier request, that happens soon, and later each further time.
+// awaitLeaving waits until the guest has released a disk. It returns again = true when the guest
+// should be asked once more. After a refusal that may answer an earlier request, that happens soon,
+// and later each further time.
 func (vm *VM) awaitLeaving(ctx context.Context, d *disk, refused <-chan struct{}, doubts *int) (again bool, err error) {
 	timer := time.NewTimer(askAgain)
 	defer timer.Stop()
@@ -141,8 +142,9 @@ func (vm *VM) awaitLeaving(ctx context.Context, d *disk, refused <-chan struct{}
 	}
 }
 
-// requestAgain repeats another call's request to release a disk. The caller waits for that disk and holds the hotplug
-// turn. A disk that the guest refused to release is not asked for again: it may be mounted again.
+// requestAgain repeats another call's request to release a disk. The caller waits for that disk and
+// holds the hotplug turn. A disk that the guest refused to release is not asked for again: it may
+// be mounted again.
 func (vm *VM) requestAgain(ctx context.Context, d *disk) (gone bool, err error) {
 	if err := vm.awaitRequests(ctx); err != nil {
 		return false, err
@@ -154,9 +156,10 @@ func (vm *VM) requestAgain(ctx context.Context, d *disk) (gone bool, err error) 
 	return vm.sendUnplug(ctx, d, true)
 }
 
-// sendUnplug sends a request that is already recorded. The caller has called awaitRequests before: a request that is refused
-// must not be recorded. It holds the hotplug turn, or has held it for this disk; otherwise the name could become another
-// disk's. asked is true if an earlier request was sent.
+// sendUnplug sends a request that is already recorded. The caller has called awaitRequests before:
+// a request that is refused must not be recorded. It holds the hotplug turn, or has held it for
+// this disk; otherwise the name could become another disk's. asked is true if an earlier request
+// was sent.
 func (vm *VM) sendUnplug(ctx context.Context, d *disk, asked bool) (gone bool, err error) {
 	err = vm.send(ctx, "device_del", map[string]string{"id": d.device()}, nil)
 	answer := new(qmp.Error)
@@ -186,8 +189,9 @@ func (vm *VM) hasLeft(d *disk) bool {
 	return left
 }
 
-// watchDisks processes the guest's disk events until the QMP connection ends. If events were dropped, watchDisks asks QEMU
-// for its devices, because a departure must not be missed. A dropped refusal needs nothing: the guest is asked again anyway.
+// watchDisks processes the guest's disk events until the QMP connection ends. If events were
+// dropped, watchDisks asks QEMU for its devices, because a departure must not be missed. A dropped
+// refusal needs nothing: the guest is asked again anyway.
 func (vm *VM) watchDisks(events *qmp.Subscription) {
 	missed := uint64(0)
 	for event := range events.Events() {
@@ -219,8 +223,8 @@ func (vm *VM) diskEvent(event qmp.Event) {
 	}
 }
 
-// takeStock asks QEMU for its devices until QEMU answers, and records the disks that have left. It returns false when the
-// connection has ended for good.
+// takeStock asks QEMU for its devices until QEMU answers, and records the disks that have left. It
+// returns false when the connection has ended for good.
 func (vm *VM) takeStock() bool {
 	again := time.NewTicker(askAgain)
 	defer again.Stop()

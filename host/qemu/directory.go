@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// directory is a VM's runtime directory. The VM holds a lock on the directory itself (flock(2)) while it uses it, so the
-// kernel frees the directory when the process that started the VM ends. Stale sockets of an ended process are
-// replaced by the next VM.
+// directory is a VM's runtime directory. The VM holds a lock on the directory itself (flock(2))
+// while it uses it, so the kernel frees the directory when the process that started the VM ends.
+// Stale sockets of an ended process are replaced by the next VM.
 type directory struct {
 	file *os.File
 	path string
@@ -28,9 +28,10 @@ var errMoved = errors.New("it was made or removed while it was taken")
 // claimAttempts is how many other VMs may start or end in the directory while this one starts.
 const claimAttempts = 8
 
-// claimDirectory makes the directory with mode 0700, or uses an existing one, and locks it. It refuses a directory that
-// belongs to another user or that others may enter, because anyone who can connect to the sockets controls the guest. It
-// never changes an existing directory's mode: the path may be anything, for example /tmp.
+// claimDirectory makes the directory with mode 0700, or uses an existing one, and locks it. It
+// refuses a directory that belongs to another user or that others may enter, because anyone who can
+// connect to the sockets controls the guest. It never changes an existing directory's mode: the
+// path may be anything, for example /tmp.
 func claimDirectory(path string) (*directory, error) {
 	var err error
 	for range claimAttempts {
@@ -82,8 +83,8 @@ func (d *directory) claim() error {
 
 var errNotOurs = errors.New("want one that is yours with mode 0700, or none yet: it is made then")
 
-// make makes the directory under a temporary name and renames it, so that the directory is locked from the moment it
-// appears.
+// make makes the directory under a temporary name and renames it, so that the directory is locked
+// from the moment it appears.
 func (d *directory) make() (err error) {
 	passing, err := os.MkdirTemp(filepath.Dir(d.path), filepath.Base(d.path)+".new-")
 	if err != nil {
@@ -118,8 +119,8 @@ func (d *directory) lock() error {
 	return os.NewSyscallError("flock", err)
 }
 
-// close unlocks the directory. Closing alone would leave the lock to a process that another goroutine starts, which briefly has a
-// copy of the descriptor.
+// close unlocks the directory. Closing alone would leave the lock to a process that another
+// goroutine starts, which briefly has a copy of the descriptor.
 func (d *directory) close() {
 	_ = unix.Flock(int(d.file.Fd()), unix.LOCK_UN)
 	d.file.Close()

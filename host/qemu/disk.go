@@ -12,13 +12,15 @@ import (
 
 // Disk describes a disk for a VM.
 type Disk struct {
-	// ID names the disk in this VM: 1 to 25 letters, digits, '.', '_' and '-'; the first is a letter or digit.
+	// ID names the disk in this VM: 1 to 25 letters, digits, '.', '_' and '-'; the first is a
+	// letter or digit.
 	ID string
-	// Path is the disk's store on the host: a file or a block device, used as it is, without an image format. The store is
-	// opened once, and belongs to this VM until the disk is detached (package registry). A store in use elsewhere is refused
-	// with a *holders.InUseError.
+	// Path is the disk's store on the host: a file or a block device, used as it is, without an
+	// image format. The store is opened once, and belongs to this VM until the disk is detached
+	// (package registry). A store in use elsewhere is refused with a *holders.InUseError.
 	Path string
-	// ReadOnly keeps the guest and QEMU from writing. One store may back several disks if all are read-only.
+	// ReadOnly keeps the guest and QEMU from writing. One store may back several disks if all are
+	// read-only.
 	ReadOnly bool
 	// Serial is the disk's serial number in the guest, at most 20 bytes; empty for none.
 	Serial string
@@ -29,7 +31,8 @@ type Attached struct {
 	Disk
 	// PCIPath is the disk's PCI path in the guest, in the notation of protocols/pcipath.
 	PCIPath string
-	// Device is the name of the disk's device in QEMU, as in QMP events. No other disk of the VM ever has the same name.
+	// Device is the name of the disk's device in QEMU, as in QMP events. No other disk of the VM
+	// ever has the same name.
 	Device string
 	// Gone is closed when the VM no longer has the disk, whether or not it was detached.
 	Gone <-chan struct{}
@@ -67,8 +70,8 @@ type nodeOptions struct {
 	Discard  string `json:"discard"`
 }
 
-// fileNode returns the node that opens the store by a file name: setName, or the store's path on a command line to be run
-// by hand.
+// fileNode returns the node that opens the store by a file name: setName, or the store's path on a
+// command line to be run by hand.
 func (d *disk) fileNode(name string) nodeOptions {
 	driver := "file"
 	if d.store.Block() {
@@ -98,14 +101,15 @@ type deviceOptions struct {
 	Sectors       int    `json:"secs"`
 }
 
-// geometry is the geometry that QEMU reports for every disk of 8 GB or more; no guest uses it. For a disk without a given
-// geometry, QEMU's main loop reads the boot sector to guess it (hd_geometry_guess). If the store hangs, that would stop
-// the whole VM.
+// geometry is the geometry that QEMU reports for every disk of 8 GB or more; no guest uses it. For
+// a disk without a given geometry, QEMU's main loop reads the boot sector to guess it
+// (hd_geometry_guess). If the store hangs, that would stop the whole VM.
 var geometry = struct{ cylinders, heads, sectors int }{16383, 16, 63}
 
-// deviceOptions returns the options of the disk's device. The device gets no MSI-X vectors and shares an interrupt line,
-// because a guest has only about 200 vectors and a disk with MSI-X takes three. The guest handles I/O errors: by
-// default a full store would stop the VM, with all its disks.
+// deviceOptions returns the options of the disk's device. The device gets no MSI-X vectors and
+// shares an interrupt line, because a guest has only about 200 vectors and a disk with MSI-X takes
+// three. The guest handles I/O errors: by default a full store would stop the VM, with all its
+// disks.
 func (d *disk) deviceOptions() deviceOptions {
 	return deviceOptions{
 		Driver: "virtio-blk-pci", ID: d.device(), Bus: d.slot.bus(), Address: d.slot.address(), Drive: RawNode(d.ID), Serial: d.Serial,
@@ -114,7 +118,8 @@ func (d *disk) deviceOptions() deviceOptions {
 	}
 }
 
-// Disk returns a disk that the VM has: a boot disk, or a disk that was attached and is not yet detached.
+// Disk returns a disk that the VM has: a boot disk, or a disk that was attached and is not yet
+// detached.
 func (vm *VM) Disk(id string) (Attached, bool) {
 	d := vm.disks.find(id)
 	if d == nil {
@@ -123,15 +128,15 @@ func (vm *VM) Disk(id string) (Attached, bool) {
 	return d.attached(), true
 }
 
-// AttachDisk attaches a disk to the running VM and returns its place in the guest. It does not wait until the guest sees
-// the disk, which may take a moment.
+// AttachDisk attaches a disk to the running VM and returns its place in the guest. It does not wait
+// until the guest sees the disk, which may take a moment.
 //
-// If the VM already has an identical Disk, AttachDisk succeeds without a change, and resumes an attach that was
-// interrupted. Another Disk with the same id or the same store is refused until the old one is detached (ErrAttached), and
-// so is a disk that has left or is leaving.
+// If the VM already has an identical Disk, AttachDisk succeeds without a change, and resumes an
+// attach that was interrupted. Another Disk with the same id or the same store is refused until the
+// old one is detached (ErrAttached), and so is a disk that has left or is leaving.
 //
-// A failed attach is undone. If undoing fails too, or if ctx has ended, the disk keeps its slot: calling AttachDisk again
-// resumes the attach, and DetachDisk resumes undoing it.
+// A failed attach is undone. If undoing fails too, or if ctx has ended, the disk keeps its slot:
+// calling AttachDisk again resumes the attach, and DetachDisk resumes undoing it.
 func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
 	d, err := vm.takeUp(ctx, want)
 	if err == nil && d == nil {
@@ -164,10 +169,10 @@ func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
 	return Attached{}, err
 }
 
-// takeUp returns, locked, a disk that the VM already has or whose attach was interrupted. It returns nil if there is
-// no such disk, or if the VM's disk with this id differs from want, has left or is leaving. It refuses a disk whose path
-// now leads to another file. A half-attached disk that
-// has left is undone: no caller has learned its place.
+// takeUp returns, locked, a disk that the VM already has or whose attach was interrupted. It
+// returns nil if there is no such disk, or if the VM's disk with this id differs from want, has
+// left or is leaving. It refuses a disk whose path now leads to another file. A half-attached disk
+// that has left is undone: no caller has learned its place.
 func (vm *VM) takeUp(ctx context.Context, want Disk) (*disk, error) {
 	d, err := vm.disks.acquire(ctx, want.ID)
 	if errors.Is(err, ErrNoDisk) {
@@ -191,8 +196,8 @@ func (vm *VM) takeUp(ctx context.Context, want Disk) (*disk, error) {
 	return nil, err
 }
 
-// plug adds a disk's nodes and its device. again means that some of them may already exist. The nodes need no hotplug turn,
-// because the guest does not see them.
+// plug adds a disk's nodes and its device. again means that some of them may already exist. The
+// nodes need no hotplug turn, because the guest does not see them.
 func (vm *VM) plug(ctx context.Context, d *disk, again bool) error {
 	var now state
 	if again {
@@ -224,9 +229,9 @@ func (vm *VM) plug(ctx context.Context, d *disk, again bool) error {
 	return vm.execute(ctx, "device_add", d.deviceOptions(), nil)
 }
 
-// removeNodes removes those of the disk's block nodes that exist, and takes the store from QEMU. It first tries the store
-// again and leaves everything in place if the store may hang: the guest may have needed long to release the disk since
-// the last try.
+// removeNodes removes those of the disk's block nodes that exist, and takes the store from QEMU. It
+// first tries the store again and leaves everything in place if the store may hang: the guest may
+// have needed long to release the disk since the last try.
 func (vm *VM) removeNodes(ctx context.Context, d *disk) error {
 	if err := vm.answers(ctx, d); err != nil {
 		return err
@@ -240,8 +245,8 @@ func (vm *VM) removeNodes(ctx context.Context, d *disk) error {
 }
 
 const (
-	// freeLimit is how long a node may stay in use after its device is gone. freeAgain is the interval between attempts to
-	// remove the node.
+	// freeLimit is how long a node may stay in use after its device is gone. freeAgain is the
+	// interval between attempts to remove the node.
 	freeLimit = 5 * time.Second
 	freeAgain = 10 * time.Millisecond
 )
@@ -249,9 +254,9 @@ const (
 // errThere means that a node cannot be removed because QEMU still has the device that uses it.
 var errThere = errors.New("QEMU has its device")
 
-// removeNode removes one block node. QEMU reports a device as gone before freeing it; QEMU frees it later (RCU), without
-// an event, and the node is in use until then. So removeNode retries after a refusal, and fails only if the device is
-// still there or the node stays in use for freeLimit.
+// removeNode removes one block node. QEMU reports a device as gone before freeing it; QEMU frees it
+// later (RCU), without an event, and the node is in use until then. So removeNode retries after a
+// refusal, and fails only if the device is still there or the node stays in use for freeLimit.
 func (vm *VM) removeNode(ctx context.Context, d *disk, node string) error {
 	again := time.NewTicker(freeAgain)
 	defer again.Stop()
@@ -285,8 +290,9 @@ func (vm *VM) removeNode(ctx context.Context, d *disk, node string) error {
 	}
 }
 
-// ReplaceFileNode replaces the node below a disk's raw node by the named node, while the disk is in use. FileNode(id)
-// restores the original. Tests use it to make a disk fail: the replacement is a blkdebug node above the file node.
+// ReplaceFileNode replaces the node below a disk's raw node by the named node, while the disk is in
+// use. FileNode(id) restores the original. Tests use it to make a disk fail: the replacement is a
+// blkdebug node above the file node.
 func (vm *VM) ReplaceFileNode(ctx context.Context, id, node string) error {
 	d, err := vm.disks.acquire(ctx, id)
 	if err != nil {

@@ -273,7 +273,8 @@ func TestDetachIsTakenUpWhereItStopped(t *testing.T) {
 	})
 }
 
-// refusing returns a hook that refuses to remove the disk's file node the given number of times; -1 means always.
+// refusing returns a hook that refuses to remove the disk's file node the given number of times; -1
+// means always.
 func refusing(times int) func(string, json.RawMessage) (any, *qmp.Error, bool) {
 	return func(command string, arguments json.RawMessage) (any, *qmp.Error, bool) {
 		if times == 0 || command != "blockdev-del" || !strings.Contains(string(arguments), FileNode("data")) {
@@ -378,7 +379,8 @@ func TestSlotsAreReusedAndRunOut(t *testing.T) {
 	}
 }
 
-// TestStoreThatSomebodyElseGrowsMeanwhileIsResizedAgain: the store's size is then not the size that QEMU was given.
+// TestStoreThatSomebodyElseGrowsMeanwhileIsResizedAgain: the store's size is then not the size that
+// QEMU was given.
 func TestStoreThatSomebodyElseGrowsMeanwhileIsResizedAgain(t *testing.T) {
 	vm, q := fakeVM(t)
 	path := image(t, mib)
@@ -404,7 +406,8 @@ func TestStoreThatSomebodyElseGrowsMeanwhileIsResizedAgain(t *testing.T) {
 	end(vm)
 }
 
-// Every call except a detach must fail for a missing disk, with this package's error and the sandbox's. A detach succeeds.
+// Every call except a detach must fail for a missing disk, with this package's error and the
+// sandbox's. A detach succeeds.
 func TestDiskThatIsNotThereIsSaidToBeNone(t *testing.T) {
 	vm, _ := fakeVM(t)
 	for name, err := range map[string]error{

@@ -25,24 +25,29 @@ var (
 type disk struct {
 	Disk
 	store *registry.Store
-	// number is unique among all disks that the VM has ever had. The device's name contains it, because QEMU reports a device
-	// as gone only after freeing it, and a disk's next device may exist by then. The set of descriptors through which
-	// QEMU has the store (add-fd) has the same number.
+	// number is unique among all disks that the VM has ever had. The device's name contains it,
+	// because QEMU reports a device as gone only after freeing it, and a disk's next device may
+	// exist by then. The set of descriptors through which QEMU has the store (add-fd) has the same
+	// number.
 	number int
 	slot   slot
-	// busy holds a token while a call changes the disk. The fields below, through bytes, belong to that call.
+	// busy holds a token while a call changes the disk. The fields below, through bytes, belong to
+	// that call.
 	busy   chan struct{}
 	trials trial.Trials // trials of this disk's store; nobody else makes any
-	// stuck is closed when an abandoned access to the store has ended. The disk stays locked until then.
+	// stuck is closed when an abandoned access to the store has ended. The disk stays locked until
+	// then.
 	stuck <-chan struct{}
 	half  bool // an attach was interrupted, or could not be undone
-	// bytes is the size that QEMU knows: the store's size when the store was claimed, or after the last growth.
+	// bytes is the size that QEMU knows: the store's size when the store was claimed, or after the
+	// last growth.
 	bytes uint64
 
 	doubt chan struct{}          // receives a token when the guest refuses and it is unknown which request the refusal answers
 	close func() <-chan struct{} // starts closing the store; the channel is closed when the store is
 
-	// plugged is set when QEMU has the disk's device, and never cleared: a device that is not there any more has left.
+	// plugged is set when QEMU has the disk's device, and never cleared: a device that is not there
+	// any more has left.
 	plugged atomic.Bool
 
 	owned bool // the store is claimed; the table's mutex guards this field
@@ -68,8 +73,8 @@ func (d *disk) whenGone() <-chan struct{} {
 	return d.gone
 }
 
-// leaves records that the device has left. left is true if that was not recorded before, byItself if no call had asked
-// for it.
+// leaves records that the device has left. left is true if that was not recorded before, byItself
+// if no call had asked for it.
 func (d *disk) leaves() (left, byItself bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -102,8 +107,9 @@ func (d *disk) unlock() {
 	}()
 }
 
-// within runs look, which accesses the store and may never return, and waits for it until ctx ends. The disk stays locked
-// until look has returned, so that at most one thread waits for a store however often a caller tries.
+// within runs look, which accesses the store and may never return, and waits for it until ctx ends.
+// The disk stays locked until look has returned, so that at most one thread waits for a store
+// however often a caller tries.
 func (d *disk) within(ctx context.Context, look func() error) error {
 	answer, ended := make(chan error, 1), make(chan struct{})
 	go func() {
@@ -167,8 +173,8 @@ func (t *diskTable) reserveIn(ctx context.Context, want Disk) (*disk, error) {
 	return t.in(ctx, want, func() (*disk, error) { return t.reserve(want) })
 }
 
-// in calls add, which adds a disk, and waits for it until ctx ends: opening a store, or looking for its other users, may
-// never return. Until add returns, the disk keeps its place and stays locked.
+// in calls add, which adds a disk, and waits for it until ctx ends: opening a store, or looking for
+// its other users, may never return. Until add returns, the disk keeps its place and stays locked.
 func (t *diskTable) in(ctx context.Context, want Disk, add func() (*disk, error)) (*disk, error) {
 	type answer struct {
 		*disk
@@ -193,7 +199,8 @@ func (t *diskTable) in(ctx context.Context, want Disk, add func() (*disk, error)
 	}
 }
 
-// undo gives back the store and slot of a disk that no caller received. Nothing was written to the store.
+// undo gives back the store and slot of a disk that no caller received. Nothing was written to the
+// store.
 func (t *diskTable) undo(d *disk) {
 	<-d.close()
 	t.drop(d)
@@ -258,7 +265,8 @@ func (t *diskTable) add(want Disk, choose func(taken map[slot]bool) (slot, error
 	return d, nil
 }
 
-// place enters a disk in the table and returns it locked. The store is claimed afterwards, because opening it may take long.
+// place enters a disk in the table and returns it locked. The store is claimed afterwards, because
+// opening it may take long.
 func (t *diskTable) place(want Disk, store *registry.Store, choose func(taken map[slot]bool) (slot, error)) (*disk, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -292,8 +300,8 @@ func (t *diskTable) place(want Disk, store *registry.Store, choose func(taken ma
 	return d, nil
 }
 
-// owns records that a disk's store is claimed. It fails if QEMU has ended meanwhile, because nothing would release the
-// store then.
+// owns records that a disk's store is claimed. It fails if QEMU has ended meanwhile, because
+// nothing would release the store then.
 func (t *diskTable) owns(d *disk) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -318,7 +326,8 @@ func (t *diskTable) isNamed(d *disk) error {
 	return nil
 }
 
-// otherFile returns the refusal of a disk whose path now leads to another file than when it was attached.
+// otherFile returns the refusal of a disk whose path now leads to another file than when it was
+// attached.
 func otherFile(d *disk) error {
 	return fmt.Errorf("disk %s: %w, with the file that %s was then, and another file has that name now: detach the disk first", d.ID, ErrAttached, d.Path)
 }
@@ -361,8 +370,8 @@ func (t *diskTable) acquire(ctx context.Context, id string) (*disk, error) {
 	}
 }
 
-// closing returns a function that starts closing a store, once. Closing a block device writes the kernel's cached data to
-// the disk, which may not answer.
+// closing returns a function that starts closing a store, once. Closing a block device writes the
+// kernel's cached data to the disk, which may not answer.
 func closing(store *registry.Store) func() <-chan struct{} {
 	return sync.OnceValue(func() <-chan struct{} {
 		closed := make(chan struct{})
@@ -374,8 +383,8 @@ func closing(store *registry.Store) func() <-chan struct{} {
 	})
 }
 
-// release waits until a disk's store has closed, and removes the disk from the table. If ctx ends first, the disk stays in
-// the table and can be released again. The caller keeps the disk's lock.
+// release waits until a disk's store has closed, and removes the disk from the table. If ctx ends
+// first, the disk stays in the table and can be released again. The caller keeps the disk's lock.
 func (t *diskTable) release(ctx context.Context, d *disk) error {
 	select {
 	case <-d.close():
@@ -402,9 +411,9 @@ func (t *diskTable) hotplugged() []string {
 	return slices.DeleteFunc(ids, func(id string) bool { return t.disks[id].slot.bridge == 0 })
 }
 
-// end closes the stores of all disks after QEMU has ended. It accepts no disks any more; later calls fail with why. A
-// store whose disk does not answer may never close, but does not delay the others: after patience, end returns it in left,
-// and it still closes when it can.
+// end closes the stores of all disks after QEMU has ended. It accepts no disks any more; later
+// calls fail with why. A store whose disk does not answer may never close, but does not delay the
+// others: after patience, end returns it in left, and it still closes when it can.
 func (t *diskTable) end(why error, patience time.Duration) (left []*disk) {
 	owned := t.refuse(why)
 	closed := make(chan *disk, len(owned))
@@ -427,8 +436,8 @@ func (t *diskTable) end(why error, patience time.Duration) (left []*disk) {
 	return nil
 }
 
-// refuse makes the table accept no further disks, and returns the disks whose stores are claimed. A store that is just
-// being claimed is closed by its caller afterwards (see owns).
+// refuse makes the table accept no further disks, and returns the disks whose stores are claimed. A
+// store that is just being claimed is closed by its caller afterwards (see owns).
 func (t *diskTable) refuse(why error) map[string]*disk {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -442,8 +451,8 @@ func (t *diskTable) refuse(why error) map[string]*disk {
 	return owned
 }
 
-// allGone records all disks as gone. Call it only when it is known how the VM ended: before, the log would say that the
-// disks left by themselves.
+// allGone records all disks as gone. Call it only when it is known how the VM ended: before, the
+// log would say that the disks left by themselves.
 func (t *diskTable) allGone() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

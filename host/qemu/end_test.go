@@ -101,7 +101,8 @@ func run(t *testing.T, words ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// deadDevice returns a loop device whose writes hang until thaw, because its file is on a frozen filesystem.
+// deadDevice returns a loop device whose writes hang until thaw, because its file is on a frozen
+// filesystem.
 func deadDevice(t *testing.T) (device string, freeze, thaw func()) {
 	t.Helper()
 	dir := t.TempDir()
@@ -193,7 +194,8 @@ func TestDetachOfAStoreThatDoesNotCloseEndsInTime(t *testing.T) {
 	free(t, vm.disks.stores, device)
 }
 
-// Opening may hang as well: an attach must give up in time, and the store must become free when it has opened at last.
+// Opening may hang as well: an attach must give up in time, and the store must become free when it
+// has opened at last.
 func TestAttachOfAStoreThatDoesNotOpenEndsInTime(t *testing.T) {
 	vm, _ := fakeVM(t)
 	opens := make(chan struct{})
@@ -224,7 +226,8 @@ func TestAttachOfAStoreThatDoesNotOpenEndsInTime(t *testing.T) {
 	free(t, vm.disks.stores, d.Path)
 }
 
-// While nobody reads the events, more arrive than a subscriber's buffer holds; the last one reports that a disk has left.
+// While nobody reads the events, more arrive than a subscriber's buffer holds; the last one reports
+// that a disk has left.
 func TestDiskThatLeavesAmongTooManyEventsIsKnownToHave(t *testing.T) {
 	vm, q := fakeVM(t)
 	a, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)})
@@ -247,7 +250,8 @@ func TestDiskThatLeavesAmongTooManyEventsIsKnownToHave(t *testing.T) {
 	}
 }
 
-// All disks leave while there is no connection. Their events are more than a subscriber's buffer holds.
+// All disks leave while there is no connection. Their events are more than a subscriber's buffer
+// holds.
 func TestDisksThatLeaveUnseenAreAllKnownToHave(t *testing.T) {
 	vm, q := fakeVM(t)
 	vm.disks.bridges = maxBridges
@@ -293,7 +297,8 @@ func TestDisksThatLeaveUnseenAreAllKnownToHave(t *testing.T) {
 	}
 }
 
-// The guest powers off while the QMP connection is cut: QEMU exits with status 0, and the reason is lost.
+// The guest powers off while the QMP connection is cut: QEMU exits with status 0, and the reason is
+// lost.
 func TestEndThatWasNotHeardIsNoCrash(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "qmp.sock")
 	l, err := net.Listen("unix", path)
@@ -316,7 +321,8 @@ func TestEndThatWasNotHeardIsNoCrash(t *testing.T) {
 	}
 }
 
-// An attach was interrupted, and its image file was replaced. A new attach must not confuse the two files.
+// An attach was interrupted, and its image file was replaced. A new attach must not confuse the two
+// files.
 func TestAttachOfAnotherFileByTheSameNameIsRefused(t *testing.T) {
 	for _, cutOff := range []bool{true, false} {
 		vm, q := fakeVM(t)
@@ -361,8 +367,9 @@ func cutAttach(t *testing.T, vm *VM, q *fakeQEMU, d Disk) {
 	q.answerBy(nil)
 }
 
-// TestAttachThatIsRepeatedWhileItsStoreClosesPassesNoOtherFile: close(2) frees a descriptor's number before it writes back.
-// So another file of this process may get the number while a hanging store is still closing.
+// TestAttachThatIsRepeatedWhileItsStoreClosesPassesNoOtherFile: close(2) frees a descriptor's
+// number before it writes back. So another file of this process may get the number while a hanging
+// store is still closing.
 func TestAttachThatIsRepeatedWhileItsStoreClosesPassesNoOtherFile(t *testing.T) {
 	device, freeze, thaw := deadDevice(t)
 	vm, q := fakeVM(t)

@@ -45,7 +45,8 @@ type fakeQEMU struct {
 	devices  map[string]bool
 	drives   map[string]string // the node that each device uses
 	leaving  map[string]bool   // devices that the guest was asked to release
-	// hook, if set, sees each command first. If it returns answered = true, its result is the answer.
+	// hook, if set, sees each command first. If it returns answered = true, its result is the
+	// answer.
 	hook func(command string, arguments json.RawMessage) (result any, err *qmp.Error, answered bool)
 	// guestLetsGo is true if the guest obeys unplug requests.
 	guestLetsGo bool
@@ -126,8 +127,8 @@ func readWithFiles(conn *net.UnixConn, b []byte) (n int, files []*os.File, err e
 	return max(n, 0), files, err
 }
 
-// hungUp does what QEMU does when its only client disconnects: it drops the sets that no node uses (monitor_fdset_cleanup
-// in monitor/misc.c), and the files of commands that did not arrive.
+// hungUp does what QEMU does when its only client disconnects: it drops the sets that no node uses
+// (monitor_fdset_cleanup in monitor/misc.c), and the files of commands that did not arrive.
 func (q *fakeQEMU) hungUp() {
 	for _, file := range q.received {
 		file.Close()
@@ -300,7 +301,8 @@ func (q *fakeQEMU) letGo(id string) {
 // deviceOf returns the name of a disk's device.
 func deviceOf(vm *VM, id string) string { return vm.disks.find(id).device() }
 
-// event sends an event with a timestamp in the past, because the host's clock may be set back at any time.
+// event sends an event with a timestamp in the past, because the host's clock may be set back at
+// any time.
 func (q *fakeQEMU) event(name, data string, args ...any) {
 	fmt.Fprintf(q.conn, `{"event": "%s", "data": %s, "timestamp": {"seconds": 1700000000, "microseconds": 1}}`+"\n", name, fmt.Sprintf(data, args...))
 }

@@ -10,15 +10,17 @@ import (
 	"github.com/directvol/directvol/host/qmp"
 )
 
-// ErrHotplugHeld means that a disk cannot be attached or detached, because the guest has not yet released another one. The
-// guest processes its ACPI hotplug events one by one: it would not see an added disk, and would keep a removed one.
+// ErrHotplugHeld means that a disk cannot be attached or detached, because the guest has not yet
+// released another one. The guest processes its ACPI hotplug events one by one: it would not see an
+// added disk, and would keep a removed one.
 var ErrHotplugHeld = errors.New("the guest does not let go of another disk, and no disk comes or goes until it does")
 
 // diskEvents are the QMP events about disks.
 var diskEvents = []string{"DEVICE_DELETED", "DEVICE_UNPLUG_GUEST_ERROR"}
 
-// hotplug serializes attaching and detaching, in the order of the callers. With 20 disks at a time, two concurrent
-// removals, or an addition during a removal, made 1 of 18 mounts fail and removed disks that nobody had asked for.
+// hotplug serializes attaching and detaching, in the order of the callers. With 20 disks at a time,
+// two concurrent removals, or an addition during a removal, made 1 of 18 mounts fail and removed
+// disks that nobody had asked for.
 type hotplug struct {
 	turn chan struct{} // holds a token while a disk is added, or until a disk has left
 	ask  asker
@@ -29,13 +31,14 @@ type hotplug struct {
 	last    time.Time // time of the latest request
 }
 
-// asker asks the guest again to release a disk, if a repeated request is allowed, and records the request (hotplug.asks).
+// asker asks the guest again to release a disk, if a repeated request is allowed, and records the
+// request (hotplug.asks).
 type asker func(ctx context.Context, d *disk) (gone bool, err error)
 
 func newHotplug(ask asker) *hotplug { return &hotplug{turn: make(chan struct{}, 1), ask: ask} }
 
-// take waits for the turn of disk d, and then, for up to hotplugLimit, until the guest has released the previous disk. done
-// ends the turn and may be called twice.
+// take waits for the turn of disk d, and then, for up to hotplugLimit, until the guest has released
+// the previous disk. done ends the turn and may be called twice.
 func (h *hotplug) take(ctx context.Context, d *disk) (done func(), err error) {
 	select {
 	case h.turn <- struct{}{}:
@@ -50,9 +53,10 @@ func (h *hotplug) take(ctx context.Context, d *disk) (done func(), err error) {
 	return done, nil
 }
 
-// awaitOther waits until the guest has released or refused the disk it was last asked for. If askAgain has passed without
-// a request, awaitOther asks again: the previous caller may have given up, and a booting guest misses requests. After
-// each request the guest has at least askAgain to obey, even if hotplugLimit is over.
+// awaitOther waits until the guest has released or refused the disk it was last asked for. If
+// askAgain has passed without a request, awaitOther asks again: the previous caller may have given
+// up, and a booting guest misses requests. After each request the guest has at least askAgain to
+// obey, even if hotplugLimit is over.
 func (h *hotplug) awaitOther(ctx context.Context, d *disk) error {
 	var limit <-chan time.Time
 	for {
@@ -102,8 +106,8 @@ func awaitOne(ctx context.Context, other *disk, refused <-chan struct{}, again t
 
 var errTimeEnough = errors.New("it had time enough")
 
-// other returns the disk that the guest was asked to release and has neither released nor refused; nil if there is none or
-// it is d.
+// other returns the disk that the guest was asked to release and has neither released nor refused;
+// nil if there is none or it is d.
 func (h *hotplug) other(d *disk) *disk {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -30,8 +30,9 @@ func deafHotplug() (h *hotplug, asked *int) {
 	return h, asked
 }
 
-// While the guest does not release a disk, other callers are refused after hotplugLimit, with an error that names the disk.
-// Later callers ask the guest once more, and wait only as long as the guest has for that request.
+// While the guest does not release a disk, other callers are refused after hotplugLimit, with an
+// error that names the disk. Later callers ask the guest once more, and wait only as long as the
+// guest has for that request.
 func TestGuestThatKeepsADiskHoldsUpOthersForALimitedTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, asked := deafHotplug()
@@ -79,8 +80,8 @@ func TestDetachThatIsRepeatedHoldsUpOthersNoLonger(t *testing.T) {
 	})
 }
 
-// QEMU may report "no such device" at once, but its DEVICE_DELETED event comes when the device is freed. By then the same
-// disk's next device may exist.
+// QEMU may report "no such device" at once, but its DEVICE_DELETED event comes when the device is
+// freed. By then the same disk's next device may exist.
 func TestLateEndOfADeviceIsNotThatOfTheNext(t *testing.T) {
 	vm, q := fakeVM(t)
 	d := Disk{ID: "data", Path: image(t, mib)}
@@ -174,8 +175,8 @@ func TestDisksComeAndGoInTheirCallersOrder(t *testing.T) {
 	})
 }
 
-// While the guest has not answered an unplug request, nothing else must be asked of it: it would not see an added disk, and
-// a second removal could hit the wrong disk.
+// While the guest has not answered an unplug request, nothing else must be asked of it: it would
+// not see an added disk, and a second removal could hit the wrong disk.
 func TestNothingIsAddedBesideARemoval(t *testing.T) {
 	vm, q := fakeVM(t)
 	q.with(func() { q.guestLetsGo = false })
@@ -272,7 +273,8 @@ func TestAttachThatWasCutOffIsTakenUp(t *testing.T) {
 	}
 }
 
-// An attach was interrupted, and then the guest released its disk. The next attach must start from the beginning.
+// An attach was interrupted, and then the guest released its disk. The next attach must start from
+// the beginning.
 func TestAttachThatWasCutOffAndLostItsDiskBeginsAnew(t *testing.T) {
 	vm, q := fakeVM(t)
 	d := Disk{ID: "data", Path: image(t, mib)}

@@ -16,21 +16,24 @@ import (
 )
 
 const (
-	// graphLockMajor is the first major version of QEMU in which changing the graph of block nodes waits for the requests of
-	// all disks.
+	// graphLockMajor is the first major version of QEMU in which changing the graph of block nodes
+	// waits for the requests of all disks.
 	graphLockMajor = 8
 	// requestLimit is how long a request may be in flight before its disk counts as hanging.
 	requestLimit = 10 * time.Second
-	// slowRequest is how long a request is in flight that is waited for too, though it began during a wait.
+	// slowRequest is how long a request is in flight that is waited for too, though it began during
+	// a wait.
 	slowRequest = 100 * time.Millisecond
 	// requestAgain is the pause between two checks of the requests in flight.
 	requestAgain = 10 * time.Millisecond
-	// lookGap is the longest time between two looks after which they still say something about each other.
+	// lookGap is the longest time between two looks after which they still say something about each
+	// other.
 	lookGap = 50 * time.Millisecond
 )
 
-// ErrDiskHangs is the refusal to attach, grow or detach any disk while a request of one disk does not end: QEMU, and the
-// guest with it, would be blocked until the request ends. The error is also a *HangsError.
+// ErrDiskHangs is the refusal to attach, grow or detach any disk while a request of one disk does
+// not end: QEMU, and the guest with it, would be blocked until the request ends. The error is also
+// a *HangsError.
 var ErrDiskHangs = errors.New("a request of a disk does not end")
 
 // HangsError names the disk whose request does not end.
@@ -55,15 +58,16 @@ func (e *HangsError) Is(target error) bool { return target == ErrDiskHangs }
 // HangingDisk returns the id of the disk that hangs.
 func (e *HangsError) HangingDisk() string { return e.ID }
 
-// changesGraph lists the commands that change the graph of block nodes, at once or after the guest has obeyed. block_resize
-// briefly puts a node above the disk's node (qmp_block_resize in blockdev.c).
+// changesGraph lists the commands that change the graph of block nodes, at once or after the guest
+// has obeyed. block_resize briefly puts a node above the disk's node (qmp_block_resize in
+// blockdev.c).
 var changesGraph = map[string]bool{
 	"blockdev-add": true, "blockdev-del": true, "blockdev-reopen": true, "block_resize": true, "device_add": true, "device_del": true,
 }
 
-// request identifies a disk request: a thread of QEMU's in a system call. QEMU reads, writes and flushes stores with a thread
-// pool, one request per thread (util/thread-pool.c). The first argument of the thread's system call is the store's
-// descriptor.
+// request identifies a disk request: a thread of QEMU's in a system call. QEMU reads, writes and
+// flushes stores with a thread pool, one request per thread (util/thread-pool.c). The first
+// argument of the thread's system call is the store's descriptor.
 type request struct {
 	thread string // the thread's number
 	call   string // the system call with its arguments (proc_pid_syscall(5))
@@ -72,7 +76,8 @@ type request struct {
 // sight is what one look shows of a request.
 type sight struct {
 	disk *disk
-	// ended counts the reads and writes that the thread has ended; "" if the call is neither, or the kernel does not count.
+	// ended counts the reads and writes that the thread has ended; "" if the call is neither, or
+	// the kernel does not count.
 	ended string
 	slept uint64 // how often the thread has slept
 }
@@ -83,10 +88,11 @@ type look struct {
 	seen    map[string]bool // the numbers of the threads that wait somewhere, or have ended; what a running thread does cannot be seen
 }
 
-// continues reports whether a thread that was seen in the same call some time ago is still at the same request. In a request
-// that hangs, a thread may wake and sleep again: a writer that the kernel holds back does so up to 100 times a second
-// (balance_dirty_pages), and whoever waits for a block device every hung_task_timeout_secs/2 (submit_bio_wait). A thread
-// that has begun another request with the same arguments, such as the next flush, has slept at least twice meanwhile: for
+// continues reports whether a thread that was seen in the same call some time ago is still at the
+// same request. In a request that hangs, a thread may wake and sleep again: a writer that the
+// kernel holds back does so up to 100 times a second (balance_dirty_pages), and whoever waits for a
+// block device every hung_task_timeout_secs/2 (submit_bio_wait). A thread that has begun another
+// request with the same arguments, such as the next flush, has slept at least twice meanwhile: for
 // lack of work, and in that request.
 func (s sight) continues(before sight, ago time.Duration) bool {
 	if s.ended != "" && before.ended != "" {
@@ -108,8 +114,8 @@ type requestTable struct {
 	flights map[request]flight // replaced by each look, and not changed
 }
 
-// saw records a look, and returns the requests in flight. The caller holds mu. A request whose thread runs has not been seen to
-// end: it stays until the thread has run for lookGap.
+// saw records a look, and returns the requests in flight. The caller holds mu. A request whose
+// thread runs has not been seen to end: it stays until the thread has run for lookGap.
 func (t *requestTable) saw(now look) map[request]flight {
 	at := time.Now()
 	flights := make(map[request]flight, len(now.waiting))
@@ -141,9 +147,9 @@ type awaited struct {
 	first bool // the caller's first look showed it
 }
 
-// wait is one caller's wait for requests to end: those of its first look, and those that begin while one of these is left and
-// take longer than slowRequest, since one of them may begin to hang. It lasts at most twice as long as requestLimit. The zero
-// value is ready to use.
+// wait is one caller's wait for requests to end: those of its first look, and those that begin
+// while one of these is left and take longer than slowRequest, since one of them may begin to hang.
+// It lasts at most twice as long as requestLimit. The zero value is ready to use.
 type wait struct {
 	left map[request]awaited // nil before the first look
 }
@@ -171,9 +177,9 @@ func (w *wait) saw(now map[request]flight) (hanging *flight) {
 	return hanging
 }
 
-// awaitRequests waits until the current requests have ended, if this QEMU would otherwise wait for them in its main loop.
-// It fails with a *HangsError if a request does not end. It ignores requests that start later
-// and end soon: QEMU holds those back itself.
+// awaitRequests waits until the current requests have ended, if this QEMU would otherwise wait for
+// them in its main loop. It fails with a *HangsError if a request does not end. It ignores requests
+// that start later and end soon: QEMU holds those back itself.
 func (vm *VM) awaitRequests(ctx context.Context) error {
 	if vm.major < graphLockMajor {
 		return nil
@@ -201,7 +207,8 @@ func (vm *VM) awaitRequests(ctx context.Context) error {
 	}
 }
 
-// isBlind warns once that the requests in flight cannot be seen, unless that is because QEMU has ended.
+// isBlind warns once that the requests in flight cannot be seen, unless that is because QEMU has
+// ended.
 func (vm *VM) isBlind(err error) {
 	if !vm.qemu.running() || errors.Is(err, os.ErrNotExist) {
 		return
@@ -211,7 +218,8 @@ func (vm *VM) isBlind(err error) {
 	})
 }
 
-// stillInFlight returns the error of a caller whose context ended before it was known whether a request hangs.
+// stillInFlight returns the error of a caller whose context ended before it was known whether a
+// request hangs.
 func stillInFlight(left map[request]awaited, err error) error {
 	for _, a := range left {
 		err = fmt.Errorf("QEMU would wait for a request of disk %s (%s) that has not ended: %w", a.disk.ID, a.disk.Path, err)
@@ -231,8 +239,8 @@ func (vm *VM) look() (map[request]flight, error) {
 	return vm.requests.saw(now), nil
 }
 
-// lookAtThreads returns the requests for which QEMU's threads wait now. It reads only /proc and accesses no store. The caller
-// holds requests.mu.
+// lookAtThreads returns the requests for which QEMU's threads wait now. It reads only /proc and
+// accesses no store. The caller holds requests.mu.
 func (vm *VM) lookAtThreads() (look, error) {
 	process := fmt.Sprintf("/proc/%d", vm.qemu.cmd.Process.Pid)
 	stores := make(map[string]*disk) // by the target of their descriptor's link
@@ -288,9 +296,9 @@ func (l look) lookAt(process, thread string, stores map[string]*disk) error {
 	return nil
 }
 
-// firstArgument parses the first argument of a thread's system call. The line has the call's number in decimal and six
-// arguments in hexadecimal; a running thread has no arguments, and a thread that waits outside a system call has the
-// number -1.
+// firstArgument parses the first argument of a thread's system call. The line has the call's number
+// in decimal and six arguments in hexadecimal; a running thread has no arguments, and a thread that
+// waits outside a system call has the number -1.
 func firstArgument(line string) (uint64, bool) {
 	fields := strings.Fields(line)
 	if len(fields) < 2 || fields[0] == "-1" {
@@ -300,12 +308,14 @@ func firstArgument(line string) (uint64, bool) {
 	return argument, err == nil
 }
 
-// counted lists the system calls by which QEMU reads and writes a store. The kernel counts them when they end.
+// counted lists the system calls by which QEMU reads and writes a store. The kernel counts them
+// when they end.
 var counted = []int{
 	unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_PREADV, unix.SYS_PWRITEV, unix.SYS_PREADV2, unix.SYS_PWRITEV2,
 }
 
-// endedBy returns how many reads and writes a thread has ended (proc_pid_io(5)), if the thread is in one; else "".
+// endedBy returns how many reads and writes a thread has ended (proc_pid_io(5)), if the thread is
+// in one; else "".
 func endedBy(thread, call string) string {
 	number, _, _ := strings.Cut(call, " ")
 	if n, err := strconv.Atoi(number); err != nil || !slices.Contains(counted, n) {
@@ -319,7 +329,8 @@ func endedBy(thread, call string) string {
 	return reads + " " + writes
 }
 
-// count returns the value of a key in a file of a thread's in /proc; "" if the file or the key is missing.
+// count returns the value of a key in a file of a thread's in /proc; "" if the file or the key is
+// missing.
 func count(file, key string) string {
 	text, _ := os.ReadFile(file) // an error means that the thread has ended
 	for line := range strings.Lines(string(text)) {

@@ -28,8 +28,8 @@ type hangingStore struct {
 	request       string // in the syntax of QEMU's qemu-io
 }
 
-// hangingStores returns three stores: one answers reads while its writes hang, one holds back whoever writes more than it takes,
-// and the last one's server stops completely.
+// hangingStores returns three stores: one answers reads while its writes hang, one holds back
+// whoever writes more than it takes, and the last one's server stops completely.
 func hangingStores(t *testing.T) map[string]hangingStore {
 	must(t, trial.Prepare(limited(t))) // as a sandbox does: beside a store that hangs it could not start
 	path, freeze, thaw := frozen(t)
@@ -39,8 +39,9 @@ func hangingStores(t *testing.T) map[string]hangingStore {
 	}
 }
 
-// holdingBack returns a block device that does not write while it hangs. The kernel holds its writers back beyond 1 MiB: it
-// lets them sleep, 200 ms at most, again and again (balance_dirty_pages).
+// holdingBack returns a block device that does not write while it hangs. The kernel holds its
+// writers back beyond 1 MiB: it lets them sleep, 200 ms at most, again and again
+// (balance_dirty_pages).
 func holdingBack(t *testing.T) hangingStore {
 	path, freeze, thaw := frozen(t)
 	must(t, os.Truncate(path, 16*mib))
@@ -60,8 +61,8 @@ func holdingBack(t *testing.T) hangingStore {
 	}, "aio_write 0 12M"}
 }
 
-// begins makes QEMU start a request of a disk without waiting for its end, and returns when a thread of QEMU executes the
-// request. On a busy machine QEMU answers the command before that.
+// begins makes QEMU start a request of a disk without waiting for its end, and returns when a
+// thread of QEMU executes the request. On a busy machine QEMU answers the command before that.
 func begins(t *testing.T, vm *VM, id, request string) {
 	t.Helper()
 	ctx := limited(t)
@@ -92,8 +93,8 @@ func (t *requestTable) haveHungFor(d time.Duration) (requests int) {
 	return len(flights)
 }
 
-// QEMU 8 and later would block together with its guest. The installed QEMU is older, and the test makes the VM treat it as
-// version 8.
+// QEMU 8 and later would block together with its guest. The installed QEMU is older, and the test
+// makes the VM treat it as version 8.
 func TestRealQEMUIsAskedForNothingThatWouldHaveItWaitForADiskThatHangs(t *testing.T) {
 	stores := hangingStores(t)
 	vm := realVM(t)
@@ -212,8 +213,8 @@ func TestRequestOfAThreadThatGoesOnRunningHasEnded(t *testing.T) {
 	})
 }
 
-// A request may begin to hang while another one is waited for. Those that come later are not waited for, so that the wait ends beside
-// a disk that is always slow.
+// A request may begin to hang while another one is waited for. Those that come later are not waited
+// for, so that the wait ends beside a disk that is always slow.
 func TestRequestThatBeginsToHangDuringTheWaitIsSeen(t *testing.T) {
 	type span struct{ begins, ends time.Duration }
 	const second, never = time.Second, time.Hour
@@ -259,7 +260,8 @@ func TestRequestThatBeginsToHangDuringTheWaitIsSeen(t *testing.T) {
 	}
 }
 
-// unsentLeavesNoDoubt checks that a request that is not sent leaves no doubt to which one the guest's refusal belongs.
+// unsentLeavesNoDoubt checks that a request that is not sent leaves no doubt to which one the
+// guest's refusal belongs.
 func unsentLeavesNoDoubt(t *testing.T, vm *VM, d *disk) {
 	t.Helper()
 	d.request()
@@ -338,7 +340,8 @@ func TestFirstArgumentOfASystemCallIsRead(t *testing.T) {
 	}
 }
 
-// A detach tries the store once more after waiting for its guest, and so does the undoing of an attach.
+// A detach tries the store once more after waiting for its guest, and so does the undoing of an
+// attach.
 func TestNodesOfAStoreThatHangsStay(t *testing.T) {
 	for name, hangs := range map[string]error{"hangs": trial.ErrHangs, "untried": trial.ErrUntried} {
 		vm, q := fakeVM(t)

@@ -147,8 +147,8 @@ func startPlayed(t *testing.T, qemu, backend string, change func(*Config)) (*VM,
 	return vm, err
 }
 
-// shortDir returns the path of a directory that does not exist yet. The path is short enough for sockets, however long the
-// test's name is.
+// shortDir returns the path of a directory that does not exist yet. The path is short enough for
+// sockets, however long the test's name is.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "vm")
@@ -284,7 +284,8 @@ type over struct{ context.Context }
 
 func (over) Err() error { return context.DeadlineExceeded }
 
-// Start returned a VM without a QEMU when its context ended just after a program had said that it knows -sandbox.
+// Start returned a VM without a QEMU when its context ended just after a program had said that it
+// knows -sandbox.
 func TestStartWhoseContextEndsBetweenItsStepsFails(t *testing.T) {
 	_, err := Start(over{limited(t)}, Config{Dir: filepath.Join(shortDir(t), "vm"), GuestCID: 3, Binary: "true", Stores: testStores(t)})
 	if !errors.Is(err, context.DeadlineExceeded) {
@@ -380,7 +381,8 @@ func TestADirectoryWhoseOwnerWasKilledIsTakenOver(t *testing.T) {
 	}
 }
 
-// killedParent kills a process with a VM, waits until the VM's QEMU has ended and returns the VM's directory.
+// killedParent kills a process with a VM, waits until the VM's QEMU has ended and returns the VM's
+// directory.
 func killedParent(t *testing.T) (dir string) {
 	t.Helper()
 	dir = shortDir(t)
@@ -455,7 +457,8 @@ func TestAwaitShutdownEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A QEMU that waits in the kernel for a dead disk takes its SIGKILL only when the disk answers. Kill must not wait that long.
+// A QEMU that waits in the kernel for a dead disk takes its SIGKILL only when the disk answers.
+// Kill must not wait that long.
 func TestKillEndsWithItsContextAndNamesWhatIsLeft(t *testing.T) {
 	p, err := startProcess(limited(t), "QEMU", exec.Command("sleep", "1000"))
 	if err != nil {

@@ -11,9 +11,10 @@ import (
 	"github.com/directvol/directvol/host/trial"
 )
 
-// bootOptions are options for every sandbox's kernel: a quiet console, an end of the VM on panic, and no test of the timer
-// interrupt. On a busy host an emulated timer interrupt can be later than the kernel waits (check_timer in Linux's
-// arch/x86/kernel/apic/io_apic.c); the kernel would then panic. A KVM guest skips the test by itself.
+// bootOptions are options for every sandbox's kernel: a quiet console, an end of the VM on panic,
+// and no test of the timer interrupt. On a busy host an emulated timer interrupt can be later than
+// the kernel waits (check_timer in Linux's arch/x86/kernel/apic/io_apic.c); the kernel would then
+// panic. A KVM guest skips the test by itself.
 const bootOptions = "console=ttyS0 loglevel=1 panic=-1 no_timer_check"
 
 // Machine implements sandbox.Machine with a VM.
@@ -21,11 +22,12 @@ type Machine struct{ *VM }
 
 var _ sandbox.Machine = Machine{}
 
-// errNothingBoots is the refusal of a sandbox's VM in which no agent can start. Start would otherwise wait for the agent
-// until the deadline.
+// errNothingBoots is the refusal of a sandbox's VM in which no agent can start. Start would
+// otherwise wait for the agent until the deadline.
 var errNothingBoots = errors.New("no agent would start: set Kernel, and Initrd to an image (directvol-rootfs makes both), or BootDisks with a root file system")
 
-// StartMachine starts a VM for a sandbox. The kernel gets the options of every sandbox, followed by cfg.Append.
+// StartMachine starts a VM for a sandbox. The kernel gets the options of every sandbox, followed by
+// cfg.Append.
 func StartMachine(ctx context.Context, cfg Config) (Machine, error) {
 	if cfg.Initrd == "" && len(cfg.BootDisks) == 0 || cfg.Kernel == "" {
 		return Machine{}, errNothingBoots

@@ -11,7 +11,8 @@ import (
 	"github.com/directvol/directvol/host/qmp"
 )
 
-// maxCuts is how often one interrupted command is resumed on a new connection before its outcome is reported as unknown.
+// maxCuts is how often one interrupted command is resumed on a new connection before its outcome is
+// reported as unknown.
 const maxCuts = 10
 
 // state is what QEMU reports of itself.
@@ -35,8 +36,8 @@ func askState(ctx context.Context, ask qmp.Ask) (state, error) {
 	var nodes []struct {
 		NodeName string `json:"node-name"`
 	}
-	// Every other query that lists the nodes asks each store for its size, in QEMU's main loop: a store that hangs would stop
-	// the VM.
+	// Every other query that lists the nodes asks each store for its size, in QEMU's main loop: a
+	// store that hangs would stop the VM.
 	if err := ask(ctx, "query-blockstats", map[string]bool{"query-nodes": true}, &nodes); err != nil {
 		return state{}, err
 	}
@@ -74,8 +75,9 @@ func (vm *VM) state(ctx context.Context) (state, error) {
 	return now, vm.explained(ctx, err)
 }
 
-// settle reads QEMU's state on a new QMP connection, and records the devices that left while there was no connection. It
-// returns an event for each, for subscribers with room in their buffers; the disks are updated even without the events.
+// settle reads QEMU's state on a new QMP connection, and records the devices that left while there
+// was no connection. It returns an event for each, for subscribers with room in their buffers; the
+// disks are updated even without the events.
 func (vm *VM) settle(ctx context.Context, ask qmp.Ask) ([]qmp.Event, error) {
 	now, missed, err := vm.whatHasLeft(ctx, ask)
 	if err != nil {
@@ -86,8 +88,9 @@ func (vm *VM) settle(ctx context.Context, ask qmp.Ask) ([]qmp.Event, error) {
 	return missed, nil
 }
 
-// whatHasLeft asks QEMU for its state, records the disks that have left unnoticed, and returns an event for each. It
-// considers only disks that were plugged in before the query, because others may be attached meanwhile.
+// whatHasLeft asks QEMU for its state, records the disks that have left unnoticed, and returns an
+// event for each. It considers only disks that were plugged in before the query, because others may
+// be attached meanwhile.
 func (vm *VM) whatHasLeft(ctx context.Context, ask qmp.Ask) (now state, missed []qmp.Event, err error) {
 	before := vm.disks.plugged()
 	if now, err = askState(ctx, ask); err != nil {
@@ -105,7 +108,8 @@ func (vm *VM) whatHasLeft(ctx context.Context, ask qmp.Ask) (now state, missed [
 	return now, missed, nil
 }
 
-// execute runs a QMP command as send does, unless the command would block QEMU: then it is not sent (ErrDiskHangs).
+// execute runs a QMP command as send does, unless the command would block QEMU: then it is not sent
+// (ErrDiskHangs).
 func (vm *VM) execute(ctx context.Context, command string, arguments, result any) error {
 	if changesGraph[command] {
 		if err := vm.awaitRequests(ctx); err != nil {
@@ -115,8 +119,9 @@ func (vm *VM) execute(ctx context.Context, command string, arguments, result any
 	return vm.send(ctx, command, arguments, result)
 }
 
-// send runs a QMP command. If the connection breaks, QEMU's state shows whether the command was carried out; if not, send
-// sends it again. If the state does not show it, the error is qmp.ErrOutcomeUnknown. If QEMU has ended, the error says so.
+// send runs a QMP command. If the connection breaks, QEMU's state shows whether the command was
+// carried out; if not, send sends it again. If the state does not show it, the error is
+// qmp.ErrOutcomeUnknown. If QEMU has ended, the error says so.
 func (vm *VM) send(ctx context.Context, command string, arguments, result any) error {
 	return vm.explained(ctx, vm.decided(ctx, command, arguments, func() error { return vm.qmp.Execute(ctx, command, arguments, result) }))
 }

@@ -24,7 +24,8 @@ const (
 	reapTimeout = 5 * time.Second
 )
 
-// process is a child process. It ends no later than this process, and a Ctrl-C on the terminal does not reach it.
+// process is a child process. It ends no later than this process, and a Ctrl-C on the terminal does
+// not reach it.
 type process struct {
 	name string
 	cmd  *exec.Cmd
@@ -33,9 +34,9 @@ type process struct {
 	err  error         // how the process ended; valid once done is closed
 }
 
-// startProcess starts a child and keeps the end of its standard error. A new child first closes inherited descriptors. If
-// this process has a hanging store open, that may block the child. If ctx ends before the child has begun, startProcess
-// returns, and kills the child as soon as it begins.
+// startProcess starts a child and keeps the end of its standard error. A new child first closes
+// inherited descriptors. If this process has a hanging store open, that may block the child. If ctx
+// ends before the child has begun, startProcess returns, and kills the child as soon as it begins.
 func startProcess(ctx context.Context, name string, cmd *exec.Cmd) (*process, error) {
 	p := &process{name: name, cmd: cmd, said: &tail{}, done: make(chan struct{})}
 	cmd.Stderr = p.said
@@ -43,7 +44,8 @@ func startProcess(ctx context.Context, name string, cmd *exec.Cmd) (*process, er
 	cmd.WaitDelay = reapTimeout
 	started := make(chan error)
 	go func() {
-		// The kernel sends Pdeathsig when the forking thread ends, so this thread stays until the child has ended.
+		// The kernel sends Pdeathsig when the forking thread ends, so this thread stays until the
+		// child has ended.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -72,7 +74,8 @@ func startProcess(ctx context.Context, name string, cmd *exec.Cmd) (*process, er
 // signalKill sends the process SIGKILL, which fails only if the process has ended.
 func (p *process) signalKill() { _ = p.cmd.Process.Kill() }
 
-// kill kills the process and waits for its end. It fails if the process has not ended after patience.
+// kill kills the process and waits for its end. It fails if the process has not ended after
+// patience.
 func (p *process) kill(patience time.Duration) error {
 	p.signalKill()
 	limit := time.NewTimer(patience)
@@ -85,9 +88,9 @@ func (p *process) kill(patience time.Duration) error {
 	}
 }
 
-// describe returns the name, number and state of a running process. State D means that the process waits for a disk
-// (proc_pid_stat(5)). A process is in state D if any of its threads is: after a kill the other threads have ended, and the
-// first one is reported as a zombie (Z).
+// describe returns the name, number and state of a running process. State D means that the process
+// waits for a disk (proc_pid_stat(5)). A process is in state D if any of its threads is: after a
+// kill the other threads have ended, and the first one is reported as a zombie (Z).
 func (p *process) describe() string {
 	pid := p.cmd.Process.Pid
 	state := stateOf(fmt.Sprintf("/proc/%d/stat", pid))
@@ -119,7 +122,8 @@ func (p *process) running() bool {
 	}
 }
 
-// state describes how the process ended and its last output. Call it only after the process has ended.
+// state describes how the process ended and its last output. Call it only after the process has
+// ended.
 func (p *process) state() string {
 	state := p.cmd.ProcessState.String()
 	if said := p.said.String(); said != "" {
@@ -151,8 +155,8 @@ func (t *tail) String() string {
 	return strings.TrimSpace(strings.ToValidUTF8(string(t.text), "?"))
 }
 
-// drain passes data on to a writer. After a write error it discards the data instead, because a pipe that is not read
-// would block its writer.
+// drain passes data on to a writer. After a write error it discards the data instead, because a
+// pipe that is not read would block its writer.
 type drain struct {
 	to     io.Writer
 	failed bool

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// proxy forwards QMP connections, with the files passed over them, and cuts one of them at a given byte.
+// proxy forwards QMP connections, with the files passed over them, and cuts one of them at a given
+// byte.
 type proxy struct {
 	to string // QEMU's socket
 
@@ -40,8 +41,8 @@ func listenProxy(t *testing.T, to string) (*proxy, string) {
 	return p, path
 }
 
-// cutAt makes the proxy cut connection number which, 1 for the first, after it has forwarded the given number of bytes in
-// one direction.
+// cutAt makes the proxy cut connection number which, 1 for the first, after it has forwarded the
+// given number of bytes in one direction.
 func (p *proxy) cutAt(which, direction, bytes int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

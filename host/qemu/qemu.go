@@ -1,20 +1,23 @@
-// Package qemu runs one virtual machine with qemu-system-x86_64 and changes its disks while it runs, by QMP
-// (docs/interop/qmp-spec and qapi/*.json in QEMU's sources). It chooses the accelerator and the vsock transport by testing
-// what the host can do.
+// Package qemu runs one virtual machine with qemu-system-x86_64 and changes its disks while it
+// runs, by QMP (docs/interop/qmp-spec and qapi/*.json in QEMU's sources). It chooses the
+// accelerator and the vsock transport by testing what the host can do.
 //
-// The PCI topology is fixed. So a disk's PCI path in the guest is known before the guest has seen the disk:
+// The PCI topology is fixed. So a disk's PCI path in the guest is known before the guest has seen
+// the disk:
 //
 //	pcie.0 ─┬─ 02 … 0a  bridges b1 … b9, each with disks in 01 … 1e: paths 02/01, 02/02, …
 //	        ├─ 10       vsock
 //	        └─ 11 … 1e  boot disks, there from the start: paths 11, 12, …
 //
-// A disk consists of two block nodes and a device. FileNode opens the store by a descriptor; RawNode is above it, and the
-// device uses RawNode. A test can put a faulty node between the two (ReplaceFileNode).
+// A disk consists of two block nodes and a device. FileNode opens the store by a descriptor;
+// RawNode is above it, and the device uses RawNode. A test can put a faulty node between the two
+// (ReplaceFileNode).
 //
-// In QEMU 8 and later (block/graph-lock.c), adding, removing or growing a node waits for the requests in flight of every
-// disk. If one disk hangs, such a command blocks QEMU's main loop, and the guest, until that disk answers. This package does
-// not send the command then (ErrDiskHangs). QEMU 7.2 does not wait. But every QEMU blocks while it closes or grows a store
-// that hangs, so this package tries a store before either (package trial).
+// In QEMU 8 and later (block/graph-lock.c), adding, removing or growing a node waits for the
+// requests in flight of every disk. If one disk hangs, such a command blocks QEMU's main loop, and
+// the guest, until that disk answers. This package does not send the command then (ErrDiskHangs).
+// QEMU 7.2 does not wait. But every QEMU blocks while it closes or grows a store that hangs, so
+// this package tries a store before either (package trial).
 package qemu
 
 import (
@@ -38,25 +41,30 @@ import (
 // startTimeout limits a Start whose context has no deadline.
 const startTimeout = 30 * time.Second
 
-// Config describes a VM. Dir, Kernel and GuestCID are required to boot; Directvol is required if the host has no
-// /dev/vhost-vsock.
+// Config describes a VM. Dir, Kernel and GuestCID are required to boot; Directvol is required if
+// the host has no /dev/vhost-vsock.
 type Config struct {
-	// Dir is the directory for the VM's sockets; the VM locks it while running. A missing directory is made with mode 0700, and
-	// removed when the VM ends.
+	// Dir is the directory for the VM's sockets; the VM locks it while running. A missing directory
+	// is made with mode 0700, and removed when the VM ends.
 	Dir string
-	// Kernel and Initrd are the paths of a kernel and its initial file system. Append is the kernel's command line.
+	// Kernel and Initrd are the paths of a kernel and its initial file system. Append is the
+	// kernel's command line.
 	Kernel, Initrd, Append string
-	// MemoryMiB is the guest's memory; 0 means 1024. CPUs is the number of its processors; 0 means 1.
+	// MemoryMiB is the guest's memory; 0 means 1024. CPUs is the number of its processors; 0 means
+	// 1.
 	MemoryMiB, CPUs int
 	// Bridges is the number of PCI bridges, of 30 disks each: at most 9; 0 means 2.
 	Bridges int
 	// GuestCID is the guest's vsock address: 3 or more, and different from every other VM's.
 	GuestCID uint32
-	// BootDisks are attached to the root bus before the guest starts, in this order. They cannot be detached.
+	// BootDisks are attached to the root bus before the guest starts, in this order. They cannot be
+	// detached.
 	BootDisks []Disk
-	// Console receives the output of the guest's first serial port. It should not block, because the guest would block too.
+	// Console receives the output of the guest's first serial port. It should not block, because
+	// the guest would block too.
 	Console io.Writer
-	// Directvol is the path of the directvol program. Its vhost-vsock subcommand is the vsock backend if the kernel has none.
+	// Directvol is the path of the directvol program. Its vhost-vsock subcommand is the vsock
+	// backend if the kernel has none.
 	Directvol string
 	// Binary is the QEMU program; empty means qemu-system-x86_64.
 	Binary string
@@ -110,7 +118,8 @@ func setDefault[T comparable](field *T, value T) {
 	}
 }
 
-// VM is a running virtual machine. It is safe for concurrent use. It ends no later than the process that started it.
+// VM is a running virtual machine. It is safe for concurrent use. It ends no later than the process
+// that started it.
 type VM struct {
 	cfg         Config
 	log         *logrus.Entry
@@ -133,8 +142,9 @@ type VM struct {
 	shutdown    *Shutdown // set before done is closed; nil if QEMU was not shut down
 }
 
-// Start starts a VM and returns when QEMU answers; the guest boots afterwards. The context limits Start alone: the VM runs
-// until its guest powers off or Kill is called. A failed Start leaves nothing behind.
+// Start starts a VM and returns when QEMU answers; the guest boots afterwards. The context limits
+// Start alone: the VM runs until its guest powers off or Kill is called. A failed Start leaves
+// nothing behind.
 func Start(ctx context.Context, cfg Config) (*VM, error) {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -189,7 +199,8 @@ func (vm *VM) start(ctx context.Context) error {
 	return vm.startQEMU(ctx)
 }
 
-// startQEMU starts QEMU. The QMP socket listens before QEMU starts, so that nothing has to wait for the socket to appear.
+// startQEMU starts QEMU. The QMP socket listens before QEMU starts, so that nothing has to wait for
+// the socket to appear.
 func (vm *VM) startQEMU(ctx context.Context) error {
 	path := vm.path(monitorSocket)
 	var err error
@@ -220,18 +231,19 @@ func (vm *VM) path(name string) string { return filepath.Join(vm.cfg.Dir, name) 
 // Accelerator returns the accelerator of the guest's processors, with the reason for its choice.
 func (vm *VM) Accelerator() Accelerator { return vm.accelerator }
 
-// Confined reports whether QEMU runs with its seccomp filter (-sandbox on). A QEMU built without seccomp runs unconfined,
-// with a warning in the log.
+// Confined reports whether QEMU runs with its seccomp filter (-sandbox on). A QEMU built without
+// seccomp runs unconfined, with a warning in the log.
 func (vm *VM) Confined() bool { return vm.confined }
 
 // Version returns QEMU's version.
 func (vm *VM) Version() string { return vm.qmp.Version().String() }
 
-// QMP returns the VM's QMP connection. The VM owns it: do not close it, and do not change the disks' nodes and devices.
+// QMP returns the VM's QMP connection. The VM owns it: do not close it, and do not change the
+// disks' nodes and devices.
 func (vm *VM) QMP() *qmp.Client { return vm.qmp }
 
-// explain adds to err how QEMU ended, if QEMU has. It waits briefly for that, because the QMP socket closes a moment before
-// the process is reaped.
+// explain adds to err how QEMU ended, if QEMU has. It waits briefly for that, because the QMP
+// socket closes a moment before the process is reaped.
 func (vm *VM) explain(ctx context.Context, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, reapTimeout)
 	defer cancel()

@@ -174,7 +174,8 @@ func resizeForReal(t *testing.T, vm *VM, path string) {
 	}
 }
 
-// faultForReal puts a node that fails every write under the disk, grows the disk nevertheless, and restores the node.
+// faultForReal puts a node that fails every write under the disk, grows the disk nevertheless, and
+// restores the node.
 func faultForReal(t *testing.T, vm *VM) {
 	must(t, vm.execute(limited(t), "blockdev-add", map[string]any{
 		"driver": "blkdebug", "node-name": "bad", "image": FileNode("data"),

@@ -2,8 +2,9 @@ package qemu
 
 import "time"
 
-// requests records the requests to release a disk, to decide which request a refusal answers. The refusal (QMP's
-// DEVICE_UNPLUG_GUEST_ERROR) does not say, and a caller that gave up leaves its request pending.
+// requests records the requests to release a disk, to decide which request a refusal answers. The
+// refusal (QMP's DEVICE_UNPLUG_GUEST_ERROR) does not say, and a caller that gave up leaves its
+// request pending.
 //
 //   - A refusal certainly answers the last request if QEMU has accepted all requests and the guest refused after that.
 //   - A refusal from before the last request was sent answers an earlier request.
@@ -28,8 +29,8 @@ func (d *disk) request() (before bool) {
 	return before
 }
 
-// requestAgain records a repeated request and returns true. It returns false, and the request must not be sent, if the
-// guest was not asked before, or has released or refused the disk since.
+// requestAgain records a repeated request and returns true. It returns false, and the request must
+// not be sent, if the guest was not asked before, or has released or refused the disk since.
 func (d *disk) requestAgain() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

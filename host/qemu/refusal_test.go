@@ -36,7 +36,8 @@ func (d *disk) awaitRequest(ctx context.Context) {
 	}
 }
 
-// givenUpDetach asks a guest that does not answer for a disk, and gives up when QEMU has taken the request.
+// givenUpDetach asks a guest that does not answer for a disk, and gives up when QEMU has taken the
+// request.
 func givenUpDetach(t *testing.T, vm *VM, q *fakeQEMU, id string) {
 	t.Helper()
 	q.with(func() { q.guestLetsGo = false })
@@ -107,7 +108,8 @@ func TestRefusalCountsForTheLastRequestAlone(t *testing.T) {
 	check("twice", "nothing", d.answered.Add(time.Second))
 }
 
-// A booting guest missed the request of a detach that has given up. A later caller that waits for the disk asks again.
+// A booting guest missed the request of a detach that has given up. A later caller that waits for
+// the disk asks again.
 func TestGuestIsAskedAgainByWhoWaitsForTheDisk(t *testing.T) {
 	for name, refuses := range map[string]bool{"it lets go": false, "it refuses": true} {
 		t.Run(name, func(t *testing.T) {
@@ -130,8 +132,8 @@ func TestGuestIsAskedAgainByWhoWaitsForTheDisk(t *testing.T) {
 	}
 }
 
-// A caller that waits for a disk asks the guest again, but not after a refusal: the caller of the detach may have
-// mounted the disk again.
+// A caller that waits for a disk asks the guest again, but not after a refusal: the caller of the
+// detach may have mounted the disk again.
 func TestGuestThatHasRefusedIsNotAskedByWhoWaited(t *testing.T) {
 	vm, q := fakeVM(t)
 	_, err := vm.AttachDisk(limited(t), Disk{ID: "a", Path: image(t, mib)})

@@ -13,13 +13,13 @@ const sectorSize = 512
 // ErrShrink is the refusal to make a disk smaller. QEMU would obey and cut off data.
 var ErrShrink = errors.New("disks do not shrink")
 
-// ResizeDisk grows a disk to bytes, a multiple of 512, while the guest uses it. If the disk has that size already,
-// ResizeDisk does nothing. It grows a file; a block device must have been grown on the host before. It refuses a smaller
-// size (ErrShrink).
+// ResizeDisk grows a disk to bytes, a multiple of 512, while the guest uses it. If the disk has
+// that size already, ResizeDisk does nothing. It grows a file; a block device must have been grown
+// on the host before. It refuses a smaller size (ErrShrink).
 //
-// QEMU's OK proves nothing, so ResizeDisk reads the store's size afterwards and fails if it is not the requested one.
-// It does not ask QEMU for sizes: each QEMU query that returns a size accesses all stores, in QEMU's main loop, and one
-// store that hangs would stop the VM.
+// QEMU's OK proves nothing, so ResizeDisk reads the store's size afterwards and fails if it is not
+// the requested one. It does not ask QEMU for sizes: each QEMU query that returns a size accesses
+// all stores, in QEMU's main loop, and one store that hangs would stop the VM.
 func (vm *VM) ResizeDisk(ctx context.Context, id string, bytes uint64) error {
 	d, err := vm.disks.acquire(ctx, id)
 	if err != nil {
@@ -44,7 +44,8 @@ func (vm *VM) resize(ctx context.Context, d *disk, bytes uint64) error {
 	case d.ReadOnly:
 		return errors.New("it is read-only")
 	}
-	// If another process has grown the file, QEMU does not know the new size, and block_resize would cut the file.
+	// If another process has grown the file, QEMU does not know the new size, and block_resize
+	// would cut the file.
 	real, err := d.storeBytes(ctx)
 	if err != nil {
 		return err
@@ -59,7 +60,8 @@ func (vm *VM) resize(ctx context.Context, d *disk, bytes uint64) error {
 	if err := vm.execute(ctx, "block_resize", arguments, nil); err != nil {
 		return err
 	}
-	// The descriptor that QEMU got (add-fd) shares this process's open file. QEMU reads the size anew when it resizes.
+	// The descriptor that QEMU got (add-fd) shares this process's open file. QEMU reads the size
+	// anew when it resizes.
 	if real, err = d.storeBytes(ctx); err != nil {
 		return err
 	}

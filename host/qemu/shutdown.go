@@ -10,36 +10,38 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 )
 
-// ErrEnded is the failure of a call on a VM whose QEMU has ended. The error includes how QEMU ended and its last output.
+// ErrEnded is the failure of a call on a VM whose QEMU has ended. The error includes how QEMU ended
+// and its last output.
 var ErrEnded = errors.New("QEMU has ended")
 
 // Shutdown describes how a VM was shut down: QMP's SHUTDOWN event and QEMU's exit status.
 type Shutdown struct {
 	// Guest is true if the guest requested the shutdown.
 	Guest bool
-	// Reason is QEMU's reason (ShutdownCause): guest-shutdown for a power-off, guest-reset for a reboot (which also ends the
-	// VM), guest-panic, host-qmp-quit, host-signal, and so on. It is Unheard if QEMU exited with status 0 and its SHUTDOWN
-	// event was lost.
+	// Reason is QEMU's reason (ShutdownCause): guest-shutdown for a power-off, guest-reset for a
+	// reboot (which also ends the VM), guest-panic, host-qmp-quit, host-signal, and so on. It is
+	// Unheard if QEMU exited with status 0 and its SHUTDOWN event was lost.
 	Reason string
 	// ExitCode is QEMU's exit status: 0 for success, -1 if a signal ended QEMU.
 	ExitCode int
 }
 
-// closeTimeout is how long the end of a VM waits until its stores are closed. Closing a block device writes the kernel's
-// cached data.
+// closeTimeout is how long the end of a VM waits until its stores are closed. Closing a block
+// device writes the kernel's cached data.
 const closeTimeout = 2 * time.Second
 
-// Unheard is the reason of a shutdown whose event was lost with the QMP connection. QEMU exits with status 0 for each of
-// its shutdown reasons, a guest's power-off and reset among them, but never after a crash or a kill.
+// Unheard is the reason of a shutdown whose event was lost with the QMP connection. QEMU exits with
+// status 0 for each of its shutdown reasons, a guest's power-off and reset among them, but never
+// after a crash or a kill.
 const Unheard = "unheard"
 
-// Done returns a channel that is closed when the VM has ended and its files are removed. If a store does not close because
-// its disk does not answer, Done is delayed by closeTimeout at most; the log names the store, and others cannot use it
-// until it has closed.
+// Done returns a channel that is closed when the VM has ended and its files are removed. If a store
+// does not close because its disk does not answer, Done is delayed by closeTimeout at most; the log
+// names the store, and others cannot use it until it has closed.
 func (vm *VM) Done() <-chan struct{} { return vm.done }
 
-// AwaitShutdown waits until the VM has been shut down and QEMU has exited. It fails with ErrEnded if QEMU crashed or was
-// killed.
+// AwaitShutdown waits until the VM has been shut down and QEMU has exited. It fails with ErrEnded
+// if QEMU crashed or was killed.
 func (vm *VM) AwaitShutdown(ctx context.Context) (Shutdown, error) {
 	select {
 	case <-vm.done:
@@ -52,8 +54,9 @@ func (vm *VM) AwaitShutdown(ctx context.Context) (Shutdown, error) {
 	return *vm.shutdown, nil
 }
 
-// Kill ends the VM at once, like pulling the plug, and returns when the VM has ended. If ctx ends first, the error names
-// what is still running: a QEMU that waits for a disk that does not answer, and that ends when the disk answers.
+// Kill ends the VM at once, like pulling the plug, and returns when the VM has ended. If ctx ends
+// first, the error names what is still running: a QEMU that waits for a disk that does not answer,
+// and that ends when the disk answers.
 func (vm *VM) Kill(ctx context.Context) error {
 	vm.qemu.signalKill()
 	select {

@@ -6,7 +6,8 @@ import (
 	"github.com/directvol/directvol/protocols/pcipath"
 )
 
-// Slots on the root bus; the package comment has a drawing. Slot 0 is the host bridge, 1f holds the ICH9's own devices.
+// Slots on the root bus; the package comment has a drawing. Slot 0 is the host bridge, 1f holds the
+// ICH9's own devices.
 const (
 	firstBridgeSlot = 0x02
 	maxBridges      = 9
@@ -42,9 +43,10 @@ func (s slot) path() pcipath.Path {
 // bridgeSlot returns a bridge's slot on the root bus.
 func bridgeSlot(bridge int) int { return firstBridgeSlot + bridge - 1 }
 
-// freeSlot returns a free slot behind the bridges: a slot that was never used, or else the slot that was freed longest ago. The
-// guest may still be busy with a slot's previous disk (after two ACPI ejects in a row, the guest removed the new disk).
-// freed contains the number of the release that freed each slot.
+// freeSlot returns a free slot behind the bridges: a slot that was never used, or else the slot
+// that was freed longest ago. The guest may still be busy with a slot's previous disk (after two
+// ACPI ejects in a row, the guest removed the new disk). freed contains the number of the release
+// that freed each slot.
 func freeSlot(bridges int, taken map[slot]bool, freed map[slot]uint64) (slot, error) {
 	var best slot
 	for bridge := 1; bridge <= bridges; bridge++ {

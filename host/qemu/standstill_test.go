@@ -12,8 +12,9 @@ import (
 	"github.com/directvol/directvol/host/trial/trialtest"
 )
 
-// To return one store's size, QEMU asks every store for its size (query-named-block-nodes), in its main loop. With one hanging
-// store the VM blocked whenever any disk was attached, grown or detached.
+// To return one store's size, QEMU asks every store for its size (query-named-block-nodes), in its
+// main loop. With one hanging store the VM blocked whenever any disk was attached, grown or
+// detached.
 func TestDisksComeGrowAndGoWithoutALookAtOtherStores(t *testing.T) {
 	vm, q := fakeVM(t)
 	for range 2 {
@@ -46,8 +47,8 @@ func TestRealQEMUGrowsADiskBesideAStoreThatHangs(t *testing.T) {
 	must(t, err)
 }
 
-// A new process first closes the descriptors that it inherited. If a hanging store is open, QEMU does not start, and Start
-// must return an error in time.
+// A new process first closes the descriptors that it inherited. If a hanging store is open, QEMU
+// does not start, and Start must return an error in time.
 func TestStartEndsInTimeBesideAStoreThatHangs(t *testing.T) {
 	needsQEMU(t)
 	hung, stop, answer := trialtest.Serve(t)
@@ -77,8 +78,8 @@ func forget(t *testing.T, path string) {
 	must(t, store.Close())
 }
 
-// Reading the size of a hanging store occupies a thread that no signal ends. A growth must give up in time, and at most one
-// of them may have such a thread.
+// Reading the size of a hanging store occupies a thread that no signal ends. A growth must give up
+// in time, and at most one of them may have such a thread.
 func TestGrowthOfADiskWhoseStoreHangsEndsInTime(t *testing.T) {
 	hung, stop, answer := trialtest.Serve(t)
 	vm, _ := fakeVM(t)

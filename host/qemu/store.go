@@ -10,7 +10,8 @@ import (
 	"github.com/directvol/directvol/host/trial"
 )
 
-// trialLimit is how long a store may take for the small read that precedes QEMU's closing or growing it.
+// trialLimit is how long a store may take for the small read that precedes QEMU's closing or
+// growing it.
 const trialLimit = 10 * time.Second
 
 // tryStore tries the store that QEMU has open, even if its path now leads elsewhere.
@@ -21,8 +22,8 @@ func tryStore(ctx context.Context, d *disk) error {
 	return nil
 }
 
-// answers returns an error if the disk's store hangs, or may hang (trial.ErrHangs, trial.ErrUntried). A store that fails in
-// another way may still be removed.
+// answers returns an error if the disk's store hangs, or may hang (trial.ErrHangs,
+// trial.ErrUntried). A store that fails in another way may still be removed.
 func (vm *VM) answers(ctx context.Context, d *disk) error {
 	err := vm.try(ctx, d)
 	if errors.Is(err, trial.ErrHangs) || errors.Is(err, trial.ErrUntried) || err != nil && ctx.Err() != nil {
@@ -34,9 +35,10 @@ func (vm *VM) answers(ctx context.Context, d *disk) error {
 // setName returns the file name by which QEMU's block nodes find the descriptor of a disk's store.
 func (d *disk) setName() string { return fmt.Sprintf("/dev/fdset/%d", d.number) }
 
-// addStore passes a disk's store to QEMU by descriptor, and adds the block node that uses it. When the QMP connection ends, a
-// running QEMU drops sets of descriptors that no node uses (monitor_fdset_cleanup in monitor/misc.c); addStore then
-// passes the descriptor again. again means that QEMU may already have the descriptor.
+// addStore passes a disk's store to QEMU by descriptor, and adds the block node that uses it. When
+// the QMP connection ends, a running QEMU drops sets of descriptors that no node uses
+// (monitor_fdset_cleanup in monitor/misc.c); addStore then passes the descriptor again. again means
+// that QEMU may already have the descriptor.
 func (vm *VM) addStore(ctx context.Context, d *disk, again bool) error {
 	for cuts := 0; ; cuts++ {
 		connection := vm.qmp.Connection()
@@ -50,7 +52,8 @@ func (vm *VM) addStore(ctx context.Context, d *disk, again bool) error {
 	}
 }
 
-// passStore gives QEMU a descriptor of a disk's store, in a set of its own, unless QEMU has the set already.
+// passStore gives QEMU a descriptor of a disk's store, in a set of its own, unless QEMU has the set
+// already.
 func (vm *VM) passStore(ctx context.Context, d *disk, again bool) error {
 	if again {
 		if now, err := vm.state(ctx); err != nil || now.sets[d.number] {
@@ -63,8 +66,8 @@ func (vm *VM) passStore(ctx context.Context, d *disk, again bool) error {
 	}))
 }
 
-// takeStore removes the descriptor from QEMU after its nodes are removed. A QEMU whose machine is paused keeps the
-// descriptor open until the machine runs again.
+// takeStore removes the descriptor from QEMU after its nodes are removed. A QEMU whose machine is
+// paused keeps the descriptor open until the machine runs again.
 func (vm *VM) takeStore(ctx context.Context, d *disk) error {
 	err := vm.execute(ctx, "remove-fd", map[string]int{"fdset-id": d.number}, nil)
 	if answer := new(qmp.Error); !errors.As(err, &answer) {

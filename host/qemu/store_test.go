@@ -57,7 +57,8 @@ func TestStoreOfAVMIsRefusedToAnother(t *testing.T) {
 	}
 }
 
-// The path is resolved once: a store that was moved still belongs to the disk, and a new file under its path does not.
+// The path is resolved once: a store that was moved still belongs to the disk, and a new file under
+// its path does not.
 func TestStoreIsTheDisksWhateverHasItsName(t *testing.T) {
 	vm := realVM(t)
 	path := image(t, mib)
@@ -128,7 +129,8 @@ func TestErrorsOfStoresAndConnectionsAreTheSandboxs(t *testing.T) {
 	}
 }
 
-// An error may mean more than one thing: a disk hangs while the guest keeps another one, and this one was not asked for.
+// An error may mean more than one thing: a disk hangs while the guest keeps another one, and this
+// one was not asked for.
 func TestErrorIsAllThatItMeans(t *testing.T) {
 	err := typed(fmt.Errorf("detach: %w", notAsked{fmt.Errorf("%w: %w", ErrHotplugHeld, &HangsError{ID: "dead"})}))
 	for _, want := range []error{sandbox.ErrHotplugHeld, sandbox.ErrStoreHangs, sandbox.ErrNotAsked, ErrDiskHangs} {
@@ -152,7 +154,8 @@ func TestFailedStartLeavesItsBootDisksToOthers(t *testing.T) {
 	must(t, store.Claim("another sandbox", false))
 }
 
-// A boot disk is passed by descriptor too, but the command line for starting the VM by hand has its path.
+// A boot disk is passed by descriptor too, but the command line for starting the VM by hand has its
+// path.
 func TestBootDiskIsPassedByDescriptor(t *testing.T) {
 	path := image(t, mib)
 	vm := realVM(t, Disk{ID: "boot", Path: path})

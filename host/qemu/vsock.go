@@ -90,7 +90,8 @@ func (vm *VM) startBackend(ctx context.Context) error {
 	return awaitFile(ctx, watch, vm.path(vhostSocket), vm.backend)
 }
 
-// watchDir returns a file that becomes readable whenever a name is added to a directory (inotify(7)).
+// watchDir returns a file that becomes readable whenever a name is added to a directory
+// (inotify(7)).
 func watchDir(dir string) (*os.File, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -103,7 +104,8 @@ func watchDir(dir string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "inotify"), nil
 }
 
-// awaitFile waits until a process has made the file at path, in the watched directory. It fails if the process ends first.
+// awaitFile waits until a process has made the file at path, in the watched directory. It fails if
+// the process ends first.
 func awaitFile(ctx context.Context, watch *os.File, path string, maker *process) error {
 	waiting, stop := context.WithCancel(ctx)
 	defer stop()
@@ -131,9 +133,9 @@ func awaitFile(ctx context.Context, watch *os.File, path string, maker *process)
 	}
 }
 
-// VsockDone returns a channel that is closed when the guest can no longer be reached by vsock: when the VM ends, or when
-// the backend process dies. QEMU cannot connect to a new backend, so the VM then stays without vsock; its disks keep
-// working.
+// VsockDone returns a channel that is closed when the guest can no longer be reached by vsock: when
+// the VM ends, or when the backend process dies. QEMU cannot connect to a new backend, so the VM
+// then stays without vsock; its disks keep working.
 func (vm *VM) VsockDone() <-chan struct{} {
 	if vm.backend == nil {
 		return vm.qemu.done
@@ -141,7 +143,8 @@ func (vm *VM) VsockDone() <-chan struct{} {
 	return vm.backend.done
 }
 
-// VsockErr returns why vsock has ended, or nil if it has not. A backend ends with its QEMU, and may be reaped first.
+// VsockErr returns why vsock has ended, or nil if it has not. A backend ends with its QEMU, and may
+// be reaped first.
 func (vm *VM) VsockErr() error {
 	switch {
 	case !vm.qemu.running():

@@ -1,8 +1,10 @@
-// Package qmp is a client of QEMU's machine protocol: JSON lines over a unix socket, specified by docs/interop/qmp-spec in
-// QEMU's sources. Commands carry an id, and several may be in flight. Every command has a deadline. Subscribers receive events.
+// Package qmp is a client of QEMU's machine protocol: JSON lines over a unix socket, specified by
+// docs/interop/qmp-spec in QEMU's sources. Commands carry an id, and several may be in flight.
+// Every command has a deadline. Subscribers receive events.
 //
-// A Client outlives its connections. When a connection is lost, the Client dials again, and calls Settle on the new connection
-// before any command may use it. A command whose connection is lost, or whose caller gives up, ends as follows:
+// A Client outlives its connections. When a connection is lost, the Client dials again, and calls
+// Settle on the new connection before any command may use it. A command whose connection is lost,
+// or whose caller gives up, ends as follows:
 //
 //	before its first byte was sent    ErrNotSent; the connection stays
 //	when a part of it was sent        the connection ends; the Client sends it again on the next one, until its deadline
@@ -11,9 +13,10 @@
 //	while there is no connection      waits for the next connection, until its deadline (ErrNotSent)
 //	after QEMU's end, or Close        fails with the reason
 //
-// Limits of the protocol: a QMP socket serves one client. It neither serves nor refuses a second client; that client just gets
-// no greeting (ErrNoGreeting). QEMU carries out the commands of a connection in order, and the commands of the next connection
-// after them. So a query's answer reflects all commands sent before it.
+// Limits of the protocol: a QMP socket serves one client. It neither serves nor refuses a second
+// client; that client just gets no greeting (ErrNoGreeting). QEMU carries out the commands of a
+// connection in order, and the commands of the next connection after them. So a query's answer
+// reflects all commands sent before it.
 package qmp
 
 import (
@@ -32,8 +35,8 @@ import (
 // DefaultTimeout limits a command or a Dial whose context has no deadline, and a Settle.
 const DefaultTimeout = 10 * time.Second
 
-// Limits of the pause before a new connection. There is no pause before the first attempt; then the pause starts at firstPause
-// and doubles each time.
+// Limits of the pause before a new connection. There is no pause before the first attempt; then the
+// pause starts at firstPause and doubles each time.
 const (
 	firstPause = 10 * time.Millisecond
 	lastPause  = time.Second
@@ -44,10 +47,12 @@ var (
 	ErrNoGreeting = errors.New("no greeting: another client holds the QMP socket, which serves one at a time (or QEMU hangs)")
 	// ErrClosed is the reason of a Client that ended by Close.
 	ErrClosed = errors.New("connection closed by this side")
-	// ErrNotSent is the failure of a command that was not sent, or not completely. QEMU has not carried it out and never will.
+	// ErrNotSent is the failure of a command that was not sent, or not completely. QEMU has not
+	// carried it out and never will.
 	ErrNotSent = errors.New("the command was not sent")
-	// ErrOutcomeUnknown is the failure of a command that was sent and got no answer. QEMU may have carried it out, or may still do
-	// so. A later query shows the truth, because QEMU carries out commands in order.
+	// ErrOutcomeUnknown is the failure of a command that was sent and got no answer. QEMU may have
+	// carried it out, or may still do so. A later query shows the truth, because QEMU carries out
+	// commands in order.
 	ErrOutcomeUnknown = errors.New("outcome unknown")
 
 	// errUnaddressed is QEMU's answer to a line that QEMU could not parse.
@@ -57,12 +62,14 @@ var (
 // Ask runs one command on a connection that nothing else uses yet, like Client.Execute.
 type Ask func(ctx context.Context, command string, arguments, result any) error
 
-// Settle runs queries on a new connection, before any other command may use it, and returns the events missed since the last
-// connection was lost. Subscribers receive the new connection's events from the beginning, so an event may arrive twice: once
-// from QEMU, once from Settle. If Settle fails, the Client dials again.
+// Settle runs queries on a new connection, before any other command may use it, and returns the
+// events missed since the last connection was lost. Subscribers receive the new connection's events
+// from the beginning, so an event may arrive twice: once from QEMU, once from Settle. If Settle
+// fails, the Client dials again.
 type Settle func(ctx context.Context, ask Ask) (missed []Event, err error)
 
-// Client is a QMP client that dials again when its connection is lost. It is safe for concurrent use.
+// Client is a QMP client that dials again when its connection is lost. It is safe for concurrent
+// use.
 type Client struct {
 	path    string
 	settle  Settle
@@ -81,8 +88,9 @@ type Client struct {
 	subscriptions map[*Subscription]struct{}
 }
 
-// Dial connects to the QMP socket at path, reads the greeting and leaves capabilities negotiation. The context limits Dial
-// alone, not the Client. settle is called for every connection after the first; it may be nil.
+// Dial connects to the QMP socket at path, reads the greeting and leaves capabilities negotiation.
+// The context limits Dial alone, not the Client. settle is called for every connection after the
+// first; it may be nil.
 func Dial(ctx context.Context, path string, settle Settle) (*Client, error) {
 	ctx, cancel := withDeadline(ctx)
 	defer cancel()
@@ -108,7 +116,8 @@ func withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, DefaultTimeout)
 }
 
-// keep dials again whenever a connection ends, until the Client is closed or nothing listens any more.
+// keep dials again whenever a connection ends, until the Client is closed or nothing listens any
+// more.
 func (c *Client) keep(conn *connection) {
 	pause := time.Duration(0)
 	for {
@@ -129,8 +138,8 @@ func (c *Client) keep(conn *connection) {
 	}
 }
 
-// redial connects, repeatedly if necessary. It fails after Close, and if nothing listens any more, which means that QEMU has
-// ended.
+// redial connects, repeatedly if necessary. It fails after Close, and if nothing listens any more,
+// which means that QEMU has ended.
 func (c *Client) redial(pause *time.Duration) (*connection, error) {
 	for {
 		select {
@@ -152,8 +161,9 @@ func (c *Client) redial(pause *time.Duration) (*connection, error) {
 	}
 }
 
-// connect makes the next connection and settles it. It waits for the greeting without a limit: QEMU sends the greeting when it
-// has seen the end of the old connection, and a QEMU that ends refuses the connection.
+// connect makes the next connection and settles it. It waits for the greeting without a limit: QEMU
+// sends the greeting when it has seen the end of the old connection, and a QEMU that ends refuses
+// the connection.
 func (c *Client) connect() (*connection, error) {
 	conn, err := connect(c.life, c.path, &c.lastID, c.publish)
 	if err != nil {
@@ -213,16 +223,17 @@ func (c *Client) current(ctx context.Context) (*connection, error) {
 	}
 }
 
-// Execute runs a command and waits for its answer. arguments is nil or encodes to a JSON object; the answer is decoded into
-// result unless result is nil. If QEMU answers with an error, the error is an *Error, for errors.As. If the context ends first
-// (after DefaultTimeout if it has no deadline), the error says whether QEMU may still carry out the command
-// (ErrOutcomeUnknown) or will not (ErrNotSent).
+// Execute runs a command and waits for its answer. arguments is nil or encodes to a JSON object;
+// the answer is decoded into result unless result is nil. If QEMU answers with an error, the error
+// is an *Error, for errors.As. If the context ends first (after DefaultTimeout if it has no
+// deadline), the error says whether QEMU may still carry out the command (ErrOutcomeUnknown) or
+// will not (ErrNotSent).
 func (c *Client) Execute(ctx context.Context, command string, arguments, result any) error {
 	return c.ExecuteWithFile(ctx, command, arguments, result, nil)
 }
 
-// ExecuteWithFile is Execute for a command that takes a file: add-fd or getfd. The caller keeps the file and may close it
-// afterwards; QEMU gets its own descriptor of the same open file.
+// ExecuteWithFile is Execute for a command that takes a file: add-fd or getfd. The caller keeps the
+// file and may close it afterwards; QEMU gets its own descriptor of the same open file.
 func (c *Client) ExecuteWithFile(ctx context.Context, command string, arguments, result any, file *os.File) error {
 	ctx, cancel := withDeadline(ctx)
 	defer cancel()
@@ -255,19 +266,21 @@ func named(command string, err error) error {
 // Version returns QEMU's version, from its greeting.
 func (c *Client) Version() Version { return c.version }
 
-// Connection returns the number of the present connection, or of the last one if there is none. Each new connection has a new
-// number, so a caller of several commands can detect whether the connection was replaced between them.
+// Connection returns the number of the present connection, or of the last one if there is none.
+// Each new connection has a new number, so a caller of several commands can detect whether the
+// connection was replaced between them.
 func (c *Client) Connection() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.number
 }
 
-// Done returns a channel that is closed when the Client has ended: by Close, or because nothing listens on the socket any more.
+// Done returns a channel that is closed when the Client has ended: by Close, or because nothing
+// listens on the socket any more.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// Err returns why the Client ended, or nil if it has not. The error wraps io.EOF if QEMU closed the last connection, as it does
-// on exit, and ErrClosed after Close.
+// Err returns why the Client ended, or nil if it has not. The error wraps io.EOF if QEMU closed the
+// last connection, as it does on exit, and ErrClosed after Close.
 func (c *Client) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

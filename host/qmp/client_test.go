@@ -49,8 +49,8 @@ func (p *peer) say(format string, args ...any) { fmt.Fprintf(p.conn, format+"\r\
 
 func (p *peer) answer(cmd command, result string) { p.say(`{"return": %s, "id": %d}`, result, cmd.ID) }
 
-// listen plays QEMU for one connection after the other and returns its socket. After the last one has arrived, nothing listens
-// any more, as after QEMU's end.
+// listen plays QEMU for one connection after the other and returns its socket. After the last one
+// has arrived, nothing listens any more, as after QEMU's end.
 func listen(t *testing.T, plays ...func(*peer)) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "qmp.sock")
@@ -92,7 +92,8 @@ func negotiated(play func(*peer)) func(*peer) {
 	}
 }
 
-// converse dials peers that have finished the negotiation when their play starts, one connection each.
+// converse dials peers that have finished the negotiation when their play starts, one connection
+// each.
 func converse(t *testing.T, settle Settle, plays ...func(*peer)) *Client {
 	t.Helper()
 	for i, play := range plays {
@@ -301,7 +302,8 @@ func TestSubscriberThatDoesNotReadHoldsUpNothing(t *testing.T) {
 	}
 }
 
-// The host's clock may be changed, and QEMU's timestamps follow it. The timestamp -1 means that QEMU could not read its clock.
+// The host's clock may be changed, and QEMU's timestamps follow it. The timestamp -1 means that
+// QEMU could not read its clock.
 func TestEventHasTheTimeAtWhichItWasRead(t *testing.T) {
 	c := dial(t, func(p *peer) {
 		cmd := p.next()

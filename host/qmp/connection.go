@@ -17,7 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// connection is one QMP connection, from its greeting to its end. It is not reused: the Client dials a new one.
+// connection is one QMP connection, from its greeting to its end. It is not reused: the Client
+// dials a new one.
 type connection struct {
 	conn    *net.UnixConn
 	lines   *bufio.Scanner
@@ -43,7 +44,8 @@ func newConnection(conn *net.UnixConn, lastID *atomic.Uint64, publish func(Event
 	return c
 }
 
-// connect opens a connection, reads the greeting and leaves capabilities negotiation. The context limits only that.
+// connect opens a connection, reads the greeting and leaves capabilities negotiation. The context
+// limits only that.
 func connect(ctx context.Context, path string, lastID *atomic.Uint64, publish func(Event)) (*connection, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if errors.Is(err, unix.EAGAIN) { // the listener's backlog is full of waiting clients
@@ -158,7 +160,8 @@ type request struct {
 	file      *os.File
 }
 
-// execute sends a request, waits for its answer and decodes the answer into result, unless result is nil.
+// execute sends a request, waits for its answer and decodes the answer into result, unless result
+// is nil.
 func (c *connection) execute(ctx context.Context, r request, result any) error {
 	id, answer, err := c.register()
 	if err != nil {
@@ -211,9 +214,10 @@ func (c *connection) forget(id uint64) {
 	delete(c.pending, id)
 }
 
-// write sends one line, with a file if that is not nil. If only a part of the line was sent, write ends the connection,
-// because QEMU would take the next line for the rest of this one. QEMU carries a command out at its closing brace, one byte
-// before the newline, and drops an incomplete command when its connection ends (monitor_qmp_event in monitor/qmp.c).
+// write sends one line, with a file if that is not nil. If only a part of the line was sent, write
+// ends the connection, because QEMU would take the next line for the rest of this one. QEMU carries
+// a command out at its closing brace, one byte before the newline, and drops an incomplete command
+// when its connection ends (monitor_qmp_event in monitor/qmp.c).
 func (c *connection) write(ctx context.Context, line []byte, file *os.File) error {
 	select {
 	case c.writing <- struct{}{}:
@@ -252,7 +256,8 @@ func (c *connection) write(ctx context.Context, line []byte, file *os.File) erro
 	return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 }
 
-// errFile is the failure to pass a file that is closed or being closed: its number may be another file's by now.
+// errFile is the failure to pass a file that is closed or being closed: its number may be another
+// file's by now.
 var errFile = errors.New("the file that goes with it")
 
 // send writes a line, with a file's descriptor attached to its first byte (SCM_RIGHTS of unix(7)).

@@ -14,13 +14,15 @@ type Event struct {
 	Name string
 	// Data contains the event's members as JSON; nil if it has none.
 	Data json.RawMessage
-	// Time is when the client read the event. Events and answers of a connection are read in the order in which QEMU has sent
-	// them. Unlike QEMU's own timestamps, Time is not affected when the host's clock is set.
+	// Time is when the client read the event. Events and answers of a connection are read in the
+	// order in which QEMU has sent them. Unlike QEMU's own timestamps, Time is not affected when
+	// the host's clock is set.
 	Time time.Time
 }
 
-// Subscription receives the events with certain names. The subscriber owns it and must close it. A subscriber that does not
-// read blocks nothing: if its buffer is full, events are dropped and counted.
+// Subscription receives the events with certain names. The subscriber owns it and must close it. A
+// subscriber that does not read blocks nothing: if its buffer is full, events are dropped and
+// counted.
 type Subscription struct {
 	client  *Client
 	names   map[string]bool
@@ -28,9 +30,9 @@ type Subscription struct {
 	dropped uint64 // guarded by client.mu
 }
 
-// Subscribe returns a subscription to future events with these names. To miss no event, subscribe before the command that
-// causes it. The subscription continues when a lost connection is replaced. Events from the time in between arrive only if
-// the Client's Settle derives them.
+// Subscribe returns a subscription to future events with these names. To miss no event, subscribe
+// before the command that causes it. The subscription continues when a lost connection is replaced.
+// Events from the time in between arrive only if the Client's Settle derives them.
 func (c *Client) Subscribe(names ...string) *Subscription {
 	s := &Subscription{client: c, names: make(map[string]bool), events: make(chan Event, eventBuffer)}
 	for _, name := range names {
@@ -46,7 +48,8 @@ func (c *Client) Subscribe(names ...string) *Subscription {
 	return s
 }
 
-// Events returns the channel of events, in order. It is closed when the subscription or the Client ends.
+// Events returns the channel of events, in order. It is closed when the subscription or the Client
+// ends.
 func (s *Subscription) Events() <-chan Event { return s.events }
 
 // Dropped returns how many events were lost because the buffer was full.

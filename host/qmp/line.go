@@ -7,8 +7,8 @@ import (
 	"io"
 )
 
-// MaxLine is the greatest length of a received line, in bytes. QEMU's longest answers (all block nodes of a VM with some
-// hundred disks) stay well under 1 MiB.
+// MaxLine is the greatest length of a received line, in bytes. QEMU's longest answers (all block
+// nodes of a VM with some hundred disks) stay well under 1 MiB.
 const MaxLine = 4 << 20
 
 // Version is QEMU's version, as in the greeting and in query-version.
@@ -29,7 +29,8 @@ func (v Version) String() string {
 
 // Error is QEMU's answer to a command that failed.
 type Error struct {
-	// Class is one of QapiErrorClass: GenericError, CommandNotFound, DeviceNotActive, DeviceNotFound, KVMMissingCap.
+	// Class is one of QapiErrorClass: GenericError, CommandNotFound, DeviceNotActive,
+	// DeviceNotFound, KVMMissingCap.
 	Class string `json:"class"`
 	// Desc is for people: QEMU does not promise a stable text.
 	Desc string `json:"desc"`
@@ -93,9 +94,10 @@ func excerpt(line []byte) string {
 // errTruncated means that a connection ended in the middle of a line.
 var errTruncated = fmt.Errorf("line cut short: %w", io.ErrUnexpectedEOF)
 
-// splitLines is a bufio.SplitFunc for lines that end in a newline. Unlike bufio.ScanLines it skips empty lines and does not
-// return an incomplete line at the end. It returns empty lines together with the line after them: if a call returned no token,
-// bufio.Scanner would read on, and would delay a line that has already arrived.
+// splitLines is a bufio.SplitFunc for lines that end in a newline. Unlike bufio.ScanLines it skips
+// empty lines and does not return an incomplete line at the end. It returns empty lines together
+// with the line after them: if a call returned no token, bufio.Scanner would read on, and would
+// delay a line that has already arrived.
 func splitLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	for {
 		end := bytes.IndexByte(data[advance:], '\n')

@@ -66,7 +66,8 @@ func FuzzLine(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// An accepted line must do no harm in the client, and must never reach a caller that did not ask.
+		// An accepted line must do no harm in the client, and must never reach a caller that did
+		// not ask.
 		answer := make(chan message, 1)
 		c := &connection{lastID: new(atomic.Uint64), pending: map[uint64]chan message{7: answer}, publish: func(Event) {}}
 		c.lastID.Store(7)

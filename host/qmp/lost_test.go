@@ -159,7 +159,8 @@ func TestAnswerToALostConnectionReachesNobody(t *testing.T) {
 	}
 }
 
-// A new connection first sends an event of its own, is then settled, and takes commands only after that.
+// A new connection first sends an event of its own, is then settled, and takes commands only after
+// that.
 func TestNewConnectionIsSettledBeforeItIsUsed(t *testing.T) {
 	cut := make(chan struct{})
 	settle := func(ctx context.Context, ask Ask) ([]Event, error) {

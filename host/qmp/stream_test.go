@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// FuzzStream splits bytes from a socket into lines; they arrive in pieces of any length. Each complete line must come out once
-// and in order, and an incomplete line never.
+// FuzzStream splits bytes from a socket into lines; they arrive in pieces of any length. Each
+// complete line must come out once and in order, and an incomplete line never.
 func FuzzStream(f *testing.F) {
 	for i, line := range wireLines {
 		f.Add([]byte(line+"\r\n"+line+"\n"), uint8(i*9))

@@ -40,7 +40,8 @@ func excludes(use int) []int {
 // Lock holds the lock files of a store.
 type Lock struct{ files []*os.File }
 
-// Lock locks the lock files of an open disk, for a program that writes the disk without a sandbox. It fails as Claim does.
+// Lock locks the lock files of an open disk, for a program that writes the disk without a sandbox.
+// It fails as Claim does.
 func (s *Stores) Lock(disk *os.File, owner string) (*Lock, error) {
 	layers, _, err := holders.Layers(disk)
 	if err != nil {
@@ -81,8 +82,8 @@ func (s *Stores) lock(path string, layers []holders.Layer, owner string, readOnl
 	return l, nil
 }
 
-// makeDir makes the directory. It refuses an existing one that other users may enter or could replace, because a lock file that
-// another user can remove locks nothing.
+// makeDir makes the directory. It refuses an existing one that other users may enter or could
+// replace, because a lock file that another user can remove locks nothing.
 func (s *Stores) makeDir() error {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return fmt.Errorf("directory of the stores' locks: %w", err)
@@ -98,9 +99,10 @@ func (s *Stores) makeDir() error {
 	return checkAbove(s.dir)
 }
 
-// checkAbove refuses a directory that users other than this user and root could move away. Moving the directory away
-// requires the right to write a directory above it; a sticky directory that many may write still protects each owner's names. The check ends at a directory
-// of this user that nobody else may enter: everything below it is this user's.
+// checkAbove refuses a directory that users other than this user and root could move away. Moving
+// the directory away requires the right to write a directory above it; a sticky directory that many
+// may write still protects each owner's names. The check ends at a directory of this user that
+// nobody else may enter: everything below it is this user's.
 func checkAbove(dir string) error {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
@@ -140,7 +142,8 @@ func ancestors(path string) iter.Seq[string] {
 // errHeld means that a lock is excluded by another lock.
 var errHeld = errors.New("held by another")
 
-// take opens a lock file and locks the byte for a use. If the error is errHeld, take also returns the file, for its record.
+// take opens a lock file and locks the byte for a use. If the error is errHeld, take also returns
+// the file, for its record.
 func take(path string, use int) (*os.File, error) {
 	for {
 		// Programs that remove old files from /tmp spare sticky files (tmpfiles.d(5)).
@@ -151,7 +154,8 @@ func take(path string, use int) (*os.File, error) {
 		if err := lockByte(file, use); err != nil {
 			return file, err
 		}
-		// The previous holder removes the file on release. If the file was removed, the lock is void and take tries again.
+		// The previous holder removes the file on release. If the file was removed, the lock is
+		// void and take tries again.
 		if there, err := hasName(file); there || err != nil {
 			return file, err
 		}
@@ -166,8 +170,8 @@ func hasName(file *os.File) (bool, error) {
 	return st.Nlink > 0, err
 }
 
-// lockByte locks the byte of a use and then checks for uses that exclude it. Because of this order, at least one of two
-// concurrent callers is refused.
+// lockByte locks the byte of a use and then checks for uses that exclude it. Because of this order,
+// at least one of two concurrent callers is refused.
 func lockByte(file *os.File, use int) error {
 	kind := int16(unix.F_RDLCK)
 	if use == writesAll {
@@ -192,8 +196,9 @@ func lockByte(file *os.File, use int) error {
 	return nil
 }
 
-// Release releases the locks, and removes each lock file that no other process uses. A file that was removed before by its
-// other holder is left alone: another file, with another holder, may have its name by now.
+// Release releases the locks, and removes each lock file that no other process uses. A file that
+// was removed before by its other holder is left alone: another file, with another holder, may have
+// its name by now.
 func (l *Lock) Release() {
 	for _, file := range l.files {
 		if unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Len: uses}) == nil {
@@ -201,8 +206,8 @@ func (l *Lock) Release() {
 				os.Remove(file.Name())
 			}
 		}
-		// Closing is not enough: a process that another goroutine is starting briefly has a copy of the descriptor, and would keep the
-		// lock.
+		// Closing is not enough: a process that another goroutine is starting briefly has a copy of
+		// the descriptor, and would keep the lock.
 		_ = unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK})
 		file.Close()
 	}
@@ -217,7 +222,8 @@ type record struct {
 	ReadOnly bool   `json:"read_only"`
 }
 
-// maxRecord exceeds the length of any record: a path has at most 4096 bytes (PATH_MAX), and each takes at most six in JSON.
+// maxRecord exceeds the length of any record: a path has at most 4096 bytes (PATH_MAX), and each
+// takes at most six in JSON.
 const maxRecord = 32 << 10
 
 func (r record) write(file *os.File) error {
@@ -234,7 +240,8 @@ func (r record) write(file *os.File) error {
 	return nil
 }
 
-// holderIn reads the holder from a lock file. If the file has no record yet, its owner is just taking the lock.
+// holderIn reads the holder from a lock file. If the file has no record yet, its owner is just
+// taking the lock.
 func holderIn(file *os.File) holders.Holder {
 	text := make([]byte, maxRecord)
 	n, _ := file.ReadAt(text, 0) // EOF is expected: the record is shorter

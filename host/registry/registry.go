@@ -1,5 +1,6 @@
-// Package registry records which store belongs to which owner on this host, so that no two sandboxes write the same store under
-// any names. A store is an image file or a block device. It is opened once, and from then on identified by its device and inode.
+// Package registry records which store belongs to which owner on this host, so that no two
+// sandboxes write the same store under any names. A store is an image file or a block device. It is
+// opened once, and from then on identified by its device and inode.
 //
 // Three means enforce this rule, because none covers every case:
 //
@@ -9,20 +10,23 @@
 //	                                                                        users, a partition beside its disk
 //	QEMU's own locks on the bytes of an image (block/file-posix.c)          another QEMU, other users
 //
-// The lock files are in a directory of mode 0700: /run/directvol/stores for root, /tmp/directvol-UID/stores for others. The
-// environment does not change this path, so that all sessions and units of a user share it. Other users must not be able to
-// replace the directory or one above it. Two users who may both write a file have separate directories, so only the last two
-// means work between them. A lock file has a byte for each use (OFD locks of fcntl(2)); several readers may share a byte:
+// The lock files are in a directory of mode 0700: /run/directvol/stores for root,
+// /tmp/directvol-UID/stores for others. The environment does not change this path, so that all
+// sessions and units of a user share it. Other users must not be able to replace the directory or
+// one above it. Two users who may both write a file have separate directories, so only the last two
+// means work between them. A lock file has a byte for each use (OFD locks of fcntl(2)); several
+// readers may share a byte:
 //
 //	byte 0  the store is read      byte 2  a part of it is read
 //	byte 1  it is written          byte 3  a part of it is written
 //
-// The lock files' locks end with this process. O_EXCL and QEMU's locks end when QEMU has ended too, because QEMU has the same
-// open file.
+// The lock files' locks end with this process. O_EXCL and QEMU's locks end when QEMU has ended too,
+// because QEMU has the same open file.
 //
-// A killed process ends only when its open files are closed, and closing waits for a file's server (FUSE, NFS). While the
-// server hangs, the process stays in state D, and so does QEMU. The process cannot shorten this. The store stays locked until
-// then, which is correct: its QEMU may still write.
+// A killed process ends only when its open files are closed, and closing waits for a file's server
+// (FUSE, NFS). While the server hangs, the process stays in state D, and so does QEMU. The process
+// cannot shorten this. The store stays locked until then, which is correct: its QEMU may still
+// write.
 package registry
 
 import (
@@ -57,7 +61,8 @@ func defaultDir(user int) string {
 // In returns Stores whose lock files are in dir. A missing dir is made.
 func In(dir string) *Stores { return &Stores{dir} }
 
-// Store is a store that Find has found; after Claim it is open and owned. It is not safe for concurrent use.
+// Store is a store that Find has found; after Claim it is open and owned. It is not safe for
+// concurrent use.
 type Store struct {
 	stores *Stores
 	path   string
@@ -93,8 +98,8 @@ func (s *Stores) Find(path string) (*Store, error) {
 // Path returns the absolute path by which the store was found. The path may lead elsewhere by now.
 func (s *Store) Path() string { return s.path }
 
-// Handle returns a path that always leads to the store itself, even if Path leads elsewhere. It works for every process of this
-// user until Close (proc_pid_fd(5)).
+// Handle returns a path that always leads to the store itself, even if Path leads elsewhere. It
+// works for every process of this user until Close (proc_pid_fd(5)).
 func (s *Store) Handle() string { return s.handle }
 
 // Block reports whether the store is a block device and not a file.
@@ -103,8 +108,9 @@ func (s *Store) Block() bool { return s.block }
 // Same reports whether s and other are the same store, even if found by different paths.
 func (s *Store) Same(other *Store) bool { return s.layers[0].Key == other.layers[0].Key }
 
-// Claim opens the store and gives it to the owner until Close. If it is in use, the error is a *holders.InUseError, which names
-// the users if they can be found. Several read-only claims may share a store.
+// Claim opens the store and gives it to the owner until Close. If it is in use, the error is a
+// *holders.InUseError, which names the users if they can be found. Several read-only claims may
+// share a store.
 func (s *Store) Claim(owner string, readOnly bool) (err error) {
 	defer func() {
 		if err != nil {
@@ -147,8 +153,8 @@ func (s *Store) Claim(owner string, readOnly bool) (err error) {
 	return err
 }
 
-// unchanged checks that the opened store has the layers that were locked. A loop device could have been attached to another
-// file before it was opened; while open, it keeps its file.
+// unchanged checks that the opened store has the layers that were locked. A loop device could have
+// been attached to another file before it was opened; while open, it keeps its file.
 func (s *Store) unchanged() error {
 	layers, _, err := holders.Layers(s.file)
 	if err == nil && !slices.Equal(layers, s.layers) {
@@ -172,8 +178,8 @@ func (s *Store) inUse(how string) error {
 	return in
 }
 
-// File returns the open store; nil before Claim. The Store owns the file. File may be called concurrently with Close; the file
-// is then closed. QEMU gets a descriptor of the same open file.
+// File returns the open store; nil before Claim. The Store owns the file. File may be called
+// concurrently with Close; the file is then closed. QEMU gets a descriptor of the same open file.
 func (s *Store) File() *os.File { return s.file }
 
 // Bytes returns the size of the open store, read by its descriptor.
@@ -185,11 +191,13 @@ func (s *Store) Bytes() (uint64, error) {
 	return uint64(end), nil
 }
 
-// release closes the store and releases its locks. QEMU has no block node on it any more, or has ended.
+// release closes the store and releases its locks. QEMU has no block node on it any more, or has
+// ended.
 func (s *Store) release() {
 	if s.file != nil {
-		// QEMU's locks are on the open file that it shares with this process. Closing alone would leave them to a process that
-		// another goroutine starts, which briefly has a copy of the descriptor.
+		// QEMU's locks are on the open file that it shares with this process. Closing alone would
+		// leave them to a process that another goroutine starts, which briefly has a copy of the
+		// descriptor.
 		_ = unix.FcntlFlock(s.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK})
 		s.file.Close() // this process writes nothing; QEMU does
 	}

@@ -166,7 +166,8 @@ func TestPartitionExcludesItsDiskAndNoOtherPartition(t *testing.T) {
 		}
 		store.Close()
 	}
-	// Without lock files, as for another user, the kernel still excludes the writers of a disk and of its partition.
+	// Without lock files, as for another user, the kernel still excludes the writers of a disk and
+	// of its partition.
 	_, err := claim(t, s, device+"p1", "sandbox one", false)
 	must(t, err)
 	refused(t, In(filepath.Join(t.TempDir(), "others")), device, false, "in use")
@@ -285,7 +286,8 @@ func TestSizeIsTheDescriptors(t *testing.T) {
 	}
 }
 
-// While locks are taken and released concurrently, two callers must never have the store, and no lock file may be left.
+// While locks are taken and released concurrently, two callers must never have the store, and no
+// lock file may be left.
 func TestLocksThatComeAndGoKeepTheirRule(t *testing.T) {
 	s, path := In(filepath.Join(t.TempDir(), "stores")), image(t)
 	var owners, had atomic.Int32
@@ -325,8 +327,8 @@ func TestLocksThatComeAndGoKeepTheirRule(t *testing.T) {
 	}
 }
 
-// A refused caller has the lock file open that the first owner removes. When the caller releases it, another lock file has its
-// name.
+// A refused caller has the lock file open that the first owner removes. When the caller releases
+// it, another lock file has its name.
 func TestWhoWasRefusedRemovesNoLockOfTheNext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	first, err := take(path, writesAll)
@@ -439,7 +441,8 @@ func TestLoopDeviceThatGetsAnotherFileIsRefused(t *testing.T) {
 	must(t, err)
 }
 
-// The test tries each pair of uses by two owners on one lock file. Bytes of a disk may also belong to a partition.
+// The test tries each pair of uses by two owners on one lock file. Bytes of a disk may also belong
+// to a partition.
 func TestUsesThatExcludeEachOther(t *testing.T) {
 	names := [uses]string{readsAll: "reads", writesAll: "writes", readsPart: "reads a part", writesPart: "writes a part"}
 	beside := map[[2]int]bool{

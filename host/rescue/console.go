@@ -13,8 +13,8 @@ const (
 	maxLines = 40
 )
 
-// console keeps the guest kernel's messages about filesystems and drops the rest. An untrusted disk may cause many messages, so
-// console keeps only the last lines.
+// console keeps the guest kernel's messages about filesystems and drops the rest. An untrusted disk
+// may cause many messages, so console keeps only the last lines.
 type console struct {
 	mu    sync.Mutex
 	line  []byte

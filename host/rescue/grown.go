@@ -16,16 +16,19 @@ import (
 
 // Correction describes a new size that was written into the primary superblock of an xfs.
 type Correction struct {
-	// FromBytes is the filesystem's size before. ToBytes is the size that is proven to be in its log.
+	// FromBytes is the filesystem's size before. ToBytes is the size that is proven to be in its
+	// log.
 	FromBytes uint64 `json:"from_bytes"`
 	ToBytes   uint64 `json:"to_bytes"`
-	// WroteBytes is the size that was written last for recovery to begin with: an intermediate size, or ToBytes.
+	// WroteBytes is the size that was written last for recovery to begin with: an intermediate
+	// size, or ToBytes.
 	WroteBytes uint64 `json:"wrote_bytes"`
 	// Group is the allocation group whose superblock proves ToBytes.
 	Group uint64 `json:"group"`
 	// PutBack is true if the mount failed nevertheless and the old superblock was restored.
 	PutBack bool `json:"put_back"`
-	// LeftAs says why the superblock was not restored after a failed mount; "" if it was restored or the mount succeeded.
+	// LeftAs says why the superblock was not restored after a failed mount; "" if it was restored
+	// or the mount succeeded.
 	LeftAs string `json:"left_as,omitempty"`
 }
 
@@ -42,7 +45,8 @@ func (c Correction) String() string {
 	}
 }
 
-// mount makes VMs mount and unmount the disk. Each attempt is a new VM, with nothing cached from the previous VM.
+// mount makes VMs mount and unmount the disk. Each attempt is a new VM, with nothing cached from
+// the previous VM.
 func (r *rescue) mount(ctx context.Context) error {
 	err := r.tries(ctx)
 	switch {
@@ -54,7 +58,8 @@ func (r *rescue) mount(ctx context.Context) error {
 	return r.corrected(r.wayOut(err))
 }
 
-// corrected adds to an error what was written into the superblock, if anything was, because the reader must know it.
+// corrected adds to an error what was written into the superblock, if anything was, because the
+// reader must know it.
 func (r *rescue) corrected(err error) error {
 	if err == nil || r.report.Superblock == nil {
 		return err
@@ -62,9 +67,10 @@ func (r *rescue) corrected(err error) error {
 	return fmt.Errorf("%w\n%v", err, r.report.Superblock)
 }
 
-// mountReplayed is the last attempt for an ext4 whose mount is refused and whose journal must still be replayed. The kernel
-// checks the group descriptors before it replays the journal (ext4_check_descriptors, fs/ext4/super.c). If a power cut left a
-// growth in the superblock, and its group descriptors only in the journal, the kernel refuses every mount. e2fsck replays the
+// mountReplayed is the last attempt for an ext4 whose mount is refused and whose journal must still
+// be replayed. The kernel checks the group descriptors before it replays the journal
+// (ext4_check_descriptors, fs/ext4/super.c). If a power cut left a growth in the superblock, and
+// its group descriptors only in the journal, the kernel refuses every mount. e2fsck replays the
 // journal first, and loses nothing.
 func (r *rescue) mountReplayed(ctx context.Context, refused error) error {
 	err := r.step(ctx, "have e2fsck -p replay its journal", func() (string, error) { return r.replay(ctx) })
@@ -74,11 +80,12 @@ func (r *rescue) mountReplayed(ctx context.Context, refused error) error {
 	return r.tries(ctx)
 }
 
-// replay runs e2fsck -p. e2fsck opens a block device exclusively, so replay must give up its own exclusive opening meanwhile.
-// There are two gaps, before e2fsck opens the device and after it closes it, and perhaps a third, because e2fsck reopens the
-// device after the replay. If something mounts the device in a gap, e2fsck notices and gives up, or taking the device back
-// fails. As always, a program that opens the device without a lock and not exclusively is not stopped. QEMU is excluded all
-// the time, because e2fsck inherits the locks.
+// replay runs e2fsck -p. e2fsck opens a block device exclusively, so replay must give up its own
+// exclusive opening meanwhile. There are two gaps, before e2fsck opens the device and after it
+// closes it, and perhaps a third, because e2fsck reopens the device after the replay. If something
+// mounts the device in a gap, e2fsck notices and gives up, or taking the device back fails. As
+// always, a program that opens the device without a lock and not exclusively is not stopped. QEMU
+// is excluded all the time, because e2fsck inherits the locks.
 func (r *rescue) replay(ctx context.Context) (_ string, err error) {
 	if err := r.reclaim(ctx); err != nil {
 		return "", err
@@ -106,9 +113,9 @@ func (r *rescue) replay(ctx context.Context) (_ string, err error) {
 	return fmt.Sprintf("it exits %d", run.Exit), err
 }
 
-// tries makes a VM mount the disk. If the mount is refused, but the attempt has increased the size in the superblock, tries
-// makes one more attempt: recovery writes what it has recovered even if it fails later, and the next mount begins with the new
-// size.
+// tries makes a VM mount the disk. If the mount is refused, but the attempt has increased the size
+// in the superblock, tries makes one more attempt: recovery writes what it has recovered even if it
+// fails later, and the next mount begins with the new size.
 func (r *rescue) tries(ctx context.Context) error {
 	if r.found.fstype != "xfs" {
 		return r.attempt(ctx)
@@ -163,18 +170,22 @@ func (r *rescue) reclaim(ctx context.Context) error {
 	return err
 }
 
-// mountGrown is the last attempt for an xfs whose mount is refused. If a growth is proven, mountGrown writes into the primary
-// superblock a size with which the recovery of the log can begin, and mounts again.
+// mountGrown is the last attempt for an xfs whose mount is refused. If a growth is proven,
+// mountGrown writes into the primary superblock a size with which the recovery of the log can
+// begin, and mounts again.
 //
-// It writes one sector, which a disk writes atomically, and changes only the size in it. So the disk has either the
-// old size, or one from which recovery reaches the size in the log. The sector is on the disk before a VM starts that might read it. Unless the mount succeeds, the old
-// sector is restored after that VM has ended. So no log is recovered with one size and interrupted with another. The log
-// itself stays unchanged until a recovery has succeeded. The old sector is restored only over a sector that mountGrown has
-// written, because a sector that recovery has written is newer.
+// It writes one sector, which a disk writes atomically, and changes only the size in it. So the
+// disk has either the old size, or one from which recovery reaches the size in the log. The sector
+// is on the disk before a VM starts that might read it. Unless the mount succeeds, the old sector
+// is restored after that VM has ended. So no log is recovered with one size and interrupted with
+// another. The log itself stays unchanged until a recovery has succeeded. The old sector is
+// restored only over a sector that mountGrown has written, because a sector that recovery has
+// written is newer.
 //
-// Ctrl-C also restores the old sector. SIGKILL and a power failure of this host do not: the larger size then stays, and another
-// rescue begins with it. Most logs can be recovered from that size. A log that contains an older superblock, with fewer groups,
-// may be refused ("Shrinking AG count in log recovery not supported").
+// Ctrl-C also restores the old sector. SIGKILL and a power failure of this host do not: the larger
+// size then stays, and another rescue begins with it. Most logs can be recovered from that size. A
+// log that contains an older superblock, with fewer groups, may be refused ("Shrinking AG count in
+// log recovery not supported").
 func (r *rescue) mountGrown(ctx context.Context, refused error) error {
 	g, why := r.prove(ctx)
 	if why != nil {
@@ -225,17 +236,18 @@ func (r *rescue) prove(ctx context.Context) (g growth, err error) {
 	return g, err
 }
 
-// mayLeadBeyond reports whether the kernel log has a message that appears when an xfs's log, or a block written out already,
-// refers to space beyond the size in the superblock. The same messages appear for other damage.
+// mayLeadBeyond reports whether the kernel log has a message that appears when an xfs's log, or a
+// block written out already, refers to space beyond the size in the superblock. The same messages
+// appear for other damage.
 func mayLeadBeyond(log []string) bool {
 	return slices.ContainsFunc(log, func(line string) bool {
 		return slices.ContainsFunc(beyond, func(words string) bool { return strings.Contains(line, words) })
 	})
 }
 
-// beyond lists these messages: for a change to a block in the new space (xfs_buf_map_verify, fs/xfs/xfs_buf.c), and for a block
-// in the old space that refers to an inode or a block in the new space, most often a directory's (xfs_dir_ino_validate in
-// __xfs_dir3_data_check, fs/xfs/libxfs).
+// beyond lists these messages: for a change to a block in the new space (xfs_buf_map_verify,
+// fs/xfs/xfs_buf.c), and for a block in the old space that refers to an inode or a block in the new
+// space, most often a directory's (xfs_dir_ino_validate in __xfs_dir3_data_check, fs/xfs/libxfs).
 var beyond = []string{"out of range, EOFS", "Metadata corruption detected"}
 
 // correct writes the primary superblock with the size start.
@@ -268,8 +280,8 @@ func (r *rescue) holds(sector []byte) bool {
 // putBackLimit limits putBack, which continues after a Ctrl-C.
 const putBackLimit = 20 * time.Second
 
-// putBack undoes correct after a failed mount, unless something else has written the superblock since. The report records the
-// outcome.
+// putBack undoes correct after a failed mount, unless something else has written the superblock
+// since. The report records the outcome.
 func (r *rescue) putBack(ctx context.Context, g growth, written [][]byte) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), putBackLimit)
 	defer cancel()
@@ -289,7 +301,8 @@ func (r *rescue) putBack(ctx context.Context, g growth, written [][]byte) {
 			c.LeftAs = "the recovery has written it since"
 			return "left as it is: " + c.LeftAs, nil
 		}
-		// The old sector is written even if the read returned it, because cached data may not be on the disk.
+		// The old sector is written even if the read returned it, because cached data may not be on
+		// the disk.
 		if err := writeSector(r.disk.File(), g.primary.sector); err != nil {
 			return "", err
 		}

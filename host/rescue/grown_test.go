@@ -29,8 +29,8 @@ func TestAttemptThatHasMovedTheSuperblockOnIsRepeated(t *testing.T) {
 	}
 }
 
-// Each group that was once the last one yields a size with which recovery may begin. They are tried from the smallest,
-// because the size at which the log begins is unknown.
+// Each group that was once the last one yields a size with which recovery may begin. They are tried
+// from the smallest, because the size at which the log begins is unknown.
 func TestSizesInBetweenAreTriedInOrder(t *testing.T) {
 	path := grownImage(t)
 	shorten(t, path, 3)
@@ -80,7 +80,8 @@ func TestWhatTheRecoveryHasWrittenIsNotPutBack(t *testing.T) {
 	}
 }
 
-// Ctrl-C arrives while the VM begins with the new size, or between two steps. Another rescue must be able to continue.
+// Ctrl-C arrives while the VM begins with the new size, or between two steps. Another rescue must
+// be able to continue.
 func TestInterruptedCorrectionCanBeRescuedAgain(t *testing.T) {
 	for _, at := range []string{"see what became", "look for", "let recovery begin", "the second attempt", "put its"} {
 		path := grownImage(t)

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// maxAsked is how many groups' superblocks are read. A growth writes the secondary superblocks from group 1 on, so the first
-	// groups have the new size even if there are many.
+	// maxAsked is how many groups' superblocks are read. A growth writes the secondary superblocks
+	// from group 1 on, so the first groups have the new size even if there are many.
 	maxAsked = 4096
 	// maxStarts is how many sizes are tried for recovery to begin with, each in a VM of its own.
 	maxStarts = 8
@@ -22,7 +22,8 @@ type growth struct {
 	primary superblock // as it is on the disk
 	proven  superblock // has the proven size
 	group   uint64     // the group of that superblock
-	// starts are the sizes with which recovery may begin, in increasing order. The last one is the proven size.
+	// starts are the sizes with which recovery may begin, in increasing order. The last one is the
+	// proven size.
 	starts []extent
 }
 
@@ -38,20 +39,25 @@ func (g growth) sector(size extent) []byte {
 	return sector
 }
 
-// provenGrowth returns the growth that the primary superblock of an xfs lacks, or an error if nothing proves a growth.
+// provenGrowth returns the growth that the primary superblock of an xfs lacks, or an error if
+// nothing proves a growth.
 //
-// The proof is the superblock of an old group, one of the groups 1 to sb_agcount-1 according to the primary superblock.
-// xfs_growfs_data_private (fs/xfs/xfs_fsops.c) first writes the headers of the new groups, with the new size in their
-// superblocks. Then it commits the growth to the log, synchronously; the log's flush makes those headers durable before the
-// commit. Only after that does xfs_growfs_data write the new size into all secondary superblocks (xfs_update_secondary_sbs,
-// fs/xfs/libxfs/xfs_sb.c). So if an old group has a larger size, the growth is in the log, and the new space is formatted.
-// Recovery may begin with any size up to this one: once it reaches the superblock in the log, it ends with this size or a
-// later growth's. A new group's superblock only shows that a growth had begun, and proves nothing.
+// The proof is the superblock of an old group, one of the groups 1 to sb_agcount-1 according to the
+// primary superblock. xfs_growfs_data_private (fs/xfs/xfs_fsops.c) first writes the headers of the
+// new groups, with the new size in their superblocks. Then it commits the growth to the log,
+// synchronously; the log's flush makes those headers durable before the commit. Only after that
+// does xfs_growfs_data write the new size into all secondary superblocks (xfs_update_secondary_sbs,
+// fs/xfs/libxfs/xfs_sb.c). So if an old group has a larger size, the growth is in the log, and the
+// new space is formatted. Recovery may begin with any size up to this one: once it reaches the
+// superblock in the log, it ends with this size or a later growth's. A new group's superblock only
+// shows that a growth had begun, and proves nothing.
 //
-// A kernel can also shrink an xfs, by less than a group; the old groups then briefly have the larger size. A shrink
-// does no harm. As long as the log contains the smaller size, recovery ends with that size, whatever size it begins
-// with. Once the log no longer contains it, nothing in the log refers to space beyond the smaller size. If the kernel's messages still suggest that (mayLeadBeyond), the kernel
-// has found other damage, which a larger size does not repair: the mount fails again, and the superblock is restored.
+// A kernel can also shrink an xfs, by less than a group; the old groups then briefly have the
+// larger size. A shrink does no harm. As long as the log contains the smaller size, recovery ends
+// with that size, whatever size it begins with. Once the log no longer contains it, nothing in the
+// log refers to space beyond the smaller size. If the kernel's messages still suggest that
+// (mayLeadBeyond), the kernel has found other damage, which a larger size does not repair: the
+// mount fails again, and the superblock is restored.
 func provenGrowth(ctx context.Context, disk io.ReaderAt, diskBytes uint64) (growth, error) {
 	primary, err := readPrimary(disk)
 	if err != nil {
@@ -75,8 +81,8 @@ func provenGrowth(ctx context.Context, disk io.ReaderAt, diskBytes uint64) (grow
 	return g, err
 }
 
-// largest returns the old group whose superblock has the largest size, and that superblock. The size must exceed the primary
-// superblock's. After several growths it is the last one's.
+// largest returns the old group whose superblock has the largest size, and that superblock. The
+// size must exceed the primary superblock's. After several growths it is the last one's.
 func (s superblock) largest(ctx context.Context, disk io.ReaderAt) (group uint64, largest superblock, err error) {
 	if s.groups == 1 {
 		return 0, superblock{}, errors.New("it has one group, and so no other superblock that could prove a growth")
@@ -107,12 +113,14 @@ func (s superblock) largest(ctx context.Context, disk io.ReaderAt) (group uint64
 
 // startsBelow returns the sizes with which recovery may begin, up to the proven one.
 //
-// For Linux 6.1 the proven size would be enough. Since "xfs: AGF length has never been bounds checked" (2023), a kernel accepts
-// only the last group as short. A group that was the last one between two growths is short in the log up to the second growth.
-// The log begins between two of the growths. The size at that point is the right one to begin with; from there the kernel follows
-// the log. No field records that size, but each group that was once the last one is recognizable, because growfs wrote it
-// short. startsBelow counts each such group as whole, because more than one growth may have enlarged it. A wrong size costs an
-// attempt: recovery leads beyond it, and the next size is tried.
+// For Linux 6.1 the proven size would be enough. Since "xfs: AGF length has never been bounds
+// checked" (2023), a kernel accepts only the last group as short. A group that was the last one
+// between two growths is short in the log up to the second growth. The log begins between two of
+// the growths. The size at that point is the right one to begin with; from there the kernel follows
+// the log. No field records that size, but each group that was once the last one is recognizable,
+// because growfs wrote it short. startsBelow counts each such group as whole, because more than one
+// growth may have enlarged it. A wrong size costs an attempt: recovery leads beyond it, and the
+// next size is tried.
 func (s superblock) startsBelow(ctx context.Context, disk io.ReaderAt, proven superblock) (starts []extent, err error) {
 	whole := s.groupBytes / s.blockBytes
 	for g := s.groups - 1; g < min(proven.groups-1, s.groups+maxAsked) && len(starts) < maxStarts-1; g++ {

@@ -57,8 +57,8 @@ func resized(blocks uint64, groups uint32) func([]byte) {
 	}
 }
 
-// grownImage makes an xfs whose growth has reached all superblocks but the primary one: those of the new groups and of the
-// other old groups have the new size.
+// grownImage makes an xfs whose growth has reached all superblocks but the primary one: those of
+// the new groups and of the other old groups have the new size.
 func grownImage(t *testing.T) string {
 	t.Helper()
 	path := made(t, "mkfs.xfs", "-q", "-b", "size=4096", "-d", "agcount=4", "-s", "size=512")
@@ -88,8 +88,9 @@ func shorten(t *testing.T, path string, group int) {
 	})
 }
 
-// hash returns the hash of every block of an image that has a byte other than zero. It ignores blocks of zeros, because
-// writeback adds them to and removes them from the data that SEEK_DATA finds.
+// hash returns the hash of every block of an image that has a byte other than zero. It ignores
+// blocks of zeros, because writeback adds them to and removes them from the data that SEEK_DATA
+// finds.
 func hash(t *testing.T, path string) (sum [sha256.Size]byte) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -118,7 +119,8 @@ func hash(t *testing.T, path string) (sum [sha256.Size]byte) {
 	}
 }
 
-// primaryBytes returns the filesystem size in the primary superblock, with which a mount would begin.
+// primaryBytes returns the filesystem size in the primary superblock, with which a mount would
+// begin.
 func primaryBytes(t *testing.T, path string) uint64 {
 	t.Helper()
 	f, err := os.Open(path)
@@ -132,7 +134,8 @@ func primaryBytes(t *testing.T, path string) uint64 {
 // errRefused is the error of a VM whose kernel refuses to mount.
 var errRefused = mountError{errors.New("structure needs cleaning"), true}
 
-// asked returns a rescue in which attempt replaces the VM. begins receives the size with which each attempt began.
+// asked returns a rescue in which attempt replaces the VM. begins receives the size with which each
+// attempt began.
 func asked(t *testing.T, path string, attempt func(number int) error) (r *rescue, begins *[]uint64) {
 	t.Helper()
 	r, begins = afterVM(t, "xfs", path), new([]uint64)
@@ -281,7 +284,8 @@ func TestOneOldGroupIsProofEnough(t *testing.T) {
 	}
 }
 
-// Use of the filesystem sets the attribute bit and the quota bit; like the growth, they may be only in the log yet.
+// Use of the filesystem sets the attribute bit and the quota bit; like the growth, they may be only
+// in the log yet.
 func TestBitsThatComeWithUseAreNoOtherFilesystem(t *testing.T) {
 	path := grownImage(t)
 	editGroup(t, path, 1, func(s []byte) { s[xfsVersion+1] |= xfsVersionMoving })
@@ -345,7 +349,8 @@ func FuzzProvenGrowth(f *testing.F) {
 	})
 }
 
-// fuzzed is a disk that has the same superblock and the same header in every group except the first.
+// fuzzed is a disk that has the same superblock and the same header in every group except the
+// first.
 type fuzzed struct{ primary, second, agf []byte }
 
 func (d fuzzed) ReadAt(p []byte, at int64) (int, error) {

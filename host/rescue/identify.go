@@ -11,7 +11,8 @@ import (
 // found is the filesystem on a disk, as identified by the disk's first bytes.
 type found struct {
 	fstype string // ext4 or xfs
-	// replays is true if the superblock says that the journal must be replayed. Only ext4's superblock does.
+	// replays is true if the superblock says that the journal must be replayed. Only ext4's
+	// superblock does.
 	replays bool
 	// erred is true if the superblock records an error. Only ext4's superblock does.
 	erred bool
@@ -20,8 +21,8 @@ type found struct {
 // headBytes is how much of a disk identify reads. All signatures below lie within it.
 const headBytes = 68 << 10
 
-// Superblocks: the first fields of struct xfs_dsb in the kernel's fs/xfs/libxfs/xfs_format.h, big endian, and of struct
-// ext4_super_block in its fs/ext4/ext4.h, little endian.
+// Superblocks: the first fields of struct xfs_dsb in the kernel's fs/xfs/libxfs/xfs_format.h, big
+// endian, and of struct ext4_super_block in its fs/ext4/ext4.h, little endian.
 const (
 	xfsMagic       = "XFSB"
 	xfsRealtime    = 16 // sb_rblocks
@@ -42,8 +43,8 @@ const (
 	ext4JournalDev = 0x8
 )
 
-// identify identifies the filesystem on a disk. It refuses a disk that is not exactly one filesystem usable as a sandbox's
-// volume; the error says what was found instead.
+// identify identifies the filesystem on a disk. It refuses a disk that is not exactly one
+// filesystem usable as a sandbox's volume; the error says what was found instead.
 func identify(disk io.ReaderAt) (found, error) {
 	head := make([]byte, headBytes)
 	n, err := disk.ReadAt(head, 0)
@@ -76,7 +77,8 @@ func identify(disk io.ReaderAt) (found, error) {
 	}
 }
 
-// unclear refuses a filesystem that may be a leftover, because mounting it would overwrite the present content.
+// unclear refuses a filesystem that may be a leftover, because mounting it would overwrite the
+// present content.
 func unclear(foreign, fstype string) error {
 	return fmt.Errorf("it holds %s, and what looks like %s besides: one of them is left over; nothing is done to a disk of which it is not clear what it holds (wipefs DISK lists both)", foreign, fstype)
 }
@@ -106,7 +108,8 @@ func identifyExt4(sb []byte) (found, error) {
 	}, nil
 }
 
-// foreignTo returns the name of another known format on the disk, recognized by a signature; "" if there is none.
+// foreignTo returns the name of another known format on the disk, recognized by a signature; "" if
+// there is none.
 func foreignTo(head []byte) string {
 	for _, s := range []struct {
 		at         int
@@ -137,9 +140,9 @@ func foreignTo(head []byte) string {
 	return ""
 }
 
-// refuseMember refuses a member of an md array with the superblock at the end, as in versions 0.90 and 1.0 (the kernel's
-// include/uapi/linux/raid/md_p.h). The filesystem begins at the member's beginning, and a write to one member would make it
-// differ from the others.
+// refuseMember refuses a member of an md array with the superblock at the end, as in versions 0.90
+// and 1.0 (the kernel's include/uapi/linux/raid/md_p.h). The filesystem begins at the member's
+// beginning, and a write to one member would make it differ from the others.
 func refuseMember(disk io.ReadSeeker) error {
 	size, err := disk.Seek(0, io.SeekEnd) // also works for a block device
 	if err != nil {
@@ -167,8 +170,9 @@ func has(head []byte, at int, magic string) bool {
 	return len(head) >= at+len(magic) && string(head[at:at+len(magic)]) == magic
 }
 
-// hasPartitions reports whether the first sector is an MBR with at least one entry, and each entry's status byte is valid. The
-// signature is not enough: a boot sector inside a filesystem may end in the same two bytes.
+// hasPartitions reports whether the first sector is an MBR with at least one entry, and each
+// entry's status byte is valid. The signature is not enough: a boot sector inside a filesystem may
+// end in the same two bytes.
 func hasPartitions(head []byte) bool {
 	if !has(head, 510, "\x55\xaa") {
 		return false

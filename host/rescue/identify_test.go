@@ -148,8 +148,8 @@ func FuzzIdentify(f *testing.F) {
 	})
 }
 
-// If an array's superblock is at its members' ends, its filesystem begins at the members' beginnings. A write to one member
-// would make the members differ.
+// If an array's superblock is at its members' ends, its filesystem begins at the members'
+// beginnings. A write to one member would make the members differ.
 func TestMemberOfAnArrayIsRefusedByItsEnd(t *testing.T) {
 	const size = 1<<20 + 512*3
 	for name, at := range map[string]int64{"version 1.0": (size/512 - 16) &^ 7 * 512, "version 0.90": size&^0xffff - 0x10000} {

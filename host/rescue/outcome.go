@@ -12,8 +12,8 @@ import (
 	"github.com/directvol/directvol/host/fsck"
 )
 
-// check runs a read-only check of the disk on this host after the VM has ended. It claims the disk again first, because a check
-// of a disk in use shows nothing.
+// check runs a read-only check of the disk on this host after the VM has ended. It claims the disk
+// again first, because a check of a disk in use shows nothing.
 func (r *rescue) check(ctx context.Context) error {
 	r.phase = inCheck
 	err := r.step(ctx, "check it, changing nothing", func() (string, error) {
@@ -54,8 +54,9 @@ func (r *rescue) check(ctx context.Context) error {
 	return nil
 }
 
-// Time limits of a program of package fsck: leastCheck plus checkEach for each GiB of the disk, but at most mostCheck for the
-// latter. A limit is necessary because e2fsck can loop forever on a damaged filesystem.
+// Time limits of a program of package fsck: leastCheck plus checkEach for each GiB of the disk, but
+// at most mostCheck for the latter. A limit is necessary because e2fsck can loop forever on a
+// damaged filesystem.
 const (
 	leastCheck = 10 * time.Minute
 	checkEach  = time.Minute
@@ -124,8 +125,8 @@ func (r *rescue) lastResort() string {
 		"and on such a disk it wants -L: that throws the log away, and with it files that fsync had acknowledged"
 }
 
-// recovered determines whether the mount recovered a log. For xfs the kernel's messages say so; for ext4 the superblock did
-// before the mount.
+// recovered determines whether the mount recovered a log. For xfs the kernel's messages say so; for
+// ext4 the superblock did before the mount.
 func (r *rescue) recovered(mounted bool) {
 	if !mounted {
 		return

@@ -45,8 +45,8 @@ func TestOnlyTheKernelsRefusalIsOne(t *testing.T) {
 	}
 }
 
-// If a VM died, or its kernel refused for another reason than damage, the rescue must not run e2fsck or write another
-// superblock. Only the refusal may come with advice.
+// If a VM died, or its kernel refused for another reason than damage, the rescue must not run
+// e2fsck or write another superblock. Only the refusal may come with advice.
 func TestNothingIsTriedAfterWhatIsNoDamage(t *testing.T) {
 	for _, fstype := range []string{"xfs", "ext4"} {
 		path := grownImage(t)

@@ -35,7 +35,8 @@ func loopDevice(t *testing.T, path string) string {
 	return device
 }
 
-// replays rescues an ext4 whose mount is refused until e2fsck has replayed the journal, and checks the outcome.
+// replays rescues an ext4 whose mount is refused until e2fsck has replayed the journal, and checks
+// the outcome.
 func replays(t *testing.T, disk string) {
 	t.Helper()
 	r := afterVM(t, "ext4", disk)

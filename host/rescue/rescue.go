@@ -1,20 +1,24 @@
-// Package rescue repairs a volume that, after a power failure, its sandbox's kernel refuses to mount. A temporary VM with a
-// newer kernel mounts the volume once, which recovers its log, and unmounts it. Then a read-only check on the host looks for
-// remaining damage.
+// Package rescue repairs a volume that, after a power failure, its sandbox's kernel refuses to
+// mount. A temporary VM with a newer kernel mounts the volume once, which recovers its log, and
+// unmounts it. Then a read-only check on the host looks for remaining damage.
 //
-// The main case is an xfs that was grown, if the power failed before its primary superblock had the new size. Linux 6.1 then
-// fails to recover the log ("structure needs cleaning"), at least at the first attempt. Newer kernels recover it, and nothing
-// is lost. xfs_repair -L would discard the log, and with it files that fsync had acknowledged.
+// The main case is an xfs that was grown, if the power failed before its primary superblock had the
+// new size. Linux 6.1 then fails to recover the log ("structure needs cleaning"), at least at the
+// first attempt. Newer kernels recover it, and nothing is lost. xfs_repair -L would discard the
+// log, and with it files that fsync had acknowledged.
 //
-// Newer kernels adopt the new size while they recover the log, if the size comes in the log before changes beyond the old end.
-// There are two exceptions. After more than one growth, the log contains only the superblock of the last growth, and changes to
-// the first growth's groups come before it. And a directory that was in the log before the growth, but was written out after it,
-// refers to groups that recovery does not know yet. Linux 7.3 refuses such volumes as 6.1 does, at every attempt. If the
-// superblock of an old group proves that a growth is in the log (provenGrowth), the rescue then writes into the primary
-// superblock a size with which recovery can begin, and mounts the volume again.
+// Newer kernels adopt the new size while they recover the log, if the size comes in the log before
+// changes beyond the old end. There are two exceptions. After more than one growth, the log
+// contains only the superblock of the last growth, and changes to the first growth's groups come
+// before it. And a directory that was in the log before the growth, but was written out after it,
+// refers to groups that recovery does not know yet. Linux 7.3 refuses such volumes as 6.1 does, at
+// every attempt. If the superblock of an old group proves that a growth is in the log
+// (provenGrowth), the rescue then writes into the primary superblock a size with which recovery can
+// begin, and mounts the volume again.
 //
-// A grown ext4 may also be refused by every kernel (see mountReplayed). Then the rescue runs e2fsck -p on this host, which
-// replays the journal, and mounts the volume again. Apart from the VM's mounts, the rescue writes nothing else.
+// A grown ext4 may also be refused by every kernel (see mountReplayed). Then the rescue runs e2fsck
+// -p on this host, which replays the journal, and mounts the volume again. Apart from the VM's
+// mounts, the rescue writes nothing else.
 //
 // The rescue refuses a disk that is in use on this host (package holders).
 package rescue
@@ -45,8 +49,8 @@ type Config struct {
 	Kernel, Image string
 	// Directvol is the path of this program, for hosts without /dev/vhost-vsock; see qemu.Config.
 	Directvol string
-	// Timeout limits the life of each VM, from its start to its power-off. CheckTimeout limits each run of e2fsck or xfs_repair; 0
-	// means a limit that depends on the disk's size.
+	// Timeout limits the life of each VM, from its start to its power-off. CheckTimeout limits each
+	// run of e2fsck or xfs_repair; 0 means a limit that depends on the disk's size.
 	Timeout, CheckTimeout time.Duration
 	// Progress is called before and after each step. It may be nil.
 	Progress func(Step)
@@ -73,17 +77,18 @@ type Report struct {
 	Recovered string `json:"recovered"`
 	// Attempts is how often a VM's kernel was asked to mount the disk.
 	Attempts int `json:"attempts"`
-	// Superblock describes what was written into the primary superblock of an xfs; nil if that was not needed or no growth was
-	// proven.
+	// Superblock describes what was written into the primary superblock of an xfs; nil if that was
+	// not needed or no growth was proven.
 	Superblock *Correction `json:"superblock,omitempty"`
-	// Replay is the run of e2fsck -p to replay the journal of an ext4; nil if that was not needed. Its output lists the changes to
-	// the disk.
+	// Replay is the run of e2fsck -p to replay the journal of an ext4; nil if that was not needed.
+	// Its output lists the changes to the disk.
 	Replay *fsck.Run `json:"replay,omitempty"`
 	// KernelLog contains the messages of the VMs' kernels about the filesystem.
 	KernelLog []string `json:"kernel_log"`
 	// Fsck is the check afterwards; nil if it was not run.
 	Fsck *fsck.Run `json:"fsck"`
-	// Unseen is the number of processes on this host that could not be examined, so that they may use the disk.
+	// Unseen is the number of processes on this host that could not be examined, so that they may
+	// use the disk.
 	Unseen int `json:"unseen_processes"`
 	// Holders are the users of the disk because of which the rescue was refused.
 	Holders []holders.Holder `json:"holders,omitempty"`
@@ -112,9 +117,9 @@ type rescue struct {
 	attempt func(context.Context) error
 }
 
-// Run rescues a disk. After an error the Report is filled in up to the failed step. When Run returns, its VM and its temporary
-// directory are gone. If the context ends during the rescue, that is a power cut to the disk, and the disk can be rescued
-// again.
+// Run rescues a disk. After an error the Report is filled in up to the failed step. When Run
+// returns, its VM and its temporary directory are gone. If the context ends during the rescue, that
+// is a power cut to the disk, and the disk can be rescued again.
 func Run(ctx context.Context, cfg Config) (Report, error) {
 	r := &rescue{Config: cfg, phase: untouched, report: NewReport(cfg.Disk)}
 	r.attempt = r.inVM
@@ -182,7 +187,8 @@ func (r *rescue) step(ctx context.Context, name string, take func() (string, err
 	return err
 }
 
-// identify opens the disk and checks all later requirements, so that a missing one is noticed before a VM starts.
+// identify opens the disk and checks all later requirements, so that a missing one is noticed
+// before a VM starts.
 func (r *rescue) identify() (_ string, err error) {
 	if r.disk, err = holders.Open(r.Disk); err != nil {
 		return "", err
@@ -220,9 +226,9 @@ func (r *rescue) whatItHolds() (err error) {
 	return nil
 }
 
-// claim refuses a disk that is in use, and then keeps others from it. It searches for users first, because a search finds their
-// names. Then it claims the disk, which is reliable for the uses that a claim excludes. Then it searches again for other users that
-// came in between.
+// claim refuses a disk that is in use, and then keeps others from it. It searches for users first,
+// because a search finds their names. Then it claims the disk, which is reliable for the uses that
+// a claim excludes. Then it searches again for other users that came in between.
 func (r *rescue) claim(ctx context.Context) (string, error) {
 	if _, err := r.look(ctx, nil); err != nil {
 		return "", err
@@ -240,8 +246,8 @@ func (r *rescue) claim(ctx context.Context) (string, error) {
 	return r.look(ctx, nil)
 }
 
-// look searches for users of the disk, and refuses the disk if there is one. Processes for which except returns true are
-// allowed.
+// look searches for users of the disk, and refuses the disk if there is one. Processes for which
+// except returns true are allowed.
 func (r *rescue) look(ctx context.Context, except func(pid int) bool) (string, error) {
 	seen, err := r.disk.Settled(ctx, except)
 	if err == nil {
@@ -265,7 +271,8 @@ const (
 // stopLimit limits a VM's power-off after a mount that failed or was interrupted.
 const stopLimit = 30 * time.Second
 
-// killLimit limits the wait for QEMU's end after a kill. Only a disk that does not answer can delay that end.
+// killLimit limits the wait for QEMU's end after a kill. Only a disk that does not answer can delay
+// that end.
 const killLimit = 30 * time.Second
 
 // inVM boots the VM and makes it mount and unmount the disk.
@@ -305,8 +312,8 @@ func (r *rescue) inVM(ctx context.Context) (err error) {
 // leastRoom is less than any recovery writes into the holes of a sparse file.
 const leastRoom = 64 << 10
 
-// orFull adds to a VM's failure that the disk is a sparse file on a full filesystem. QEMU pauses a guest that writes there, so
-// the failure itself is only a timeout.
+// orFull adds to a VM's failure that the disk is a sparse file on a full filesystem. QEMU pauses a
+// guest that writes there, so the failure itself is only a timeout.
 func (r *rescue) orFull(err error) error {
 	var file unix.Stat_t
 	var host unix.Statfs_t
@@ -387,9 +394,10 @@ func (r *rescue) unlock() {
 	}
 }
 
-// attach hands the disk to the VM, which claims it on attach (package registry). In between there is a gap: if a sandbox, a QEMU
-// or a mount takes the disk in the gap, the VM is refused. A program that does not ask for a lock may come at any time. Nothing
-// is written until the guest has mounted the disk, so the search for users here still comes before any harm.
+// attach hands the disk to the VM, which claims it on attach (package registry). In between there
+// is a gap: if a sandbox, a QEMU or a mount takes the disk in the gap, the VM is refused. A program
+// that does not ask for a lock may come at any time. Nothing is written until the guest has mounted
+// the disk, so the search for users here still comes before any harm.
 func (r *rescue) attach(ctx context.Context, vm *sandbox.Sandbox) error {
 	if err := r.handOver(); err != nil {
 		return err
@@ -403,7 +411,8 @@ func (r *rescue) attach(ctx context.Context, vm *sandbox.Sandbox) error {
 	return err
 }
 
-// isOurs reports whether a process is this one, which has the VM's store open, or its child, like the VM's processes.
+// isOurs reports whether a process is this one, which has the VM's store open, or its child, like
+// the VM's processes.
 func isOurs(pid int) bool {
 	if pid == os.Getpid() {
 		return true
@@ -415,7 +424,8 @@ func isOurs(pid int) bool {
 	return parentIn(string(text)) == os.Getpid()
 }
 
-// powerOff shuts a VM down cleanly, so that its kernel's last messages arrive. inVM kills a VM that does not end.
+// powerOff shuts a VM down cleanly, so that its kernel's last messages arrive. inVM kills a VM that
+// does not end.
 func (r *rescue) powerOff(ctx context.Context, vm *sandbox.Sandbox) {
 	if ctx.Err() != nil {
 		return
@@ -462,8 +472,8 @@ func (r *rescue) sandbox(dir string, console *console, accelerator *string) sand
 	}}
 }
 
-// freeCID returns a random guest CID, which no other VM of this host is likely to have. The first three CIDs are reserved
-// (vsock(7)).
+// freeCID returns a random guest CID, which no other VM of this host is likely to have. The first
+// three CIDs are reserved (vsock(7)).
 func freeCID() uint32 { return 3 + rand.Uint32N(1<<31) }
 
 // quiet returns a log that discards everything, because the steps report enough.

@@ -16,7 +16,8 @@ import (
 	"github.com/directvol/directvol/host/holders"
 )
 
-// config returns the configuration of a rescue whose VM cannot start, because Directvol is not a program.
+// config returns the configuration of a rescue whose VM cannot start, because Directvol is not a
+// program.
 func config(t *testing.T, disk string) Config {
 	t.Helper()
 	dir := t.TempDir()

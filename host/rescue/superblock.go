@@ -36,8 +36,8 @@ const (
 	xfsVersionMoving = 0x10 | 0x40
 )
 
-// superblock is a superblock of an xfs of version 5. Each allocation group begins with one. Its numbers are consistent: the
-// filesystem's size and each group's position fit into 63 bits.
+// superblock is a superblock of an xfs of version 5. Each allocation group begins with one. Its
+// numbers are consistent: the filesystem's size and each group's position fit into 63 bits.
 type superblock struct {
 	sector     []byte // the whole sector
 	blocks     uint64 // of the whole filesystem
@@ -84,7 +84,8 @@ func parseSuperblock(head []byte) (superblock, error) {
 	return s, nil
 }
 
-// checksum returns the CRC32C of a sector as the kernel computes it: with zeros in place of the checksum.
+// checksum returns the CRC32C of a sector as the kernel computes it: with zeros in place of the
+// checksum.
 func checksum(sector []byte, at int) uint32 {
 	table := crc32.MakeTable(crc32.Castagnoli)
 	sum := crc32.Update(0, table, sector[:at])
@@ -92,7 +93,8 @@ func checksum(sector []byte, at int) uint32 {
 	return crc32.Update(sum, table, sector[at+4:])
 }
 
-// xfsStays are the fields that never change while a filesystem is mounted, and that mkfs writes into every superblock.
+// xfsStays are the fields that never change while a filesystem is mounted, and that mkfs writes
+// into every superblock.
 var xfsStays = []struct {
 	from, to int
 	name     string

@@ -24,7 +24,8 @@ func (b booting) Check(ctx context.Context) error {
 
 func silence(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 
-// A booting guest may lose a request: the agent must be asked again, but not after the caller's context has ended.
+// A booting guest may lose a request: the agent must be asked again, but not after the caller's
+// context has ended.
 func TestAgentThatBootsIsAskedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
@@ -54,7 +55,8 @@ func (cutOff) VsockDone() <-chan struct{} {
 
 func (cutOff) AwaitEnd(ctx context.Context) error { return silence(ctx) }
 
-// A vsock may end a moment before its machine does, or alone. In the latter case the error must be the agent client's.
+// A vsock may end a moment before its machine does, or alone. In the latter case the error must be
+// the agent client's.
 func TestVsockThatEndsAloneIsNoEndOfTheMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()

@@ -63,8 +63,9 @@ func (f foreignAgent) ResizeVolume(_ context.Context, _ string, bytes uint64) er
 	return nil
 }
 
-// If a machine's disks show no serial, the sandbox must not promise one; if its disks do not grow, the sandbox must not ask
-// for it. An agent without directvol's service must be asked whether the filesystem can grow before the disk grows.
+// If a machine's disks show no serial, the sandbox must not promise one; if its disks do not grow,
+// the sandbox must not ask for it. An agent without directvol's service must be asked whether the
+// filesystem can grow before the disk grows.
 func TestMachinesAndAgentsThatCanDoLess(t *testing.T) {
 	refused := status.Error(codes.FailedPrecondition, "run e2fsck")
 	serial := fmt.Sprintf("mount with %q", []string{"serial=" + sandbox.DiskID("c")})

@@ -12,41 +12,47 @@ import (
 	"github.com/directvol/directvol/host/agentclient"
 )
 
-// The reasons why a call fails, for errors.Is. The error also keeps the agent's status code, if the agent answered, for
-// status.Code, and the context's error for errors.Is.
+// The reasons why a call fails, for errors.Is. The error also keeps the agent's status code, if the
+// agent answered, for status.Code, and the context's error for errors.Is.
 var (
 	// ErrNotFound: the sandbox does not have the volume, or the volume is not mounted.
 	ErrNotFound = errors.New("not found")
-	// ErrOtherParameters: the sandbox has the volume already, with another store, filesystem or options.
+	// ErrOtherParameters: the sandbox has the volume already, with another store, filesystem or
+	// options.
 	ErrOtherParameters = errors.New("it is there with other parameters")
 	// ErrBusy: the volume is in use, or another call works on it. The call may succeed later.
 	ErrBusy = errors.New("busy")
-	// ErrInfeasible: the call is not possible in the present situation, and repeating it does not help.
+	// ErrInfeasible: the call is not possible in the present situation, and repeating it does not
+	// help.
 	ErrInfeasible = errors.New("infeasible")
 	// ErrWouldShrink: the size is below the present one.
 	ErrWouldShrink = errors.New("it would shrink")
 	// ErrLost: the disk has left its machine without being detached. Attach brings it back.
 	ErrLost = errors.New("its disk has left the machine")
-	// ErrOutcomeUnknown: the call was interrupted and may have been carried out. Repeating the call resumes it.
+	// ErrOutcomeUnknown: the call was interrupted and may have been carried out. Repeating the call
+	// resumes it.
 	ErrOutcomeUnknown = errors.New("whether it was carried out is not known: repeat it")
 	// ErrStoreHangs: the store did not answer a small read, or the read could not be made.
 	ErrStoreHangs = errors.New("its store does not answer")
-	// ErrHotplugHeld: the guest has not released another disk, and until it does, no disk can be attached or detached.
+	// ErrHotplugHeld: the guest has not released another disk, and until it does, no disk can be
+	// attached or detached.
 	ErrHotplugHeld = errors.New("the guest does not let go of another disk")
-	// ErrNotAsked is returned by a machine that has not asked the guest to release a disk: the disk stays.
+	// ErrNotAsked is returned by a machine that has not asked the guest to release a disk: the disk
+	// stays.
 	ErrNotAsked = errors.New("the guest was not asked to release it")
 	// ErrKept is returned by a machine: the guest refused to release a disk, and the disk stays.
 	ErrKept = errors.New("the guest keeps it")
 	// ErrEnded is returned by a machine: it ended in another way than by its guest's power-off.
 	ErrEnded = errors.New("the machine has ended")
-	// ErrUnheard is returned by a machine: it ended cleanly, but it is not known whether its guest powered off. An error that
-	// matches ErrUnheard also matches ErrEnded.
+	// ErrUnheard is returned by a machine: it ended cleanly, but it is not known whether its guest
+	// powered off. An error that matches ErrUnheard also matches ErrEnded.
 	ErrUnheard = errors.New("nobody heard whether its guest powered off")
 )
 
 // Error is the failure of a call on a volume, for errors.As.
 type Error struct {
-	// Call is the name of the failed call, such as "mount". Volume is the caller's id of the volume.
+	// Call is the name of the failed call, such as "mount". Volume is the caller's id of the
+	// volume.
 	Call, Volume string
 	// State is the volume's state when the call ended.
 	State State
@@ -60,8 +66,8 @@ func (e *Error) Error() string { return fmt.Sprintf("%s volume %s: %v", e.Call, 
 // Unwrap returns Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// isKnown reports whether an agent's error means that the call has had no effect, or that its effect was undone. A call that
-// exceeded its deadline may still be carried out.
+// isKnown reports whether an agent's error means that the call has had no effect, or that its
+// effect was undone. A call that exceeded its deadline may still be carried out.
 func isKnown(ctx context.Context, err error) bool {
 	code := status.Code(err)
 	return ctx.Err() == nil && !errors.Is(err, agentclient.ErrOutcomeUnknown) && code != codes.DeadlineExceeded && code != codes.Canceled
@@ -98,8 +104,8 @@ type kind struct{ what, err error }
 func (k *kind) Error() string   { return k.err.Error() }
 func (k *kind) Unwrap() []error { return []error{k.what, k.err} }
 
-// lacksService reports whether the error means that the agent does not have the called service. Go's ttrpc answers
-// UNIMPLEMENTED then; Rust's answers INVALID_ARGUMENT with these words.
+// lacksService reports whether the error means that the agent does not have the called service.
+// Go's ttrpc answers UNIMPLEMENTED then; Rust's answers INVALID_ARGUMENT with these words.
 func lacksService(err error) bool {
 	return status.Code(err) == codes.Unimplemented || status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), "service does not exist")
 }

@@ -59,8 +59,8 @@ func TestCallThatWasGivenUpUndoesNoLaterOne(t *testing.T) {
 	}
 }
 
-// hasty is an agent that carries out an abandoned create right after the next remove. No other call reveals that a create is
-// still pending.
+// hasty is an agent that carries out an abandoned create right after the next remove. No other call
+// reveals that a create is still pending.
 type hasty struct {
 	agent
 	late *func()

@@ -159,7 +159,8 @@ func (m *model) stats(t *rapid.T) {
 	})
 }
 
-// replaces makes a caller detach one volume and at once mount another, which may get the place of the first.
+// replaces makes a caller detach one volume and at once mount another, which may get the place of
+// the first.
 func (m *model) replaces(t *rapid.T) {
 	first := rapid.SampledFrom(names).Draw(t, "first")
 	second := rapid.SampledFrom(names).Draw(t, "second")
@@ -331,7 +332,8 @@ func (m *model) holds(t *rapid.T) {
 	}
 }
 
-// holdsFor compares a volume's promise and its state in the sandbox with the fake world. m.mu is held.
+// holdsFor compares a volume's promise and its state in the sandbox with the fake world. m.mu is
+// held.
 func (m *model) holdsFor(t *rapid.T, name string) {
 	d, state := m.disks[sandbox.DiskID(name)], m.sandbox.State(name)
 	mounted := d != nil && slices.ContainsFunc(m.users(d), func(point string) bool { return m.mounts[point].holders[sandbox.Holder(name)] })
@@ -405,11 +407,13 @@ func (m *model) faults() map[string]func(*rapid.T) {
 	}
 }
 
-// modelChecks is the number of sequences. With rapid's default number of steps in each, they have 100,000 steps in all.
+// modelChecks is the number of sequences. With rapid's default number of steps in each, they have
+// 100,000 steps in all.
 const modelChecks = "3800"
 
-// Several callers make calls with deadlines, give them up, repeat them and overlap them. Meanwhile answers get lost, disks
-// hang, are in use, leave by themselves or are not released, and machines end: see the table in the package comment.
+// Several callers make calls with deadlines, give them up, repeat them and overlap them. Meanwhile
+// answers get lost, disks hang, are in use, leave by themselves or are not released, and machines
+// end: see the table in the package comment.
 func TestVolumesAreWhatTheirCallersWerePromised(t *testing.T) {
 	checks := flag.Lookup("rapid.checks")
 	if checks.Value.String() == checks.DefValue {

@@ -18,8 +18,9 @@ func checkID(id string) error {
 	return nil
 }
 
-// DiskID returns the id of a volume's disk: 18 letters and digits, derived from the volume's id alone. So the disk can be
-// found even if all other state is lost. DiskID is the serial number that the guest sees; virtio allows 20 bytes.
+// DiskID returns the id of a volume's disk: 18 letters and digits, derived from the volume's id
+// alone. So the disk can be found even if all other state is lost. DiskID is the serial number that
+// the guest sees; virtio allows 20 bytes.
 func DiskID(volumeID string) string {
 	sum := sha256.Sum256([]byte(volumeID))
 	return "dv" + strings.ToLower(base32.StdEncoding.EncodeToString(sum[:10]))
@@ -28,5 +29,6 @@ func DiskID(volumeID string) string {
 // DiskID returns the id of the volume's disk.
 func (v Volume) DiskID() string { return DiskID(v.ID) }
 
-// Holder returns the name of the container that holds a volume in the guest while no other container uses it.
+// Holder returns the name of the container that holds a volume in the guest while no other
+// container uses it.
 func Holder(volumeID string) string { return "volume-" + DiskID(volumeID) }

@@ -1,9 +1,10 @@
-// Package sandbox manages one virtual machine, its agent, and the volumes given to it. Each volume has a State. A volume is
-// attached to the machine, mounted by the agent, measured, grown on both sides and removed again, in the only safe order.
-// The package does not depend on a kind of machine: host/qemu implements one.
+// Package sandbox manages one virtual machine, its agent, and the volumes given to it. Each volume
+// has a State. A volume is attached to the machine, mounted by the agent, measured, grown on both
+// sides and removed again, in the only safe order. The package does not depend on a kind of
+// machine: host/qemu implements one.
 //
-// Each call may be repeated, come late, be interrupted, run concurrently with its opposite, or come after its disk has
-// left by itself:
+// Each call may be repeated, come late, be interrupted, run concurrently with its opposite, or come
+// after its disk has left by itself:
 //
 //	call     again         after interruption     in the state leaving          after the disk was lost
 //	attach   no change     resumes                finishes that, then attaches  cleans up, then attaches
@@ -13,14 +14,15 @@
 //	stats    asks again    asks again             ErrBusy                       reports it as a condition
 //	detach   no change     resumes                finishes that                 cleans up
 //
-// Calls on one volume wait for each other until their contexts end; only Stats does not wait. A disk is removed only after
-// the agent has released the volume and confirmed that nothing else in the guest uses it, and only if its store answers.
+// Calls on one volume wait for each other until their contexts end; only Stats does not wait. A
+// disk is removed only after the agent has released the volume and confirmed that nothing else in
+// the guest uses it, and only if its store answers.
 //
-// If the sandbox got no answer to a create or remove call, the next call first makes sure that the old one has ended,
-// before it requests the opposite (settle).
+// If the sandbox got no answer to a create or remove call, the next call first makes sure that the
+// old one has ended, before it requests the opposite (settle).
 //
-// A volume is in the state leaving from the moment when the machine is asked to release its disk, whatever becomes of that
-// call. So nothing is mounted whose disk may disappear a moment later.
+// A volume is in the state leaving from the moment when the machine is asked to release its disk,
+// whatever becomes of that call. So nothing is mounted whose disk may disappear a moment later.
 package sandbox
 
 import (
@@ -39,20 +41,22 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// KernelOptions are options for every sandbox's kernel: they make the agent power the guest off when it is done.
+// KernelOptions are options for every sandbox's kernel: they make the agent power the guest off
+// when it is done.
 const KernelOptions = "agent.directvol.poweroff=on"
 
-// recheck is the pause before an agent that answers but is not ready is asked again. Nothing notifies the host when the
-// agent becomes ready.
+// recheck is the pause before an agent that answers but is not ready is asked again. Nothing
+// notifies the host when the agent becomes ready.
 const recheck = 50 * time.Millisecond
 
 const (
-	// tryLimit limits one attempt to reach the agent, because a booting guest may not answer. endLimit limits the wait for a
-	// machine's end after its vsock has ended.
+	// tryLimit limits one attempt to reach the agent, because a booting guest may not answer.
+	// endLimit limits the wait for a machine's end after its vsock has ended.
 	tryLimit = 5 * time.Second
 	endLimit = 5 * time.Second
-	// killLimit is how long to wait for the end of a killed machine after the caller's context has ended. QEMU needs up to 5 s
-	// until its process is reaped, 5 s for the vsock backend's, and 2 s for its stores to close.
+	// killLimit is how long to wait for the end of a killed machine after the caller's context has
+	// ended. QEMU needs up to 5 s until its process is reaped, 5 s for the vsock backend's, and 2 s
+	// for its stores to close.
 	killLimit = 15 * time.Second
 	// stopLimit limits a Stop whose caller sets no deadline.
 	stopLimit = 5 * time.Minute
@@ -66,7 +70,8 @@ type Config struct {
 	ID string
 	// Log is the logger; nil means logrus's standard logger.
 	Log *logrus.Entry
-	// Boot starts the sandbox's machine. The kernel's options must include KernelOptions. ctx limits the start alone.
+	// Boot starts the sandbox's machine. The kernel's options must include KernelOptions. ctx
+	// limits the start alone.
 	Boot func(ctx context.Context) (Machine, error)
 }
 
@@ -89,7 +94,8 @@ func newSandbox(id string, log *logrus.Entry, machine Machine, agent Agent) *San
 	return &Sandbox{id: id, log: log, machine: machine, agent: agent, try: tried(new(trial.Trials)), volumes: map[string]*volume{}}
 }
 
-// tried returns a function that tries a store, and returns ErrStoreHangs if the store hangs or may hang.
+// tried returns a function that tries a store, and returns ErrStoreHangs if the store hangs or may
+// hang.
 func tried(trials *trial.Trials) func(context.Context, string) error {
 	return func(ctx context.Context, path string) error {
 		err := trials.Read(ctx, path, trialLimit)
@@ -100,8 +106,8 @@ func tried(trials *trial.Trials) func(context.Context, string) error {
 	}
 }
 
-// Start boots a sandbox, and returns when its agent has accepted it. ctx limits Start alone. A failed Start kills its
-// machine.
+// Start boots a sandbox, and returns when its agent has accepted it. ctx limits Start alone. A
+// failed Start kills its machine.
 func Start(ctx context.Context, cfg Config) (*Sandbox, error) {
 	if cfg.Log == nil {
 		cfg.Log = logrus.NewEntry(logrus.StandardLogger())

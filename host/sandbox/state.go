@@ -13,8 +13,8 @@ import (
 // State is a volume's state.
 type State int
 
-// The states, in the order in which a volume passes them. A call records the next state before it takes the step. So if the
-// call is interrupted, the state tells what may have happened.
+// The states, in the order in which a volume passes them. A call records the next state before it
+// takes the step. So if the call is interrupted, the state tells what may have happened.
 const (
 	Absent    State = iota // the machine has nothing of the volume
 	Attaching              // the disk, or a part of it, may be there
@@ -30,8 +30,8 @@ var stateNames = [...]string{"absent", "attaching", "attached", "mounting", "mou
 // String returns the state's name.
 func (s State) String() string { return stateNames[s] }
 
-// volume is the sandbox's record of a volume. One call at a time changes it: the call that holds turn's token. Sandbox.mu
-// guards the fields after turn, so that others can read them.
+// volume is the sandbox's record of a volume. One call at a time changes it: the call that holds
+// turn's token. Sandbox.mu guards the fields after turn, so that others can read them.
 type volume struct {
 	id    string
 	turn  chan struct{}
@@ -39,14 +39,15 @@ type volume struct {
 	users int    // calls that have the turn or wait for it
 	want  Volume // set in attaching and all later states
 	place Place  // set in attached and all later states
-	// point is the agent's mount point. held is true if the agent was asked to mount the volume and is not known to have
-	// released it since. late is true if a create or remove call got no answer and may still be carried out; held is then
-	// true too.
+	// point is the agent's mount point. held is true if the agent was asked to mount the volume and
+	// is not known to have released it since. late is true if a create or remove call got no answer
+	// and may still be carried out; held is then true too.
 	point      string
 	held, late bool
 }
 
-// take waits for a volume's turn, even if the volume does not exist yet, so that no other call can intervene.
+// take waits for a volume's turn, even if the volume does not exist yet, so that no other call can
+// intervene.
 func (s *Sandbox) take(ctx context.Context, id string) (v *volume, done func(), err error) {
 	if err := checkID(id); err != nil {
 		return nil, nil, err
@@ -89,8 +90,8 @@ func (s *Sandbox) inTurn(ctx context.Context, call, id string, do func(*volume) 
 	return nil
 }
 
-// look returns a volume's state. If the disk is gone without a detach, look changes the state to Lost. Once the machine has
-// ended, every volume is Absent.
+// look returns a volume's state. If the disk is gone without a detach, look changes the state to
+// Lost. Once the machine has ended, every volume is Absent.
 func (s *Sandbox) look(v *volume) State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,8 +114,8 @@ func (s *Sandbox) lookLocked(v *volume) State {
 	return v.state
 }
 
-// decide records a state, before the step that it stands for. It returns the resulting state, which is Lost if the disk has
-// left meanwhile.
+// decide records a state, before the step that it stands for. It returns the resulting state, which
+// is Lost if the disk has left meanwhile.
 func (s *Sandbox) decide(v *volume, state State) State {
 	s.mu.Lock()
 	defer s.mu.Unlock()

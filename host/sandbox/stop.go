@@ -12,19 +12,19 @@ import (
 	"github.com/directvol/directvol/host/agentclient"
 )
 
-// Stop asks the agent to unmount everything and power off, and waits until the machine has ended. If a volume is in use, the
-// error names it and the sandbox keeps running. If the agent cannot be reached, Stop presses the power button, if the
-// machine has one.
+// Stop asks the agent to unmount everything and power off, and waits until the machine has ended.
+// If a volume is in use, the error names it and the sandbox keeps running. If the agent cannot be
+// reached, Stop presses the power button, if the machine has one.
 //
-// If the outcome of the agent's call is unknown, Stop repeats the call until the agent confirms or refuses, or the machine
-// ends.
+// If the outcome of the agent's call is unknown, Stop repeats the call until the agent confirms or
+// refuses, or the machine ends.
 //
-// Stop kills a guest that does not end before ctx does, and a guest that cannot be asked, even if that costs data. The
-// error then says so and names what was tried. Stop may last 15 seconds longer than ctx in this case (killLimit). If ctx has no deadline,
-// Stop sets one of five minutes.
+// Stop kills a guest that does not end before ctx does, and a guest that cannot be asked, even if
+// that costs data. The error then says so and names what was tried. Stop may last 15 seconds longer
+// than ctx in this case (killLimit). If ctx has no deadline, Stop sets one of five minutes.
 //
-// It can remain unknown how the machine ended (ErrUnheard). If the agent has answered OK, it had unmounted everything, and
-// Stop then succeeds.
+// It can remain unknown how the machine ended (ErrUnheard). If the agent has answered OK, it had
+// unmounted everything, and Stop then succeeds.
 func (s *Sandbox) Stop(ctx context.Context) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -60,8 +60,8 @@ func (s *Sandbox) Stop(ctx context.Context) error {
 	return nil
 }
 
-// askToEnd asks the agent to unmount everything and to power off, until the agent answers. It also returns nil if the machine
-// ends meanwhile.
+// askToEnd asks the agent to unmount everything and to power off, until the agent answers. It also
+// returns nil if the machine ends meanwhile.
 func (s *Sandbox) askToEnd(ctx context.Context) error {
 	err := s.destroy(ctx)
 	again := time.NewTicker(recheck)
@@ -106,8 +106,8 @@ func (s *Sandbox) endedSoon(ctx context.Context, why error) error {
 	}
 }
 
-// pressPower presses the power button of a guest whose agent cannot be reached. tried is for the error text if the guest does
-// not end after that.
+// pressPower presses the power button of a guest whose agent cannot be reached. tried is for the
+// error text if the guest does not end after that.
 func (s *Sandbox) pressPower(ctx context.Context, why error) (tried string, err error) {
 	if !s.machine.Capabilities().PowerButton {
 		return "", fmt.Errorf("its machine has no power button, and was killed: %w", why)
@@ -125,7 +125,8 @@ func (s *Sandbox) kill(ctx context.Context) error {
 	return s.machine.Kill(ctx)
 }
 
-// Kill ends the machine at once, like pulling the plug. If ctx ends first, the error names what is still running.
+// Kill ends the machine at once, like pulling the plug. If ctx ends first, the error names what is
+// still running.
 func (s *Sandbox) Kill(ctx context.Context) error {
 	s.agent.Close()
 	if err := s.machine.Kill(ctx); err != nil {

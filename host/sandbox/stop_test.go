@@ -135,7 +135,8 @@ func (e ended) DestroySandbox(context.Context) error {
 	return e.answer
 }
 
-// If the agent answered OK, it had unmounted everything before. If it did not, the machine must report how it ended.
+// If the agent answered OK, it had unmounted everything before. If it did not, the machine must
+// report how it ended.
 func TestStopNeedsNotHearOfAnEndThatItsAgentHasPromised(t *testing.T) {
 	for _, test := range []struct{ answer, want error }{{nil, nil}, {agentclient.ErrOutcomeUnknown, sandbox.ErrUnheard}} {
 		w := newWorld()

@@ -150,7 +150,8 @@ func (b behind) Detach(ctx context.Context, id string) error {
 	return b.machine.Detach(ctx, id)
 }
 
-// A guest that was not asked to release a disk keeps the disk. A guest that was asked may release it at any moment.
+// A guest that was not asked to release a disk keeps the disk. A guest that was asked may release
+// it at any moment.
 func TestDiskThatTheGuestWasNotAskedForCanBeMountedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, other := newWorld(), true
@@ -318,7 +319,8 @@ func TestStatisticsAreNeverAnotherVolumes(t *testing.T) {
 	}
 }
 
-// The store must be tried before the machine gets it, because a hanging store may block the machine.
+// The store must be tried before the machine gets it, because a hanging store may block the
+// machine.
 func TestStoreThatHangsReachesNoMachine(t *testing.T) {
 	w := newWorld()
 	hangs := errors.New("no answer")
@@ -346,8 +348,9 @@ func (h hangingDisk) Error() string        { return "disk " + h.id + " hangs" }
 func (h hangingDisk) HangingDisk() string  { return h.id }
 func (h hangingDisk) Is(target error) bool { return target == sandbox.ErrStoreHangs }
 
-// A machine must not be asked to close or grow a hanging store either, nor any other store if the machine would then block
-// because of the hanging one. When the store answers again, the same calls must succeed.
+// A machine must not be asked to close or grow a hanging store either, nor any other store if the
+// machine would then block because of the hanging one. When the store answers again, the same calls
+// must succeed.
 func TestStoreThatHangsIsNeitherTakenAwayNorGrown(t *testing.T) {
 	for _, whose := range []string{"pvc-1", "c"} {
 		w := newWorld()
@@ -403,8 +406,8 @@ func TestOtherParametersAreRefused(t *testing.T) {
 	})
 }
 
-// If an agent does not have directvol's own service, other calls replace that service's. All other refusals of the agent keep
-// their meaning.
+// If an agent does not have directvol's own service, other calls replace that service's. All other
+// refusals of the agent keep their meaning.
 func TestAgentWithoutOurServiceIsTold(t *testing.T) {
 	for err, lacks := range map[error]bool{
 		status.Error(codes.Unimplemented, "unknown method"):                                                         true,

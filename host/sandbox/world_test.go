@@ -87,7 +87,8 @@ func (w *world) signal() {
 	w.changed = make(chan struct{})
 }
 
-// await waits until is returns true, and then runs do. Both run under w.mu, without a change between them.
+// await waits until is returns true, and then runs do. Both run under w.mu, without a change
+// between them.
 func (w *world) await(ctx context.Context, is func() bool, do func() error) error {
 	for {
 		w.mu.Lock()
@@ -121,8 +122,8 @@ func (w *world) dead() bool {
 	}
 }
 
-// latency is the delay of every call and of every answer. If a caller gives up between the two, the call is still carried
-// out.
+// latency is the delay of every call and of every answer. If a caller gives up between the two, the
+// call is still carried out.
 const latency = 10 * time.Millisecond
 
 func (w *world) travel(ctx context.Context) error {
@@ -187,7 +188,8 @@ func (m machine) Capabilities() sandbox.Capabilities {
 	return sandbox.Capabilities{Serial: true, Grow: true, PowerButton: true}
 }
 
-// freeSlot returns the lowest free slot. Reusing slots at once is the worst case that a machine allows.
+// freeSlot returns the lowest free slot. Reusing slots at once is the worst case that a machine
+// allows.
 func (w *world) freeSlot() int {
 	for slot := 1; ; slot++ {
 		takes := func(d *fakeDisk) bool { return d.slot == slot }
@@ -294,8 +296,8 @@ func (m machine) PressPower(context.Context) error             { return nil }
 func (m machine) Kill(context.Context) error                   { m.die(); return nil }
 func (m machine) AwaitEnd(context.Context) error               { <-m.done; return nil }
 
-// agent is the world as the guest's agent. It carries out one call at a time for each container. But if it can be asked about
-// abandoned calls, other calls may overtake an abandoned one.
+// agent is the world as the guest's agent. It carries out one call at a time for each container.
+// But if it can be asked about abandoned calls, other calls may overtake an abandoned one.
 type agent struct{ *world }
 
 func (a agent) Check(context.Context) error                                        { return nil }

@@ -10,7 +10,8 @@ import (
 	"github.com/directvol/directvol/host/trial/trialtest"
 )
 
-// TestStoreWhoseTrialIsLostIsNotSaidToFail: the starter is killed while a trial waits for a hanging store.
+// TestStoreWhoseTrialIsLostIsNotSaidToFail: the starter is killed while a trial waits for a hanging
+// store.
 func TestStoreWhoseTrialIsLostIsNotSaidToFail(t *testing.T) {
 	s, err := current(t.Context())
 	if err != nil {
@@ -34,8 +35,8 @@ func TestStoreWhoseTrialIsLostIsNotSaidToFail(t *testing.T) {
 	}
 }
 
-// Without a starter and with a hanging store open, no process can start before the store answers. A caller of Prepare must get
-// an error in time.
+// Without a starter and with a hanging store open, no process can start before the store answers. A
+// caller of Prepare must get an error in time.
 func TestStoreThatHangsAndIsOpenHoldsUpNobodyWhoPrepares(t *testing.T) {
 	s, err := current(t.Context())
 	if err != nil {
@@ -65,8 +66,8 @@ func TestStoreThatHangsAndIsOpenHoldsUpNobodyWhoPrepares(t *testing.T) {
 	}
 }
 
-// If a process starts only after its callers have given up, its time limit begins with its start. The store counts as hanging
-// only after that.
+// If a process starts only after its callers have given up, its time limit begins with its start.
+// The store counts as hanging only after that.
 func TestTrialThatBeginsLateHasItsTimeFromThen(t *testing.T) {
 	r := newRunning(0)
 	<-r.whenLate()

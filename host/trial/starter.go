@@ -24,7 +24,8 @@ type order struct {
 	Limit time.Duration
 }
 
-// report is the starter's answer to an order: a first report with the trial's process number, and a second one with the result.
+// report is the starter's answer to an order: a first report with the trial's process number, and a
+// second one with the result.
 type report struct {
 	ID    uint64
 	PID   int
@@ -52,17 +53,19 @@ var (
 	next       *attempt // nil if there is none in progress
 )
 
-// attempt is an attempt to start a starter. A store that hangs can delay it as long as the store hangs.
+// attempt is an attempt to start a starter. A store that hangs can delay it as long as the store
+// hangs.
 type attempt struct {
 	ended chan struct{}
 	s     *starter // set when ended is closed, unless err is
 	err   error
 }
 
-// Prepare starts the starter, the process that starts the trials, if it is not running. Call it before opening stores. A new
-// process first closes the descriptors that it inherits, and closing the descriptor of a hanging store may take as long as the
-// store hangs (flush of FUSE, NFS). So a process without open stores starts the trials. If this process already has a hanging
-// store open, Prepare gives up after ten seconds, or when ctx ends; the start it has begun continues.
+// Prepare starts the starter, the process that starts the trials, if it is not running. Call it
+// before opening stores. A new process first closes the descriptors that it inherits, and closing
+// the descriptor of a hanging store may take as long as the store hangs (flush of FUSE, NFS). So a
+// process without open stores starts the trials. If this process already has a hanging store open,
+// Prepare gives up after ten seconds, or when ctx ends; the start it has begun continues.
 func Prepare(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
@@ -187,8 +190,8 @@ func (s *starter) order(path string, limit time.Duration, tell func(report)) err
 	return nil
 }
 
-// serve is the main function of the starter. It carries out orders until its input ends, and then kills the trials that still
-// run.
+// serve is the main function of the starter. It carries out orders until its input ends, and then
+// kills the trials that still run.
 func serve(in io.Reader, out io.Writer) {
 	var mu sync.Mutex
 	reports := json.NewEncoder(out)

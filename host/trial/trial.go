@@ -1,9 +1,11 @@
-// Package trial tests whether a store on the host answers, by a small read in a separate process. If the store hangs, like a
-// dead network disk, it blocks only that process. A killed process that waits for a disk ends only when the disk answers
-// (TASK_UNINTERRUPTIBLE); so there is at most one such process per store, however often the store is tried.
+// Package trial tests whether a store on the host answers, by a small read in a separate process.
+// If the store hangs, like a dead network disk, it blocks only that process. A killed process that
+// waits for a disk ends only when the disk answers (TASK_UNINTERRUPTIBLE); so there is at most one
+// such process per store, however often the store is tried.
 //
-// The process is this program under another name: any program that imports the package can play it. It is started by a process
-// that has no store open (Prepare), because otherwise one hanging store would prevent every process from starting.
+// The process is this program under another name: any program that imports the package can play it.
+// It is started by a process that has no store open (Prepare), because otherwise one hanging store
+// would prevent every process from starting.
 package trial
 
 import (
@@ -26,7 +28,8 @@ var (
 	ErrUntried = errors.New("the store was not tried")
 )
 
-// ErrNoStore is the process's error for a path that leads to something else. The caller receives only its text.
+// ErrNoStore is the process's error for a path that leads to something else. The caller receives
+// only its text.
 var ErrNoStore = errors.New("a store is an image file or a block device")
 
 // childName is the name of the process that tries a store.
@@ -46,8 +49,8 @@ func init() {
 	}
 }
 
-// pageBytes is the length of the read. O_DIRECT requires memory and length to be aligned to the store's blocks, which have at
-// most 4096 bytes.
+// pageBytes is the length of the read. O_DIRECT requires memory and length to be aligned to the
+// store's blocks, which have at most 4096 bytes.
 const pageBytes = 4096
 
 // read reads the first bytes of a store, and bypasses the page cache if possible.
@@ -74,8 +77,8 @@ func read(path string) error {
 	return nil
 }
 
-// find returns a descriptor that only refers to a store (O_PATH). Opening for reading would block on a FIFO, wind a tape, and
-// start a watchdog.
+// find returns a descriptor that only refers to a store (O_PATH). Opening for reading would block
+// on a FIFO, wind a tape, and start a watchdog.
 func find(path string) (fd int, err error) {
 	fd, err = unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -133,9 +136,10 @@ func (r *running) whenLate() <-chan struct{} {
 	return r.late
 }
 
-// Read returns when a store has answered. The error wraps ErrHangs if the store has not answered within limit, and ErrUntried if
-// the trial gave no result. If several callers try a store at once, the first caller's limit counts. If ctx ends first, the
-// error says nothing about the store. Starting the process may take up to ten more seconds.
+// Read returns when a store has answered. The error wraps ErrHangs if the store has not answered
+// within limit, and ErrUntried if the trial gave no result. If several callers try a store at once,
+// the first caller's limit counts. If ctx ends first, the error says nothing about the store.
+// Starting the process may take up to ten more seconds.
 func (t *Trials) Read(ctx context.Context, path string, limit time.Duration) error {
 	r, joined := t.start(path, limit)
 	select {
@@ -199,8 +203,8 @@ func (t *Trials) start(path string, limit time.Duration) (r *running, joined boo
 	return r, false
 }
 
-// runs records that the process runs, and restarts the time limit. If the limit for starting has already passed, callers have
-// given up, but that shows nothing about the store.
+// runs records that the process runs, and restarts the time limit. If the limit for starting has
+// already passed, callers have given up, but that shows nothing about the store.
 func (r *running) runs(pid int, limit time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -50,8 +50,9 @@ func TestWhatIsNoStoreIsNotOpened(t *testing.T) {
 	}
 }
 
-// leased returns a store that hangs, and a function that ends that. A process that opens the store waits until a lease
-// (F_SETLEASE of fcntl(2)) is given up, as a process that reads a dead disk waits for the disk.
+// leased returns a store that hangs, and a function that ends that. A process that opens the store
+// waits until a lease (F_SETLEASE of fcntl(2)) is given up, as a process that reads a dead disk
+// waits for the disk.
 func leased(t *testing.T) (path string, answer func()) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "store")
@@ -66,7 +67,8 @@ func leased(t *testing.T) (path string, answer func()) {
 	return path, func() { file.Close() }
 }
 
-// A caller that gives up before the limit must not be told that the store hangs. Other callers join the one process meanwhile.
+// A caller that gives up before the limit must not be told that the store hangs. Other callers join
+// the one process meanwhile.
 func TestStoreThatHangsHoldsUpOneProcess(t *testing.T) {
 	path, answer := leased(t)
 	var trials Trials

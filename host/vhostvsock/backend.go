@@ -1,21 +1,24 @@
-// Package vhostvsock is a virtio socket device in a separate process: the back end of QEMU's vhost-user-vsock-pci, for hosts
-// without /dev/vhost-vsock. One Backend serves one virtual machine.
+// Package vhostvsock is a virtio socket device in a separate process: the back end of QEMU's
+// vhost-user-vsock-pci, for hosts without /dev/vhost-vsock. One Backend serves one virtual machine.
 //
-// Towards QEMU it speaks the vhost-user protocol (QEMU's docs/interop/vhost-user.rst) and serves the rx and tx queues of a
-// virtio socket device (virtio 1.2, section 5.10; linux/virtio_vsock.h and linux/virtio_ring.h). Towards clients it has one
-// unix socket in Firecracker's hybrid dialect. A client sends "CONNECT <port>\n". After a process in the guest has accepted, the
-// client reads "OK <number>\n", and then has a byte stream to that process. If nothing listens on the port, the client's
-// connection is closed without an answer. Connections that the guest begins are refused. Datagrams and SOCK_SEQPACKET are not
-// offered. QEMU keeps the event queue.
+// Towards QEMU it speaks the vhost-user protocol (QEMU's docs/interop/vhost-user.rst) and serves
+// the rx and tx queues of a virtio socket device (virtio 1.2, section 5.10; linux/virtio_vsock.h
+// and linux/virtio_ring.h). Towards clients it has one unix socket in Firecracker's hybrid dialect.
+// A client sends "CONNECT <port>\n". After a process in the guest has accepted, the client reads
+// "OK <number>\n", and then has a byte stream to that process. If nothing listens on the port, the
+// client's connection is closed without an answer. Connections that the guest begins are refused.
+// Datagrams and SOCK_SEQPACKET are not offered. QEMU keeps the event queue.
 //
-// The package does not trust anything that the guest writes. It checks each address, length and index before use. A packet that
-// breaks the rules ends its connection, and a malformed ring stops the device until the guest's driver restarts it. If such bytes
-// trigger a bug in this package, the damage is limited in the same way. The front end, which owns the guest, is trusted to
-// describe its memory, but its messages are checked.
+// The package does not trust anything that the guest writes. It checks each address, length and
+// index before use. A packet that breaks the rules ends its connection, and a malformed ring stops
+// the device until the guest's driver restarts it. If such bytes trigger a bug in this package, the
+// damage is limited in the same way. The front end, which owns the guest, is trusted to describe
+// its memory, but its messages are checked.
 //
-// One goroutine does all the work, with epoll(7) and without locks. So a packet goes between the guest's memory and a client's
-// socket in one system call, without waking another goroutine. No step blocks. A client that does not read stops only its own
-// connection: the guest's bytes for it are buffered, up to the credit that the guest has, and the tx queue is always drained.
+// One goroutine does all the work, with epoll(7) and without locks. So a packet goes between the
+// guest's memory and a client's socket in one system call, without waking another goroutine. No
+// step blocks. A client that does not read stops only its own connection: the guest's bytes for it
+// are buffered, up to the credit that the guest has, and the tx queue is always drained.
 package vhostvsock
 
 import (
@@ -38,17 +41,18 @@ type Config struct {
 	UDSPath  string // clients connect here; made by Listen
 	GuestCID uint64 // the guest's address: 3 to 2^32-2
 
-	// Log receives messages for the operator and, at debug level, a line for each connection that ends early. Nil means no log.
+	// Log receives messages for the operator and, at debug level, a line for each connection that
+	// ends early. Nil means no log.
 	Log logrus.FieldLogger
 }
 
-// ErrFrontEndGone is Serve's error after QEMU closed its connection without stopping the device first: QEMU crashed or was
-// killed.
+// ErrFrontEndGone is Serve's error after QEMU closed its connection without stopping the device
+// first: QEMU crashed or was killed.
 var ErrFrontEndGone = errors.New("QEMU closed the connection while the device was running")
 
-// Backend is a listening device. It serves one front end, once: the first that sends a message. It refuses all later ones; QEMU
-// cannot reconnect a device whose backend it has lost. If the process runs out of descriptors, new connections wait. A client
-// that is stuck for slotLimit is closed.
+// Backend is a listening device. It serves one front end, once: the first that sends a message. It
+// refuses all later ones; QEMU cannot reconnect a device whose backend it has lost. If the process
+// runs out of descriptors, new connections wait. A client that is stuck for slotLimit is closed.
 type Backend struct {
 	cfg  Config
 	log  logrus.FieldLogger
@@ -88,8 +92,8 @@ func (cfg Config) Check() error {
 	return nil
 }
 
-// Listen makes both sockets, as address.ListenUnix does. When it returns, both are at their paths; UDSPath is made first. The
-// caller must call Serve or Close.
+// Listen makes both sockets, as address.ListenUnix does. When it returns, both are at their paths;
+// UDSPath is made first. The caller must call Serve or Close.
 func Listen(cfg Config) (*Backend, error) {
 	if err := cfg.Check(); err != nil {
 		return nil, err
@@ -135,9 +139,10 @@ func (b *Backend) open() (err error) {
 		b.poll.add(b.hybrid.FD, unix.EPOLLIN|unix.EPOLLET, sourceHybrid, 0))
 }
 
-// Serve waits for QEMU and serves it until it disconnects. It returns nil if QEMU stopped the device first, if ctx ends, and
-// after Close. It returns ErrFrontEndGone if QEMU vanished, and an error that names the message if a message from QEMU is invalid
-// or not supported. When Serve returns, all clients are closed and both sockets are removed. It can be called once.
+// Serve waits for QEMU and serves it until it disconnects. It returns nil if QEMU stopped the
+// device first, if ctx ends, and after Close. It returns ErrFrontEndGone if QEMU vanished, and an
+// error that names the message if a message from QEMU is invalid or not supported. When Serve
+// returns, all clients are closed and both sockets are removed. It can be called once.
 func (b *Backend) Serve(ctx context.Context) error {
 	b.mu.Lock()
 	if b.serving || b.closed {
@@ -156,7 +161,8 @@ func (b *Backend) Serve(ctx context.Context) error {
 	return err
 }
 
-// Close ends Serve, waits until everything is released, and returns nil. It can be called at any time and more than once.
+// Close ends Serve, waits until everything is released, and returns nil. It can be called at any
+// time and more than once.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	serving, closed := b.serving, b.closed

@@ -158,7 +158,8 @@ func TestCreditTakenBackIsNoCredit(t *testing.T) {
 	}
 }
 
-// pour sends bytes from the guest while there is credit, and tracks the credit that the backend returns.
+// pour sends bytes from the guest while there is credit, and tracks the credit that the backend
+// returns.
 func (g *guestSocket) pour(t *testing.T, data []byte, chunk int) {
 	t.Helper()
 	var sent, fwd uint32
@@ -232,7 +233,8 @@ func TestOverrunIsReset(t *testing.T) {
 	}
 }
 
-// expectClosed expects the shutdown of a client that has closed. It may arrive as two packets, one for each half.
+// expectClosed expects the shutdown of a client that has closed. It may arrive as two packets, one
+// for each half.
 func (g *guestSocket) expectClosed() {
 	g.fe.t.Helper()
 	p := g.expect(opShutdown)
@@ -282,7 +284,8 @@ func TestGuestHalfCloseWaitsForASlowClient(t *testing.T) {
 	wantEnd(t, c, string(data))
 }
 
-// TestBufferStaysAsLargeAsWhatItHolds: a client that reads a little at a time must not make the buffer grow.
+// TestBufferStaysAsLargeAsWhatItHolds: a client that reads a little at a time must not make the
+// buffer grow.
 func TestBufferStaysAsLargeAsWhatItHolds(t *testing.T) {
 	var b buffer
 	chunk := segments{make([]byte, 1000)}
@@ -311,7 +314,8 @@ func TestGuestThatReceivesNoMoreBreaksTheClientsPipe(t *testing.T) {
 
 func TestGuestCloseDeliversWhatItSentAndIsConfirmed(t *testing.T) {
 	_, fe, c, g := connected(t)
-	// The data exceeds the buffer of the client's socket. The rest is buffered, while the guest gets its reset at once.
+	// The data exceeds the buffer of the client's socket. The rest is buffered, while the guest
+	// gets its reset at once.
 	data := g.burst()
 	g.send(opShutdown, shutdownBoth, nil)
 	p := fe.receive()
@@ -458,8 +462,8 @@ func TestGuestWithoutReceiveBuffersIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestFullQueueInOneTurnLosesNoKick: a turn ends after as many chains as the queue is long, before the device has seen that
-// there are no more.
+// TestFullQueueInOneTurnLosesNoKick: a turn ends after as many chains as the queue is long, before
+// the device has seen that there are no more.
 func TestFullQueueInOneTurnLosesNoKick(t *testing.T) {
 	_, fe, c, g := connected(t)
 	fe.stopQueues()
@@ -648,8 +652,9 @@ func openFiles(t *testing.T) int {
 	return len(names)
 }
 
-// TestCreditComesBackInLargePieces: a guest whose writer waits for credit sends as much as it may. If it got credit for each
-// packet that the client read, it would keep sending packets of that size, and would wake a thread for each.
+// TestCreditComesBackInLargePieces: a guest whose writer waits for credit sends as much as it may.
+// If it got credit for each packet that the client read, it would keep sending packets of that
+// size, and would wake a thread for each.
 func TestCreditComesBackInLargePieces(t *testing.T) {
 	_, fe, c, g := connected(t)
 	const piece = 4096

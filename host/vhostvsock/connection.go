@@ -6,16 +6,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bufAlloc limits how many bytes from the guest one connection buffers for a client that does not read, in addition to the
-// client's socket buffer. The guest receives it as buf_alloc. It is the size of one of Linux's largest packets.
+// bufAlloc limits how many bytes from the guest one connection buffers for a client that does not
+// read, in addition to the client's socket buffer. The guest receives it as buf_alloc. It is the
+// size of one of Linux's largest packets.
 const bufAlloc = maxPacketPayload
 
-// creditStep is how many more bytes the client must read before the guest gets new credit, with the next packet to it.
+// creditStep is how many more bytes the client must read before the guest gets new credit, with the
+// next packet to it.
 //
-// Smaller steps are slow with Linux guests. A guest receives in buffers of 4 KiB, and with many streams on one processor its
-// kernel runs a stream's reader after each buffer. An echo server with permanent credit then answers each 4 KiB separately,
-// with a packet, a credit update and a thread switch. A server that waits for a large step of credit finds as much data to
-// read when it continues. TCP has the same rule (RFC 1122, section 4.2.3.3).
+// Smaller steps are slow with Linux guests. A guest receives in buffers of 4 KiB, and with many
+// streams on one processor its kernel runs a stream's reader after each buffer. An echo server with
+// permanent credit then answers each 4 KiB separately, with a packet, a credit update and a thread
+// switch. A server that waits for a large step of credit finds as much data to read when it
+// continues. TCP has the same rule (RFC 1122, section 4.2.3.3).
 const creditStep = bufAlloc / 2
 
 type connState uint8
@@ -66,8 +69,8 @@ type connection struct {
 	toldFwd  uint32 // the value of fwd that the guest was told
 }
 
-// credit returns how many bytes the guest has room for. If the guest reduces its promise below what is in flight, the result is
-// 0 and does not wrap around.
+// credit returns how many bytes the guest has room for. If the guest reduces its promise below what
+// is in flight, the result is 0 and does not wrap around.
 func (c *connection) credit() int {
 	inFlight := c.sent - c.peerFwd
 	if inFlight >= c.peerAlloc {

@@ -7,8 +7,8 @@ import (
 	"math/bits"
 )
 
-// The offered features, as bits. Indirect descriptors are not offered: a packet takes only two or three descriptors, and the
-// table would be one more untrusted structure.
+// The offered features, as bits. Indirect descriptors are not offered: a packet takes only two or
+// three descriptors, and the table would be one more untrusted structure.
 const (
 	featureEventIdx         = 1 << 29 // VIRTIO_RING_F_EVENT_IDX
 	featureProtocolFeatures = 1 << 30 // VHOST_USER_F_PROTOCOL_FEATURES
@@ -20,8 +20,8 @@ const (
 	protocolFeatures = protocolReplyAck | protocolConfig
 )
 
-// device is the back end of one vhost-user connection. It holds the guest's memory and its two queues, as described by the front
-// end's messages.
+// device is the back end of one vhost-user connection. It holds the guest's memory and its two
+// queues, as described by the front end's messages.
 type device struct {
 	poll     *poller
 	guestCID uint64
@@ -61,7 +61,8 @@ func (d *device) running() bool {
 // broken reports whether the guest has broken a queue.
 func (d *device) broken() bool { return d.rings[rxQueue].bad || d.rings[txQueue].bad }
 
-// handlers of requests. A nil reply means that the request has no reply; it may still want an acknowledgement.
+// handlers of requests. A nil reply means that the request has no reply; it may still want an
+// acknowledgement.
 var handlers = map[request]func(*device, *message) ([]byte, error){
 	reqGetFeatures:         func(*device, *message) ([]byte, error) { return uint64Reply(features), nil },
 	reqSetFeatures:         (*device).setFeatures,
@@ -82,9 +83,9 @@ var handlers = map[request]func(*device, *message) ([]byte, error){
 	reqGetConfig:           (*device).getConfig,
 }
 
-// handle carries out a request, and closes those descriptors that the request did not take over. A reply that is not nil must be
-// sent even if there is an error. After an error, the front end and this device may disagree about the device's state, so the
-// connection must end.
+// handle carries out a request, and closes those descriptors that the request did not take over. A
+// reply that is not nil must be sent even if there is an error. After an error, the front end and
+// this device may disagree about the device's state, so the connection must end.
 func (d *device) handle(m *message) (reply []byte, err error) {
 	defer closeFDs(m.fds)
 	h, ok := handlers[m.request]
@@ -226,8 +227,8 @@ func (d *device) setVringAddr(m *message) ([]byte, error) {
 	return nil, nil
 }
 
-// setVringBase sets the position from which a queue continues. A paused VM continues where it stopped; any other position means
-// that the driver has restarted.
+// setVringBase sets the position from which a queue continues. A paused VM continues where it
+// stopped; any other position means that the driver has restarted.
 func (d *device) setVringBase(m *message) ([]byte, error) {
 	r, num, err := d.ringOf(m)
 	if err != nil {
@@ -314,8 +315,8 @@ func (d *device) setVringEnable(m *message) ([]byte, error) {
 	return nil, nil
 }
 
-// getConfig answers with struct virtio_vsock_config: the guest's CID. As vhost-user.rst requires, the answer to a request for
-// other bytes is an empty payload.
+// getConfig answers with struct virtio_vsock_config: the guest's CID. As vhost-user.rst requires,
+// the answer to a request for other bytes is an empty payload.
 func (d *device) getConfig(m *message) ([]byte, error) {
 	offset, size, err := parseConfigRequest(m.payload)
 	if err != nil {

@@ -2,8 +2,8 @@ package vhostvsock
 
 import "golang.org/x/sys/unix"
 
-// receive handles one packet from the guest, which is in a chain of the tx queue. Virtio 1.2, section 5.10.6, specifies the
-// operations.
+// receive handles one packet from the guest, which is in a chain of the tx queue. Virtio 1.2,
+// section 5.10.6, specifies the operations.
 func (m *mux) receive(chain segments) {
 	var b [packetHeaderSize]byte
 	if chain.copyTo(b[:]) < len(b) {
@@ -33,8 +33,8 @@ func (m *mux) receive(chain segments) {
 	m.enqueue(c)
 }
 
-// answerStray answers a packet that belongs to no connection with a reset: a packet to an unknown port, or for a connection that
-// the guest begins.
+// answerStray answers a packet that belongs to no connection with a reset: a packet to an unknown
+// port, or for a connection that the guest begins.
 func (m *mux) answerStray(h *packetHeader) {
 	if h.op == opReset || len(m.strays) == maxStrays {
 		return
@@ -78,8 +78,9 @@ func (m *mux) operate(c *connection, h *packetHeader, payload segments) {
 	}
 }
 
-// guestShutdown passes a half-close on to the client's socket. When both halves are closed, the guest gets the reset that it
-// waits for at once, even if the client still has buffered bytes to read.
+// guestShutdown passes a half-close on to the client's socket. When both halves are closed, the
+// guest gets the reset that it waits for at once, even if the client still has buffered bytes to
+// read.
 func (m *mux) guestShutdown(c *connection, flags uint32) {
 	if flags&shutdownReceive != 0 && !c.refused {
 		c.refused = true

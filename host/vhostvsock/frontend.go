@@ -9,14 +9,15 @@ import (
 // maxSilent is how many connections of front ends may be open that have not sent anything.
 const maxSilent = 8
 
-// silentFrontEnd is a connection to the front end's socket that has not sent anything yet: QEMU's, or that of a program that
-// only checks whether the socket is served.
+// silentFrontEnd is a connection to the front end's socket that has not sent anything yet: QEMU's,
+// or that of a program that only checks whether the socket is served.
 type silentFrontEnd struct {
 	fd int
 	id uint32 // for the poller, because descriptor numbers are reused
 }
 
-// acceptFrontEnds accepts all waiting connections. If there are more than maxSilent, it closes the oldest silent one.
+// acceptFrontEnds accepts all waiting connections. If there are more than maxSilent, it closes the
+// oldest silent one.
 func (b *Backend) acceptFrontEnds() {
 	b.accept(b.listener.FD, func(fd int) {
 		if b.frontEnd >= 0 {
@@ -42,8 +43,8 @@ func (b *Backend) refuse(fd int) {
 	b.poll.closeFD(fd)
 }
 
-// silentEvent handles the first message of a silent connection, or its end. The first connection to send a message is the front
-// end; all others are refused.
+// silentEvent handles the first message of a silent connection, or its end. The first connection to
+// send a message is the front end; all others are refused.
 func (b *Backend) silentEvent(id uint32) error {
 	at := slices.IndexFunc(b.silent, func(s silentFrontEnd) bool { return s.id == id })
 	if at < 0 {

@@ -16,13 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is how long a test waits for an event that must come. It does not measure speed: only a failed test waits that long.
+// patience is how long a test waits for an event that must come. It does not measure speed: only a
+// failed test waits that long.
 const patience = 30 * time.Second
 
 const testCID = 7
 
-// The fake machine's memory: rings are in one region and buffers in another. Each region has different addresses for the guest
-// and for the front end.
+// The fake machine's memory: rings are in one region and buffers in another. Each region has
+// different addresses for the guest and for the front end.
 const (
 	ringGuest, ringUser     = 0x1000, 0x7f00_0000_0000
 	bufferGuest, bufferUser = 0x10_0000, 0x7f10_0000_0000
@@ -33,8 +34,8 @@ const (
 	bufferBytes = 2 * slots * slotBytes
 )
 
-// frontEnd plays both QEMU and the guest's driver: it speaks vhost-user to the backend, and uses the two queues from the
-// driver's side.
+// frontEnd plays both QEMU and the guest's driver: it speaks vhost-user to the backend, and uses
+// the two queues from the driver's side.
 type frontEnd struct {
 	t      *testing.T
 	conn   *net.UnixConn
@@ -44,7 +45,8 @@ type frontEnd struct {
 	rx, tx *driverQueue
 }
 
-// driverQueue is the driver's side of a split ring of 2*slots descriptors. Slot i owns descriptors 2i and 2i+1 and one buffer.
+// driverQueue is the driver's side of a split ring of 2*slots descriptors. Slot i owns descriptors
+// 2i and 2i+1 and one buffer.
 type driverQueue struct {
 	fe       *frontEnd
 	index    uint32
@@ -64,7 +66,8 @@ const (
 	usedAt    = availAt + 4 + 2*queueSize + 2 + 2 // the last 2 are for alignment
 )
 
-// startBackend serves a backend, and returns it with a channel for Serve's result. A bug in the backend's log fails the test.
+// startBackend serves a backend, and returns it with a channel for Serve's result. A bug in the
+// backend's log fails the test.
 func startBackend(t *testing.T) (*Backend, <-chan error) {
 	t.Helper()
 	return startLoggedBackend(t, failingLog(t))
@@ -278,7 +281,8 @@ func (fe *frontEnd) stopQueues() (rx, tx uint32) {
 	return bases[rxQueue], bases[txQueue]
 }
 
-// restart makes the guest's driver start afresh: with empty rings, from the beginning, and with all receive buffers.
+// restart makes the guest's driver start afresh: with empty rings, from the beginning, and with all
+// receive buffers.
 func (fe *frontEnd) restart() {
 	fe.stopQueues()
 	fe.rx.reset()
@@ -350,8 +354,8 @@ func (q *driverQueue) take() (slot, written int) {
 // returned reports whether the device has returned a chain that was not taken yet.
 func (q *driverQueue) returned() bool { return load16(q.ring(), usedAt+2) != q.lastUsed }
 
-// takeUntil waits for a returned chain as a driver does: it asks for a signal, checks the ring once more, and then waits on the
-// call eventfd.
+// takeUntil waits for a returned chain as a driver does: it asks for a signal, checks the ring once
+// more, and then waits on the call eventfd.
 func (q *driverQueue) takeUntil(call int, deadline time.Time) (slot, written int, ok bool) {
 	ring := q.ring()
 	store16(ring, availAt+4+2*queueSize, q.lastUsed)

@@ -20,13 +20,15 @@ const (
 	fuzzSlot   = 128          // bytes of one buffer
 )
 
-// driverStep is the length of a step. The driver takes one step between two turns of the device. The four bytes say: how many
-// more chains, 0 to 3, become available in each queue; whether the driver restarts; and which byte of the memory changes.
+// driverStep is the length of a step. The driver takes one step between two turns of the device.
+// The four bytes say: how many more chains, 0 to 3, become available in each queue; whether the
+// driver restarts; and which byte of the memory changes.
 const driverStep = 4
 
-// FuzzDriver plays a guest's driver that behaves arbitrarily. The fuzzer provides the whole memory, with rings and packets, and
-// changes it while the device serves both queues and two clients. Everything in the device runs except its sockets. No bug may
-// show, and nothing may grow beyond its bounds.
+// FuzzDriver plays a guest's driver that behaves arbitrarily. The fuzzer provides the whole memory,
+// with rings and packets, and changes it while the device serves both queues and two clients.
+// Everything in the device runs except its sockets. No bug may show, and nothing may grow beyond
+// its bounds.
 func FuzzDriver(f *testing.F) {
 	for _, seed := range driverSeeds() {
 		f.Add(seed.memory, seed.steps)
@@ -39,7 +41,8 @@ func FuzzDriver(f *testing.F) {
 	})
 }
 
-// drive makes a device serve a driver's memory and steps, and returns what the two clients received.
+// drive makes a device serve a driver's memory and steps, and returns what the two clients
+// received.
 func drive(t *testing.T, memory, steps []byte) (told [2]string) {
 	mem := alignedBytes(fuzzBytes)
 	copy(mem, memory)
@@ -135,7 +138,8 @@ func serveTurn(t *testing.T, b *Backend) {
 
 type driverSeed struct{ memory, steps []byte }
 
-// driverSeeds returns a correct driver that talks to both clients, and variants of it that each break a queue in one way.
+// driverSeeds returns a correct driver that talks to both clients, and variants of it that each
+// break a queue in one way.
 func driverSeeds() []driverSeed {
 	good := goodDriver()
 	// First all receive buffers, then the transmitted packets one by one.
@@ -172,8 +176,8 @@ func putDesc(b []byte, d [4]uint64) {
 	binary.LittleEndian.PutUint16(b[14:], uint16(d[3]))
 }
 
-// goodDriver returns the memory of a driver with eight receive buffers and eight packets to send: it accepts both clients, sends
-// some bytes, and closes.
+// goodDriver returns the memory of a driver with eight receive buffers and eight packets to send:
+// it accepts both clients, sends some bytes, and closes.
 func goodDriver() []byte {
 	mem := make([]byte, fuzzBytes)
 	packets := []packetHeader{
@@ -199,7 +203,8 @@ func goodDriver() []byte {
 	return mem
 }
 
-// TestGoodDriverTalksToBothClients checks that FuzzDriver's seeds reach the states from which the fuzzer should continue.
+// TestGoodDriverTalksToBothClients checks that FuzzDriver's seeds reach the states from which the
+// fuzzer should continue.
 func TestGoodDriverTalksToBothClients(t *testing.T) {
 	seed := driverSeeds()[0]
 	told := drive(t, seed.memory, seed.steps)

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FuzzMessages feeds a byte stream, split into two writes, to a device as the front end's messages. Each message gets a memory
-// file or eventfds if it needs them.
+// FuzzMessages feeds a byte stream, split into two writes, to a device as the front end's messages.
+// Each message gets a memory file or eventfds if it needs them.
 func FuzzMessages(f *testing.F) {
 	tableOfOne := encodeMemTable(regionSpec{guestAddr: 0, size: 8192, userAddr: ringUser})
 	var addr []byte
@@ -123,8 +123,8 @@ func exercise(t *testing.T, q *virtqueue, writable bool) {
 	}
 }
 
-// FuzzDescriptorChains tests a queue of 8 in a memory that the fuzzer provides completely: 128 bytes of descriptors, the avail
-// ring, the used ring, and further bytes.
+// FuzzDescriptorChains tests a queue of 8 in a memory that the fuzzer provides completely: 128
+// bytes of descriptors, the avail ring, the used ring, and further bytes.
 func FuzzDescriptorChains(f *testing.F) {
 	seed := func(avail uint16, descs ...[4]uint64) []byte {
 		var b []byte
@@ -170,8 +170,8 @@ func FuzzPacketHeader(f *testing.F) {
 	})
 }
 
-// FuzzGuestPackets makes the guest send arbitrary packets while one client is connected, and checks that nothing grows beyond its
-// bounds.
+// FuzzGuestPackets makes the guest send arbitrary packets while one client is connected, and checks
+// that nothing grows beyond its bounds.
 func FuzzGuestPackets(f *testing.F) {
 	one := func(op operation, flags uint32, payload int) []byte {
 		return []byte{byte(op), byte(flags), byte(payload >> 8), byte(payload)}
@@ -215,8 +215,8 @@ func FuzzGuestPackets(f *testing.F) {
 	})
 }
 
-// scripted makes a packet from four bytes: the operation; the flags, in which 16 and 32 make the length and the type wrong, and
-// 128 the port; and the payload's length.
+// scripted makes a packet from four bytes: the operation; the flags, in which 16 and 32 make the
+// length and the type wrong, and 128 the port; and the payload's length.
 func scripted(s []byte) segments {
 	n := int(s[2])<<8 | int(s[3])
 	h := packetHeader{

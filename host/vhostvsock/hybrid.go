@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The hybrid dialect is Firecracker's (docs/vsock.md there): a client sends "CONNECT <port>\n", gets the answer
-// "OK <local port>\n", and then has a byte stream.
+// The hybrid dialect is Firecracker's (docs/vsock.md there): a client sends "CONNECT <port>\n",
+// gets the answer "OK <local port>\n", and then has a byte stream.
 const (
 	connectWord = "CONNECT "
 
@@ -22,8 +22,8 @@ const (
 
 var errNoLine = errors.New("the line has not ended")
 
-// parseConnect parses the first line in b and returns the port and the line's length. If the line is incomplete, the error is
-// errNoLine.
+// parseConnect parses the first line in b and returns the port and the line's length. If the line
+// is incomplete, the error is errNoLine.
 func parseConnect(b []byte) (port uint32, length int, err error) {
 	end := bytes.IndexByte(b, '\n')
 	if end < 0 && len(b) < maxConnectLine {

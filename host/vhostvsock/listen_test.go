@@ -13,8 +13,8 @@ import (
 	"github.com/directvol/directvol/protocols/address"
 )
 
-// TestSocketsAreTheirOwnersAlone: only the owner can use the sockets. They are removed when the service ends, unless
-// other files have their paths by then.
+// TestSocketsAreTheirOwnersAlone: only the owner can use the sockets. They are removed when the
+// service ends, unless other files have their paths by then.
 func TestSocketsAreTheirOwnersAlone(t *testing.T) {
 	defer unix.Umask(unix.Umask(0))
 	b, _ := startBackend(t)

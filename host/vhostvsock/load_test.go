@@ -38,8 +38,8 @@ func TestThousandConnectionsAtOnce(t *testing.T) {
 		p.c.Close()
 		p.g.expectClosed()
 	}
-	// When the last packet has been seen, all descriptors are closed, because a connection's descriptor is closed before its last
-	// packet is sent.
+	// When the last packet has been seen, all descriptors are closed, because a connection's
+	// descriptor is closed before its last packet is sent.
 	if got := openFiles(t); got != files {
 		t.Errorf("open files\n got %d\nwant %d", got, files)
 	}
@@ -48,7 +48,8 @@ func TestThousandConnectionsAtOnce(t *testing.T) {
 	}
 }
 
-// ending is a way in which an established connection ends. Afterwards nothing of the connection may be left.
+// ending is a way in which an established connection ends. Afterwards nothing of the connection may
+// be left.
 type ending struct {
 	name string
 	end  func(*endedConnection)

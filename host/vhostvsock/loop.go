@@ -32,7 +32,8 @@ func (b *Backend) loop() error {
 	}
 }
 
-// acceptAgain is the pause after a failed accept. No event announces that descriptors are available again.
+// acceptAgain is the pause after a failed accept. No event announces that descriptors are available
+// again.
 const acceptAgain = 100 * time.Millisecond
 
 // patience returns the longest time to wait for an event; a negative value means without a limit.
@@ -62,8 +63,8 @@ func (b *Backend) whenTimePassed() {
 	}
 }
 
-// dispatch handles one event. Kicks need no work here, because the loop serves both queues after the events. Client
-// events only mark the connections that have work.
+// dispatch handles one event. Kicks need no work here, because the loop serves both queues after
+// the events. Client events only mark the connections that have work.
 func (b *Backend) dispatch(ev *unix.EpollEvent) error {
 	switch source(ev.Fd) {
 	case sourceWake:
@@ -123,8 +124,8 @@ func (b *Backend) acceptClients() {
 	b.accept(b.hybrid.FD, b.mux.add)
 }
 
-// accept accepts all waiting connections and passes them to take. If the process is out of descriptors, accept sets stalled, and
-// the connections wait for acceptAgain.
+// accept accepts all waiting connections and passes them to take. If the process is out of
+// descriptors, accept sets stalled, and the connections wait for acceptAgain.
 func (b *Backend) accept(listener int, take func(fd int)) {
 	for {
 		fd, _, err := unix.Accept4(listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
@@ -151,8 +152,8 @@ func (b *Backend) turn(index int, serve func() error) {
 	}
 }
 
-// drain processes the packets that the guest has sent. It processes one queue length per turn, so that the clients get their
-// turn.
+// drain processes the packets that the guest has sent. It processes one queue length per turn, so
+// that the clients get their turn.
 func (b *Backend) drain() error {
 	r := &b.device.rings[txQueue]
 	q := r.served()
@@ -219,8 +220,8 @@ func (b *Backend) fail(index int, err error) {
 	b.mux.guestBroken()
 }
 
-// survive runs do, which processes untrusted bytes. If do panics, survive logs that as a bug of directvol and returns an error.
-// The other connections are not affected and continue.
+// survive runs do, which processes untrusted bytes. If do panics, survive logs that as a bug of
+// directvol and returns an error. The other connections are not affected and continue.
 func (b *Backend) survive(do func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {

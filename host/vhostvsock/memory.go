@@ -15,13 +15,15 @@ type region struct {
 	mapping []byte // the mapping to unmap; contains data
 }
 
-// memory is the guest's memory. The slices that it returns are shared with the guest, whose writes may change them at any moment.
-// So read a value once, then check it, then use it. The slices are valid until close.
+// memory is the guest's memory. The slices that it returns are shared with the guest, whose writes
+// may change them at any moment. So read a value once, then check it, then use it. The slices are
+// valid until close.
 type memory struct {
 	regions []region
 }
 
-// mapMemory maps each region from the descriptor with the same index. The caller keeps the descriptors.
+// mapMemory maps each region from the descriptor with the same index. The caller keeps the
+// descriptors.
 func mapMemory(specs []regionSpec, fds []int) (*memory, error) {
 	if len(fds) != len(specs) {
 		return nil, fmt.Errorf("memory table of %d regions came with %d descriptors", len(specs), len(fds))
@@ -48,7 +50,8 @@ func mapRegion(s regionSpec, fd int) (region, error) {
 		// An access beyond the end of the file would cause a SIGBUS.
 		return region{}, fmt.Errorf("memory region at %#x ends at %#x of a file of %#x bytes", s.guestAddr, end, st.Size)
 	}
-	// The mapping starts at 0, because offset may not be a multiple of the file's page size (huge pages).
+	// The mapping starts at 0, because offset may not be a multiple of the file's page size (huge
+	// pages).
 	mapping, err := unix.Mmap(fd, 0, int(end), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
 		return region{}, fmt.Errorf("mmap of memory region at %#x, %#x bytes: %w", s.guestAddr, end, err)
@@ -76,8 +79,8 @@ func (m *memory) guest(addr, n uint64) ([]byte, error) {
 	return nil, fmt.Errorf("guest address %#x and %d bytes: not in one memory region", addr, n)
 }
 
-// user returns n bytes at an address of the front end. They must lie in one region, and their address in this process must be a
-// multiple of align.
+// user returns n bytes at an address of the front end. They must lie in one region, and their
+// address in this process must be a multiple of align.
 func (m *memory) user(addr, n, align uint64) ([]byte, error) {
 	for i := range m.regions {
 		r := &m.regions[i]
@@ -103,15 +106,15 @@ func within(data []byte, addr, start, n uint64) ([]byte, bool) {
 	return data[at : at+n : at+n], true
 }
 
-// load16 atomically loads the little-endian u16 at b[off:], which must be aligned to 2. Go has no 16-bit atomics, so it loads the
-// whole aligned word.
+// load16 atomically loads the little-endian u16 at b[off:], which must be aligned to 2. Go has no
+// 16-bit atomics, so it loads the whole aligned word.
 func load16(b []byte, off int) uint16 {
 	word, shift := wordOf(b, off)
 	return uint16(atomic.LoadUint32(word) >> shift)
 }
 
-// store16 atomically stores a u16, and leaves the other half of its word unchanged, because another party may write that half. It
-// is a full memory barrier.
+// store16 atomically stores a u16, and leaves the other half of its word unchanged, because another
+// party may write that half. It is a full memory barrier.
 func store16(b []byte, off int, v uint16) {
 	word, shift := wordOf(b, off)
 	for {
@@ -122,8 +125,8 @@ func store16(b []byte, off int, v uint16) {
 	}
 }
 
-// wordOf returns the aligned word that contains b[off:off+2], and the position of these bytes in it. The word lies in the same
-// region, because regions begin and end at word boundaries.
+// wordOf returns the aligned word that contains b[off:off+2], and the position of these bytes in
+// it. The word lies in the same region, because regions begin and end at word boundaries.
 func wordOf(b []byte, off int) (*uint32, int) {
 	p := unsafe.Pointer(&b[off : off+2][0])
 	odd := int(uintptr(p) & 2)

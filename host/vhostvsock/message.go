@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// request is the first word of a vhost-user message. The numbers are from QEMU's docs/interop/vhost-user.rst, "Front-end message
-// types".
+// request is the first word of a vhost-user message. The numbers are from QEMU's
+// docs/interop/vhost-user.rst, "Front-end message types".
 type request uint32
 
 const (
@@ -33,8 +33,8 @@ const (
 	reqResetDevice         request = 34
 )
 
-// The flags in the message header, and this package's limits for a message. The longest supported message is SET_MEM_TABLE with 8
-// regions: 264 bytes, 8 descriptors.
+// The flags in the message header, and this package's limits for a message. The longest supported
+// message is SET_MEM_TABLE with 8 regions: 264 bytes, 8 descriptors.
 const (
 	messageHeaderSize = 12
 	maxPayload        = 512
@@ -74,16 +74,17 @@ func parseMessageHeader(b []byte) (req request, flags uint32, size int, err erro
 	return req, flags, int(length), nil
 }
 
-// messageReader assembles messages from a non-blocking stream socket. It never reads beyond the current message, so that the
-// descriptors it collects belong to that message.
+// messageReader assembles messages from a non-blocking stream socket. It never reads beyond the
+// current message, so that the descriptors it collects belong to that message.
 type messageReader struct {
 	buf  [messageHeaderSize + maxPayload]byte
 	have int
 	fds  []int
 }
 
-// read reads the next message from fd. It returns nil without an error if the message is not complete yet, io.EOF if the peer
-// closed between two messages, and io.ErrUnexpectedEOF if the peer closed within one. The payload is valid until the next call.
+// read reads the next message from fd. It returns nil without an error if the message is not
+// complete yet, io.EOF if the peer closed between two messages, and io.ErrUnexpectedEOF if the peer
+// closed within one. The payload is valid until the next call.
 func (r *messageReader) read(fd int) (*message, error) {
 	for {
 		want := messageHeaderSize

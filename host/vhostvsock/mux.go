@@ -14,11 +14,12 @@ const (
 	// maxConnections limits the clients of one guest.
 	maxConnections = 4096
 
-	// maxStrays limits the resets that belong to no connection and wait for room in the rx queue. If a guest causes more without
-	// providing buffers for them, it gets fewer answers.
+	// maxStrays limits the resets that belong to no connection and wait for room in the rx queue.
+	// If a guest causes more without providing buffers for them, it gets fewer answers.
 	maxStrays = 256
 
-	// Host ports are from the upper half of the positive values of a signed int, where no service listens.
+	// Host ports are from the upper half of the positive values of a signed int, where no service
+	// listens.
 	firstHostPort = 1 << 30
 	lastHostPort  = 1<<31 - 1
 
@@ -29,8 +30,8 @@ const (
 	kickEvents = unix.EPOLLIN | unix.EPOLLET
 )
 
-// mux handles the streams of all clients of one guest. Only one goroutine uses it. It never blocks: bytes that cannot be passed
-// on wait in their connection.
+// mux handles the streams of all clients of one guest. Only one goroutine uses it. It never blocks:
+// bytes that cannot be passed on wait in their connection.
 type mux struct {
 	poll     *poller
 	guestCID uint64
@@ -60,7 +61,8 @@ func (m *mux) close() {
 	m.ready, m.strays = nil, nil
 }
 
-// guestRestarted ends the connections that the guest has forgotten. Clients that the guest has not heard of yet keep waiting.
+// guestRestarted ends the connections that the guest has forgotten. Clients that the guest has not
+// heard of yet keep waiting.
 func (m *mux) guestRestarted() {
 	m.strays, m.down = nil, false
 	for _, c := range m.conns {
@@ -143,7 +145,8 @@ func (m *mux) greet(c *connection) {
 	c.debts |= oweRequest
 }
 
-// clientGone handles a client that neither sends nor receives any more. The bytes that it sent before are still delivered.
+// clientGone handles a client that neither sends nor receives any more. The bytes that it sent
+// before are still delivered.
 func (m *mux) clientGone(c *connection) {
 	switch {
 	case c.state == draining:
@@ -158,7 +161,8 @@ func (m *mux) clientGone(c *connection) {
 	}
 }
 
-// drop closes a connection's client, and forgets the connection unless packets to the guest are still due.
+// drop closes a connection's client, and forgets the connection unless packets to the guest are
+// still due.
 func (m *mux) drop(c *connection) {
 	if c.fd >= 0 {
 		m.poll.closeFD(c.fd)
@@ -187,7 +191,8 @@ func (m *mux) disconnect(hostPort uint32) {
 	}
 }
 
-// detach ends a connection that has ended in the guest: the client gets the buffered bytes and is then closed.
+// detach ends a connection that has ended in the guest: the client gets the buffered bytes and is
+// then closed.
 func (m *mux) detach(c *connection) {
 	c.state, c.debts = draining, 0
 	m.dropDrained(c)
@@ -216,7 +221,8 @@ func (m *mux) accepted(c *connection) {
 	}
 }
 
-// deliver passes bytes from the guest to the client, and buffers the bytes that the client's socket does not take.
+// deliver passes bytes from the guest to the client, and buffers the bytes that the client's socket
+// does not take.
 func (m *mux) deliver(c *connection, payload segments) {
 	size := payload.size()
 	if size > bufAlloc-c.pending.len() {
@@ -245,8 +251,8 @@ func (m *mux) deliver(c *connection, payload segments) {
 	}
 }
 
-// watchWritable turns events for a writable client socket on or off. They are normally off, because each read by the client would
-// cause one.
+// watchWritable turns events for a writable client socket on or off. They are normally off, because
+// each read by the client would cause one.
 func (m *mux) watchWritable(c *connection, on bool) {
 	events := uint32(clientEvents)
 	if on {

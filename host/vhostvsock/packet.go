@@ -6,8 +6,8 @@ import "encoding/binary"
 const (
 	packetHeaderSize = 44
 
-	// maxPacketPayload limits the payload of one packet in both directions. It is the most that Linux sends
-	// (VIRTIO_VSOCK_MAX_PKT_BUF_SIZE).
+	// maxPacketPayload limits the payload of one packet in both directions. It is the most that
+	// Linux sends (VIRTIO_VSOCK_MAX_PKT_BUF_SIZE).
 	maxPacketPayload = 64 << 10
 
 	hostCID = 2 // VMADDR_CID_HOST

@@ -5,19 +5,19 @@ import (
 	"fmt"
 )
 
-// The payloads of docs/interop/vhost-user.rst, "Message specification". All integers are in the host's byte order, which is little
-// endian on all supported hosts.
+// The payloads of docs/interop/vhost-user.rst, "Message specification". All integers are in the
+// host's byte order, which is little endian on all supported hosts.
 
-// regionSpec is a "memory region description": the address at which the front end maps a piece of the guest's memory, and the
-// offset of that piece in the attached descriptor.
+// regionSpec is a "memory region description": the address at which the front end maps a piece of
+// the guest's memory, and the offset of that piece in the attached descriptor.
 type regionSpec struct {
 	guestAddr, size, userAddr, offset uint64
 }
 
 const regionSpecSize = 32
 
-// parseMemTable parses the payload of SET_MEM_TABLE. It does not check for overlaps, because the front end is trusted in this; the
-// first match wins.
+// parseMemTable parses the payload of SET_MEM_TABLE. It does not check for overlaps, because the
+// front end is trusted in this; the first match wins.
 func parseMemTable(b []byte) ([]regionSpec, error) {
 	if len(b) < 8 {
 		return nil, fmt.Errorf("memory table of %d bytes, want at least 8", len(b))
@@ -46,7 +46,8 @@ func parseMemTable(b []byte) ([]regionSpec, error) {
 	return specs, nil
 }
 
-// maxRegionEnd keeps sizes and offsets far below an overflow of the int64 for mmap(2). Real guests' regions end below it.
+// maxRegionEnd keeps sizes and offsets far below an overflow of the int64 for mmap(2). Real guests'
+// regions end below it.
 const maxRegionEnd = 1 << 52
 
 func (s regionSpec) check() error {
@@ -97,7 +98,8 @@ func parseVringAddr(b []byte) (vringAddr, error) {
 	}, nil
 }
 
-// parseConfigRequest parses a "virtio device config space". The reply repeats its 12 bytes, followed by the contents.
+// parseConfigRequest parses a "virtio device config space". The reply repeats its 12 bytes,
+// followed by the contents.
 func parseConfigRequest(b []byte) (offset, size uint32, err error) {
 	if len(b) < configHeaderSize {
 		return 0, 0, fmt.Errorf("config request of %d bytes, want at least %d", len(b), configHeaderSize)

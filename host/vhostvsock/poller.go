@@ -21,8 +21,8 @@ const (
 	sourceClient                 // the client of the connection with host port id
 )
 
-// poller is an epoll(7) instance. It identifies descriptors by a source and an id, not by their numbers, because another file may
-// have a number by the time an event is handled.
+// poller is an epoll(7) instance. It identifies descriptors by a source and an id, not by their
+// numbers, because another file may have a number by the time an event is handled.
 type poller struct {
 	fd     int
 	events [64]unix.EpollEvent
@@ -55,14 +55,16 @@ func (p *poller) control(op, fd int, events uint32, from source, id uint32) erro
 	return nil
 }
 
-// closeFD closes a descriptor that was added. It first removes the descriptor from the poller, because close is not enough: an
-// eventfd of the front end stays open in the front end's process, and so in the poller.
+// closeFD closes a descriptor that was added. It first removes the descriptor from the poller,
+// because close is not enough: an eventfd of the front end stays open in the front end's process,
+// and so in the poller.
 func (p *poller) closeFD(fd int) {
 	unix.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, fd, nil)
 	unix.Close(fd)
 }
 
-// wait returns the pending events. It waits for at most longest and then returns none; a negative longest means without a limit.
+// wait returns the pending events. It waits for at most longest and then returns none; a negative
+// longest means without a limit.
 func (p *poller) wait(longest time.Duration) ([]unix.EpollEvent, error) {
 	timeout := -1
 	if longest >= 0 {

@@ -15,7 +15,8 @@ const (
 	queueCount = 2
 )
 
-// ring is a queue as the front end describes it, with its eventfds, and with its virtqueue while the queue is started.
+// ring is a queue as the front end describes it, with its eventfds, and with its virtqueue while
+// the queue is started.
 type ring struct {
 	num     uint32
 	base    uint16
@@ -83,7 +84,8 @@ func (r *ring) notify() {
 	}
 }
 
-// signal adds 1 to an eventfd. Its only possible failure is harmless: a full counter is readable already.
+// signal adds 1 to an eventfd. Its only possible failure is harmless: a full counter is readable
+// already.
 func signal(fd int) {
 	if fd < 0 {
 		return
@@ -97,7 +99,8 @@ func signal(fd int) {
 	}
 }
 
-// takeEventFD parses the payload of SET_VRING_KICK, CALL or ERR, and takes the descriptor out of m; fd is -1 if there is none.
+// takeEventFD parses the payload of SET_VRING_KICK, CALL or ERR, and takes the descriptor out of m;
+// fd is -1 if there is none.
 func takeEventFD(m *message) (index, fd int, err error) {
 	v, err := parseUint64(m.payload)
 	if err != nil {

@@ -12,7 +12,8 @@ func (s segments) size() int {
 	return n
 }
 
-// appendRange appends to dst the pieces that contain n bytes of s from offset skip on, or fewer if s ends before.
+// appendRange appends to dst the pieces that contain n bytes of s from offset skip on, or fewer if
+// s ends before.
 func (s segments) appendRange(dst segments, skip, n int) segments {
 	for _, b := range s {
 		if n == 0 {

@@ -7,13 +7,14 @@ import (
 )
 
 const (
-	// slotLimit is how long a client may be stuck (see stuck). Every call's deadline has passed by then.
+	// slotLimit is how long a client may be stuck (see stuck). Every call's deadline has passed by
+	// then.
 	slotLimit = 5 * time.Minute
 	// sweepInterval is the interval between checks for stuck clients.
 	sweepInterval = 30 * time.Second
 
-	// sparedFiles is the number of descriptors that clients must leave for the front end: its memory, its eventfds, and new ones that
-	// arrive before the old ones are closed.
+	// sparedFiles is the number of descriptors that clients must leave for the front end: its
+	// memory, its eventfds, and new ones that arrive before the old ones are closed.
 	sparedFiles = 64
 )
 
@@ -31,8 +32,8 @@ type progress struct {
 	sent, fwd uint32
 }
 
-// sweep closes the clients that have been stuck too long. While the guest is stopped (running is false), only clients that have
-// not sent their first line can be stuck.
+// sweep closes the clients that have been stuck too long. While the guest is stopped (running is
+// false), only clients that have not sent their first line can be stuck.
 func (m *mux) sweep(running bool) {
 	for _, c := range m.conns {
 		now := progress{c.state, c.sent, c.fwd}
@@ -55,8 +56,8 @@ var stuckFor = map[connState]string{
 	draining:    "to read the last that the guest had sent",
 }
 
-// stuck reports whether a client waits for something that should happen soon. A client that does not read an open connection is
-// not stuck: somebody may look at a log for hours.
+// stuck reports whether a client waits for something that should happen soon. A client that does
+// not read an open connection is not stuck: somebody may look at a log for hours.
 func (c *connection) stuck() bool {
 	switch c.state {
 	case connecting:

@@ -75,8 +75,8 @@ func useUpFiles(t *testing.T) (end func()) {
 	return end
 }
 
-// TestWhoCannotBeAcceptedWaits: when descriptors run out, QEMU and clients wait until descriptors are available again, and then
-// are accepted even if nothing else happens.
+// TestWhoCannotBeAcceptedWaits: when descriptors run out, QEMU and clients wait until descriptors
+// are available again, and then are accepted even if nothing else happens.
 func TestWhoCannotBeAcceptedWaits(t *testing.T) {
 	log, said := warningLog()
 	b, served := startLoggedBackend(t, log)
@@ -133,7 +133,8 @@ func TestASecondFrontEndIsRefused(t *testing.T) {
 	}
 }
 
-// TestWhoSaysNothingIsNoFrontEnd: this holds for any number of silent connections and however long they stay.
+// TestWhoSaysNothingIsNoFrontEnd: this holds for any number of silent connections and however long
+// they stay.
 func TestWhoSaysNothingIsNoFrontEnd(t *testing.T) {
 	b, _ := startBackend(t)
 	var silent []*net.UnixConn
@@ -241,8 +242,8 @@ func TestWhoWaitsTooLongLosesItsSlot(t *testing.T) {
 	}
 }
 
-// TestWhoGetsALittleKeepsItsSlot: any progress counts. A client that reads slowly keeps its slot too, because it holds up nobody
-// else.
+// TestWhoGetsALittleKeepsItsSlot: any progress counts. A client that reads slowly keeps its slot
+// too, because it holds up nobody else.
 func TestWhoGetsALittleKeepsItsSlot(t *testing.T) {
 	b, clock := timedBackend(t)
 	fe := bootGuest(t, b)

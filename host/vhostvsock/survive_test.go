@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMemoryThatIsTakenAwayBreaksOnlyTheQueue: an access that would be a SIGBUS elsewhere only breaks the guest's queue here.
+// TestMemoryThatIsTakenAwayBreaksOnlyTheQueue: an access that would be a SIGBUS elsewhere only
+// breaks the guest's queue here.
 func TestMemoryThatIsTakenAwayBreaksOnlyTheQueue(t *testing.T) {
 	log, hook := test.NewNullLogger()
 	b, _ := startLoggedBackend(t, log)

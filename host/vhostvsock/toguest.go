@@ -21,7 +21,8 @@ func checkReceiveBuffer(room segments) error {
 // waiting reports whether there may be a packet for the guest.
 func (m *mux) waiting() bool { return len(m.strays) > 0 || len(m.ready) > 0 }
 
-// fill writes the next packet for the guest into room and returns the packet's size, or 0 if there was none.
+// fill writes the next packet for the guest into room and returns the packet's size, or 0 if there
+// was none.
 func (m *mux) fill(room segments) int {
 	if len(m.strays) > 0 {
 		h := m.strays[0]
@@ -42,8 +43,8 @@ func (m *mux) fill(room segments) int {
 	return 0
 }
 
-// packet writes the next packet of c. The order matters: data precedes the shutdown that follows it. Both kinds of packet also
-// carry a due credit update.
+// packet writes the next packet of c. The order matters: data precedes the shutdown that follows
+// it. Both kinds of packet also carry a due credit update.
 func (m *mux) packet(c *connection, room segments) int {
 	switch {
 	case c.debts&oweReset != 0:
@@ -73,8 +74,8 @@ func (m *mux) packet(c *connection, room segments) int {
 	return 0
 }
 
-// forward reads from the client directly into the guest's buffers, after the header, as much as the buffers and the guest's
-// credit allow.
+// forward reads from the client directly into the guest's buffers, after the header, as much as the
+// buffers and the guest's credit allow.
 func (m *mux) forward(c *connection, room segments) int {
 	limit := min(c.credit(), maxPacketPayload)
 	m.parts = room.appendRange(m.parts[:0], packetHeaderSize, limit)
@@ -102,8 +103,9 @@ func (m *mux) forward(c *connection, room segments) int {
 	return m.put(c, room, packetHeader{op: opData, length: uint32(n)}) + n
 }
 
-// shutdown tells the guest that the client sends no more and, if the client is gone, that it receives no more either. In that
-// case the connection is over, and later packets from the guest are answered with a reset.
+// shutdown tells the guest that the client sends no more and, if the client is gone, that it
+// receives no more either. In that case the connection is over, and later packets from the guest
+// are answered with a reset.
 func (m *mux) shutdown(c *connection, room segments) int {
 	if !c.gone {
 		c.debts &^= oweShutdown

@@ -19,10 +19,11 @@ const (
 	maxQueueSize = 1024
 )
 
-// virtqueue is the device's side of a split ring (virtio 1.2, section 2.7). It takes chains in order and completes each before it
-// takes the next one.
+// virtqueue is the device's side of a split ring (virtio 1.2, section 2.7). It takes chains in
+// order and completes each before it takes the next one.
 //
-// The guest may write anything into the ring. An error means that the ring is malformed and must not be used any more.
+// The guest may write anything into the ring. An error means that the ring is malformed and must
+// not be used any more.
 type virtqueue struct {
 	mem      *memory
 	size     uint16
@@ -34,7 +35,8 @@ type virtqueue struct {
 	nextAvail uint16 // the next entry of the avail ring to take
 	nextUsed  uint16 // the next entry of the used ring to fill
 
-	// signalled is the value of nextUsed when wantsSignal last checked. It is undefined before the first check.
+	// signalled is the value of nextUsed when wantsSignal last checked. It is undefined before the
+	// first check.
 	signalled      uint16
 	everConsidered bool
 
@@ -43,8 +45,8 @@ type virtqueue struct {
 	chain segments
 }
 
-// newVirtqueue finds the three parts of a ring in memory. base is the first avail entry to take. The used index continues from its
-// value in the ring.
+// newVirtqueue finds the three parts of a ring in memory. base is the first avail entry to take.
+// The used index continues from its value in the ring.
 func newVirtqueue(mem *memory, size uint32, addr vringAddr, base uint16, eventIdx bool) (*virtqueue, error) {
 	if size == 0 || size > maxQueueSize || size&(size-1) != 0 {
 		return nil, fmt.Errorf("queue size %d: want a power of 2 up to %d", size, maxQueueSize)
@@ -69,8 +71,9 @@ func newVirtqueue(mem *memory, size uint32, addr vringAddr, base uint16, eventId
 	return q, nil
 }
 
-// next returns the next chain, or none if the guest has provided no more. Until complete is called, next returns the same chain. All
-// descriptors of the chain must be writable for the device if writable is set, and readable otherwise; any other chain is malformed.
+// next returns the next chain, or none if the guest has provided no more. Until complete is called,
+// next returns the same chain. All descriptors of the chain must be writable for the device if
+// writable is set, and readable otherwise; any other chain is malformed.
 func (q *virtqueue) next(writable bool) (segments, error) {
 	if q.held {
 		return q.chain, nil
@@ -128,12 +131,13 @@ func (q *virtqueue) complete(written int) {
 	q.nextUsed++
 	q.nextAvail++
 	q.held = false
-	// flags and idx share a word, and the device owns both. The store of idx makes the entry visible before idx.
+	// flags and idx share a word, and the device owns both. The store of idx makes the entry
+	// visible before idx.
 	atomic.StoreUint32((*uint32)(unsafe.Pointer(&q.used[0])), uint32(q.nextUsed)<<16)
 }
 
-// wantsSignal reports whether the guest wants a signal for the chains completed since the last check (virtio 1.2, sections 2.7.7 and
-// 2.7.8).
+// wantsSignal reports whether the guest wants a signal for the chains completed since the last
+// check (virtio 1.2, sections 2.7.7 and 2.7.8).
 func (q *virtqueue) wantsSignal() bool {
 	from, to := q.signalled, q.nextUsed
 	first := !q.everConsidered
@@ -148,11 +152,12 @@ func (q *virtqueue) wantsSignal() bool {
 	return first || to-event-1 < to-from
 }
 
-// awaitKick asks the guest to kick when it adds the next chain. It returns true if there is a chain already, because that one may come
-// without a kick.
+// awaitKick asks the guest to kick when it adds the next chain. It returns true if there is a chain
+// already, because that one may come without a kick.
 func (q *virtqueue) awaitKick() bool {
 	if q.eventIdx {
-		// A full barrier: either the guest sees the new value, or the device sees the guest's chain.
+		// A full barrier: either the guest sees the new value, or the device sees the guest's
+		// chain.
 		store16(q.used, 4+8*int(q.size), q.nextAvail)
 	}
 	return load16(q.avail, 2) != q.nextAvail

@@ -6,7 +6,8 @@ import (
 	"unsafe"
 )
 
-// sliceMemory returns a guest memory of one region over b, at the same addresses for the guest and for the front end.
+// sliceMemory returns a guest memory of one region over b, at the same addresses for the guest and
+// for the front end.
 func sliceMemory(b []byte, at uint64) *memory {
 	s := regionSpec{guestAddr: at, userAddr: at, size: uint64(len(b))}
 	return &memory{regions: []region{{regionSpec: s, data: b}}}
@@ -35,8 +36,8 @@ func TestWords16AreIndependent(t *testing.T) {
 	}
 }
 
-// TestSignalsFollowTheUsedEvent checks wantsSignal against virtio 1.2, section 2.7.7.2: a signal is due when the entry named by
-// used_event was completed.
+// TestSignalsFollowTheUsedEvent checks wantsSignal against virtio 1.2, section 2.7.7.2: a signal is
+// due when the entry named by used_event was completed.
 func TestSignalsFollowTheUsedEvent(t *testing.T) {
 	for _, c := range []struct {
 		from, to, event uint16

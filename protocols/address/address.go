@@ -24,11 +24,13 @@ const (
 	Unix   Scheme = "unix"
 )
 
-// MaxPath is the greatest length of a unix socket's name, in bytes. sun_path of unix(7) has 108 bytes including the
-// terminating zero, and four are needed for the temporary name that ListenUnix uses. So ListenUnix accepts every address.
+// MaxPath is the greatest length of a unix socket's name, in bytes. sun_path of unix(7) has 108
+// bytes including the terminating zero, and four are needed for the temporary name that ListenUnix
+// uses. So ListenUnix accepts every address.
 const MaxPath = 103
 
-// Address is one address to dial. Addresses can be compared with ==. Dial checks an Address that was not made by Parse.
+// Address is one address to dial. Addresses can be compared with ==. Dial checks an Address that
+// was not made by Parse.
 type Address struct {
 	Scheme Scheme
 	CID    uint32 // vsock: the machine's context ID
@@ -79,8 +81,8 @@ func (a Address) String() string {
 	}
 }
 
-// number parses a port or a context ID. It refuses the highest value, which is the kernel's wildcard (VMADDR_CID_ANY,
-// VMADDR_PORT_ANY of vsock(7)).
+// number parses a port or a context ID. It refuses the highest value, which is the kernel's
+// wildcard (VMADDR_CID_ANY, VMADDR_PORT_ANY of vsock(7)).
 func number(digits string) (uint32, error) {
 	n, err := strconv.ParseUint(digits, 10, 32)
 	if err != nil || n == math.MaxUint32 {

@@ -16,8 +16,8 @@ import (
 // maxAnswer limits the length of the line that answers CONNECT, in bytes.
 const maxAnswer = 64
 
-// Dial connects to the address. ctx limits Dial alone; afterwards the connection belongs to the caller. Errors contain the
-// address, and wrap ctx's error if ctx ended first.
+// Dial connects to the address. ctx limits Dial alone; afterwards the connection belongs to the
+// caller. Errors contain the address, and wrap ctx's error if ctx ended first.
 func (a Address) Dial(ctx context.Context) (net.Conn, error) {
 	conn, err := a.dial(ctx)
 	if err != nil {
@@ -48,7 +48,8 @@ func (a Address) dial(ctx context.Context) (net.Conn, error) {
 	return conn, nil
 }
 
-// connect asks the other side of a hybrid socket for a port of the guest. It reads nothing after the line of the answer.
+// connect asks the other side of a hybrid socket for a port of the guest. It reads nothing after
+// the line of the answer.
 func connect(ctx context.Context, conn net.Conn, port uint32) error {
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	err := request(conn, port)
@@ -58,7 +59,8 @@ func connect(ctx context.Context, conn net.Conn, port uint32) error {
 	return err
 }
 
-// request sends CONNECT in a single write, because Firecracker refuses a line that arrives in pieces.
+// request sends CONNECT in a single write, because Firecracker refuses a line that arrives in
+// pieces.
 func request(conn net.Conn, port uint32) error {
 	_, err := io.WriteString(conn, fmt.Sprintf("CONNECT %d\n", port))
 	if errors.Is(err, syscall.EPIPE) {
@@ -87,8 +89,9 @@ func request(conn net.Conn, port uint32) error {
 	return fmt.Errorf("CONNECT %d was answered with %q and no end of line: is this a hybrid vsock socket?", port, answer.String())
 }
 
-// closed returns the error for a connection that was closed without an OK, which is how all implementations refuse. Firecracker
-// and Cloud Hypervisor also close if there are 1023 connections already, or if the guest has not accepted within 2 s.
+// closed returns the error for a connection that was closed without an OK, which is how all
+// implementations refuse. Firecracker and Cloud Hypervisor also close if there are 1023 connections
+// already, or if the guest has not accepted within 2 s.
 func closed(port uint32, err error) error {
 	return fmt.Errorf("closed without an OK: nobody listens on port %d in the guest, the guest is not up, or it has too many connections: %w", port, err)
 }

@@ -113,11 +113,13 @@ func TestDialHybridSaysWhatWentWrong(t *testing.T) {
 	}
 }
 
-// vmms play the devices that speak the dialect. Each reads the line and words its answer in its own way (Firecracker's
-// src/vmm/src/devices/virtio/vsock/unix/muxer.rs, Cloud Hypervisor's virtio-devices/src/vsock/unix/muxer.rs, directvol's
-// host/vhostvsock). To refuse, all of them close the connection without an answer.
+// vmms play the devices that speak the dialect. Each reads the line and words its answer in its own
+// way (Firecracker's src/vmm/src/devices/virtio/vsock/unix/muxer.rs, Cloud Hypervisor's
+// virtio-devices/src/vsock/unix/muxer.rs, directvol's host/vhostvsock). To refuse, all of them
+// close the connection without an answer.
 var vmms = map[string]func(conn net.Conn) (line string){
-	// Firecracker reads ten bytes first; a line that has not arrived completely with them is an error.
+	// Firecracker reads ten bytes first; a line that has not arrived completely with them is an
+	// error.
 	"firecracker": func(conn net.Conn) string {
 		b := make([]byte, 32)
 		n, err := io.ReadFull(conn, b[:10])

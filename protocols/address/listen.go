@@ -18,17 +18,18 @@ const (
 
 // UnixSocket is a unix socket that listens at a path.
 type UnixSocket struct {
-	// FD is the listening stream socket, non-blocking and close-on-exec. The caller may close it at any time; the socket at the path
-	// is stale from then on.
+	// FD is the listening stream socket, non-blocking and close-on-exec. The caller may close it at
+	// any time; the socket at the path is stale from then on.
 	FD int
 
 	path string
 	made fs.FileInfo
 }
 
-// ListenUnix makes a socket at path to which only its owner may connect: it has mode 0600 from the beginning, whatever the umask.
-// It replaces a stale socket at path, on which nothing listens. It never replaces anything else; the error then names the path,
-// and is EADDRINUSE if a process listens there. The path appears only when the socket accepts connections. If two processes call
+// ListenUnix makes a socket at path to which only its owner may connect: it has mode 0600 from the
+// beginning, whatever the umask. It replaces a stale socket at path, on which nothing listens. It
+// never replaces anything else; the error then names the path, and is EADDRINUSE if a process
+// listens there. The path appears only when the socket accepts connections. If two processes call
 // ListenUnix for one path at the same time, one of them gets it.
 func ListenUnix(path string) (*UnixSocket, error) {
 	end, err := begin(path)
@@ -53,8 +54,9 @@ func ListenUnix(path string) (*UnixSocket, error) {
 	return &UnixSocket{FD: fd, path: path, made: made}, nil
 }
 
-// begin keeps other processes from listening on the same path until end is called. The lock is a file beside the socket
-// (flock(2)), so only processes that may write the directory can hold it. A lock file left by a killed process is reused.
+// begin keeps other processes from listening on the same path until end is called. The lock is a
+// file beside the socket (flock(2)), so only processes that may write the directory can hold it. A
+// lock file left by a killed process is reused.
 func begin(path string) (end func(), err error) {
 	if err := checkListenPath(path); err != nil {
 		return nil, err
@@ -80,8 +82,8 @@ func begin(path string) (end func(), err error) {
 	}
 }
 
-// lockFile locks a lock file, which must be empty. current is false if the file's last owner has removed it, so that its lock is
-// void.
+// lockFile locks a lock file, which must be empty. current is false if the file's last owner has
+// removed it, so that its lock is void.
 func lockFile(lock *os.File) (current bool, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(lock.Fd()), &st); err != nil {
@@ -107,7 +109,8 @@ func checkListenPath(path string) error {
 	return checkLength(path)
 }
 
-// bindAndShow listens under a temporary name and then renames the socket to path, unless path exists by then.
+// bindAndShow listens under a temporary name and then renames the socket to path, unless path
+// exists by then.
 func bindAndShow(fd int, path string) (made fs.FileInfo, err error) {
 	passing := path + newSuffix
 	if err := unix.Fchmod(fd, 0o600); err != nil { // bind gives the file the mode of the socket
@@ -136,16 +139,17 @@ func (s *UnixSocket) Close() {
 	s.FD = -1
 }
 
-// Remove removes the path, unless another file has it by now. Use it instead of Close if FD is closed already or was passed on.
+// Remove removes the path, unless another file has it by now. Use it instead of Close if FD is
+// closed already or was passed on.
 func (s *UnixSocket) Remove() {
 	if now, err := os.Lstat(s.path); err == nil && now.Mode().Type() == fs.ModeSocket && os.SameFile(now, s.made) {
 		os.Remove(s.path)
 	}
 }
 
-// ClaimUnix makes sure that a socket can be made at path, and removes a stale socket, on which nothing listens. If anything else
-// exists at path, it stays, and the error names it. The error is EADDRINUSE if a process listens there; that process does not
-// notice the check.
+// ClaimUnix makes sure that a socket can be made at path, and removes a stale socket, on which
+// nothing listens. If anything else exists at path, it stays, and the error names it. The error is
+// EADDRINUSE if a process listens there; that process does not notice the check.
 func ClaimUnix(path string) error {
 	if err := checkListenPath(path); err != nil {
 		return err
@@ -173,8 +177,8 @@ func claim(path string) error {
 	return nil
 }
 
-// probe returns nil if nothing listens at path. It connects with another socket type than the listener's: that fails with
-// EPROTOTYPE if there is a listener, and with ECONNREFUSED otherwise.
+// probe returns nil if nothing listens at path. It connects with another socket type than the
+// listener's: that fails with EPROTOTYPE if there is a listener, and with ECONNREFUSED otherwise.
 func probe(path string) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -161,8 +161,8 @@ func TestOfTwoThatListenOneGetsThePath(t *testing.T) {
 	}
 }
 
-// A process that may not write the directory cannot prevent others from listening in it. A lock left by a killed process
-// prevents nobody.
+// A process that may not write the directory cannot prevent others from listening in it. A lock
+// left by a killed process prevents nobody.
 func TestLockOfAPathIsAFileBesideIt(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	end, err := begin(path)
@@ -213,8 +213,8 @@ func TestListenUnixSaysWhatIsWrongWithAPath(t *testing.T) {
 	}
 }
 
-// ListenUnix and Parse must have the same limit: every valid path can be listened on, and both refuse one more byte with the same
-// words.
+// ListenUnix and Parse must have the same limit: every valid path can be listened on, and both
+// refuse one more byte with the same words.
 func TestEachPathThatIsAnAddressCanBeListenedOn(t *testing.T) {
 	dir := t.TempDir()
 	fill := func(bytes int) string { return dir + "/" + strings.Repeat("x", bytes-len(dir)-1) }

@@ -11,20 +11,21 @@ import (
 )
 
 const (
-	// MaxGrowth limits the memory of a decoded message, in bytes per byte on the wire, in addition to freeBytes. An empty message in a
-	// list has two bytes on the wire and more than a hundred in memory. Kata's runtime needs a factor of about two.
+	// MaxGrowth limits the memory of a decoded message, in bytes per byte on the wire, in addition
+	// to freeBytes. An empty message in a list has two bytes on the wire and more than a hundred in
+	// memory. Kata's runtime needs a factor of about two.
 	MaxGrowth = 4
 	freeBytes = 16 << 10
 
-	// itemBytes is the estimate for a list element in addition to its content: its place in the list, and in the smaller arrays
-	// that the list outgrew.
+	// itemBytes is the estimate for a list element in addition to its content: its place in the
+	// list, and in the smaller arrays that the list outgrew.
 	itemBytes = 32
 	// entryBytes is the estimate for an entry of a map.
 	entryBytes = 128
 )
 
-// checkGrowth refuses an encoded message that would need far more memory than its length. It ignores malformed parts, which
-// Unmarshal refuses.
+// checkGrowth refuses an encoded message that would need far more memory than its length. It
+// ignores malformed parts, which Unmarshal refuses.
 func checkGrowth(m Message, wire []byte) error {
 	limit := freeBytes + MaxGrowth*len(wire)
 	if size := decodedSize(reflect.TypeOf(m).Elem(), wire); size > limit {
@@ -59,8 +60,8 @@ func decodedSize(of reflect.Type, wire []byte) (size int) {
 	return size
 }
 
-// field is the memory for one occurrence of a field: each, plus perByte for each byte of its content, plus the fields of the
-// message in it, if any.
+// field is the memory for one occurrence of a field: each, plus perByte for each byte of its
+// content, plus the fields of the message in it, if any.
 type field struct {
 	each, perByte int
 	message       reflect.Type

@@ -52,7 +52,8 @@ func TestOrdinaryMessagesAreFarFromTheBound(t *testing.T) {
 	}
 }
 
-// FuzzGrowth checks that no decoded message takes more memory than the bound, measured by the message's own structures.
+// FuzzGrowth checks that no decoded message takes more memory than the bound, measured by the
+// message's own structures.
 func FuzzGrowth(f *testing.F) {
 	f.Add(bytes.Repeat([]byte{5<<3 | 2, 0}, 1000))
 	f.Add([]byte{6<<3 | 2, 4, 7<<3 | 2, 2, 1<<3 | 2, 0})

@@ -22,8 +22,8 @@ import (
 	"github.com/directvol/directvol/protocols/volumepb"
 )
 
-// The test compares each message, in both directions, with the encoding by google.golang.org/protobuf from the compiled .proto file
-// alone, and sends it over ttrpc.
+// The test compares each message, in both directions, with the encoding by
+// google.golang.org/protobuf from the compiled .proto file alone, and sends it over ttrpc.
 func TestEveryMessageCrossesTheBridge(t *testing.T) {
 	descriptors, types := messageDescriptors(t), messageTypes()
 	client := echo(t, types)
@@ -112,8 +112,8 @@ func TestNilMessageIsEmpty(t *testing.T) {
 	}
 }
 
-// FuzzUnmarshal decodes arbitrary bytes as each message in turn. An accepted message must stay the same when it is encoded and
-// decoded again.
+// FuzzUnmarshal decodes arbitrary bytes as each message in turn. An accepted message must stay the
+// same when it is encoded and decoded again.
 func FuzzUnmarshal(f *testing.F) {
 	types := messageTypes()
 	names := slices.Sorted(maps.Keys(types))
@@ -138,7 +138,8 @@ func FuzzUnmarshal(f *testing.F) {
 		if err := proto.Unmarshal(again, second); err != nil {
 			t.Fatalf("%T decodes, but not after it was encoded again: %v", m, err)
 		}
-		// The comparison is not with m, because bytes fields that are present and empty are absent after encoding.
+		// The comparison is not with m, because bytes fields that are present and empty are absent
+		// after encoding.
 		third := reflect.New(goType).Interface().(proto.Message)
 		twice, err := proto.Marshal(second)
 		if err == nil {
@@ -205,7 +206,8 @@ func messageTypes() map[protoreflect.FullName]reflect.Type {
 	return types
 }
 
-// echo serves one method for each message, which returns the message it was sent, and returns a client.
+// echo serves one method for each message, which returns the message it was sent, and returns a
+// client.
 func echo(t *testing.T, types map[protoreflect.FullName]reflect.Type) *ttrpc.Client {
 	t.Helper()
 	server, err := ttrpc.NewServer()
@@ -235,7 +237,8 @@ func echo(t *testing.T, types map[protoreflect.FullName]reflect.Type) *ttrpc.Cli
 	return client
 }
 
-// fill returns a message of the type with a different value in each field, and two elements in each list and map.
+// fill returns a message of the type with a different value in each field, and two elements in each
+// list and map.
 func fill(goType reflect.Type) any {
 	count := 0
 	var set func(v reflect.Value)
@@ -278,7 +281,8 @@ func fill(goType reflect.Type) any {
 	return message.Interface()
 }
 
-// sameMessage compares a generated message with a dynamic one, field by field, by their names in the .proto file.
+// sameMessage compares a generated message with a dynamic one, field by field, by their names in
+// the .proto file.
 func sameMessage(t *testing.T, generated reflect.Value, independent protoreflect.Message) {
 	t.Helper()
 	name := independent.Descriptor().FullName()

@@ -1,6 +1,6 @@
-// Package guestpath computes where in a guest a volume is mounted. Kata Containers derives the path from the Storage's source, so
-// that host and guest need not exchange it: a directory below Root whose name is the source in base64url with padding (RFC 4648,
-// section 5).
+// Package guestpath computes where in a guest a volume is mounted. Kata Containers derives the path
+// from the Storage's source, so that host and guest need not exchange it: a directory below Root
+// whose name is the source in base64url with padding (RFC 4648, section 5).
 package guestpath
 
 import (
@@ -13,8 +13,8 @@ import (
 // Root is the directory of the volumes' mount points.
 const Root = "/run/kata-containers/sandbox/storage"
 
-// MaxSource is the greatest length of a source, in bytes, whose encoding is still a valid file name: it then has 252 bytes of the
-// 255 of NAME_MAX (linux/limits.h).
+// MaxSource is the greatest length of a source, in bytes, whose encoding is still a valid file
+// name: it then has 252 bytes of the 255 of NAME_MAX (linux/limits.h).
 const MaxSource = 189
 
 // Of returns the guest path of a Storage's source, such as "02/01".
@@ -25,7 +25,8 @@ func Of(source string) (string, error) {
 	return Root + "/" + base64.URLEncoding.EncodeToString([]byte(source)), nil
 }
 
-// Source returns the source whose guest path is path. It accepts only results of Of, because path is untrusted.
+// Source returns the source whose guest path is path. It accepts only results of Of, because path
+// is untrusted.
 func Source(path string) (string, error) {
 	name, ok := strings.CutPrefix(path, Root+"/")
 	if !ok || len(name) > base64.URLEncoding.EncodedLen(MaxSource) {

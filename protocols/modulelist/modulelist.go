@@ -1,6 +1,7 @@
-// Package modulelist defines the list of kernel modules in a guest's image. Package rootfs chooses the modules and writes the list.
-// The agent, as PID 1, loads them, because the guest has no modprobe. The list is a text file with one absolute path per line, in
-// load order. Each module is passed to finit_module(2) without parameters.
+// Package modulelist defines the list of kernel modules in a guest's image. Package rootfs chooses
+// the modules and writes the list. The agent, as PID 1, loads them, because the guest has no
+// modprobe. The list is a text file with one absolute path per line, in load order. Each module is
+// passed to finit_module(2) without parameters.
 package modulelist
 
 import (
@@ -12,15 +13,18 @@ import (
 	"strings"
 )
 
-// Path is the list's path in the guest. Every image of package rootfs has the list; it may be empty.
+// Path is the list's path in the guest. Every image of package rootfs has the list; it may be
+// empty.
 const Path = "/etc/directvol/modules"
 
-// VsockTransport is the name, without ".ko", of the module through which the host reaches the agent: virtio's vsock.
+// VsockTransport is the name, without ".ko", of the module through which the host reaches the
+// agent: virtio's vsock.
 const VsockTransport = "vmw_vsock_virtio_transport"
 
-// Names returns the names of the modules that every image has, together with the modules that these need: vsock on virtio's PCI
-// transport, by which the host reaches the agent; the modules for the agent's storages; and the power button, by which a host ends
-// a guest that it cannot reach. Debian's kernel for virtual machines has ext4 built in.
+// Names returns the names of the modules that every image has, together with the modules that these
+// need: vsock on virtio's PCI transport, by which the host reaches the agent; the modules for the
+// agent's storages; and the power button, by which a host ends a guest that it cannot reach.
+// Debian's kernel for virtual machines has ext4 built in.
 func Names() []string {
 	return []string{"virtio_pci", VsockTransport, "virtio_blk", "xfs", "virtio_scsi", "sd_mod", "virtiofs", "button"}
 }
@@ -33,8 +37,8 @@ const (
 	maxModules = 10_000
 )
 
-// Read reads a list and skips empty lines. A relative path, a path that is too long, and too many paths are errors; the paths before
-// the error are returned with it.
+// Read reads a list and skips empty lines. A relative path, a path that is too long, and too many
+// paths are errors; the paths before the error are returned with it.
 func Read(r io.Reader) (paths []string, err error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxPath+1)

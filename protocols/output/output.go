@@ -1,5 +1,6 @@
-// Package output formats the output of programs for people and for other programs: sizes in a suitable unit, tables, one JSON
-// object per line, and progress that is updated in place. Package program handles command lines.
+// Package output formats the output of programs for people and for other programs: sizes in a
+// suitable unit, tables, one JSON object per line, and progress that is updated in place. Package
+// program handles command lines.
 package output
 
 import (
@@ -11,7 +12,8 @@ import (
 	"text/tabwriter"
 )
 
-// Size is a number of bytes. It prints in the largest binary unit (IEC 80000-13) in which it is at least one: 320.0 MiB.
+// Size is a number of bytes. It prints in the largest binary unit (IEC 80000-13) in which it is at
+// least one: 320.0 MiB.
 type Size uint64
 
 // String returns the size with one decimal, or in whole bytes below 1 KiB.
@@ -44,7 +46,8 @@ func (u Usage) String() string {
 	return fmt.Sprintf("%s: total %s, used %s, available %s", strings.ToLower(u.Unit), show(u.Total), show(u.Used), show(u.Available))
 }
 
-// Answer writes a program's result to its standard output: v as one line of JSON, or text, which must end with a newline.
+// Answer writes a program's result to its standard output: v as one line of JSON, or text, which
+// must end with a newline.
 func Answer(w io.Writer, asJSON bool, v any, text string) error {
 	if asJSON {
 		return json.NewEncoder(w).Encode(v)

@@ -43,7 +43,8 @@ func TestAnswerIsJSONOrText(t *testing.T) {
 	}
 }
 
-// A log gets a line only now and then, however long a step takes. Before, ten minutes made six hundred lines.
+// A log gets a line only now and then, however long a step takes. Before, ten minutes made six
+// hundred lines.
 func TestStepInALogIsALineNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer

@@ -9,21 +9,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The intervals at which a running step is shown: on a terminal its line is rewritten; in a log each time is a new line, after a
-// first line at the step's beginning.
+// The intervals at which a running step is shown: on a terminal its line is rewritten; in a log
+// each time is a new line, after a first line at the step's beginning.
 const (
 	terminalTick = 250 * time.Millisecond
 	logTick      = 10 * time.Second
 )
 
-// Progress shows the steps of a program, one at a time, while they run and after they have ended. A nil *Progress shows nothing.
+// Progress shows the steps of a program, one at a time, while they run and after they have ended. A
+// nil *Progress shows nothing.
 type Progress struct {
 	w        io.Writer
 	terminal bool
 	columns  int // of the terminal
 }
 
-// NewProgress returns a Progress that writes to w. If w is a terminal, a running step is a single line that is rewritten.
+// NewProgress returns a Progress that writes to w. If w is a terminal, a running step is a single
+// line that is rewritten.
 func NewProgress(w io.Writer) *Progress {
 	p := &Progress{w: w, columns: 80}
 	file, ok := w.(interface{ Fd() uintptr }) // an *os.File or a wrapper of one
@@ -68,7 +70,8 @@ func (p *Progress) Begin(name string) *Step {
 	return s
 }
 
-// Say sets the text about the step's progress or findings. Only the last text is shown. Say may be called from any goroutine.
+// Say sets the text about the step's progress or findings. Only the last text is shown. Say may be
+// called from any goroutine.
 func (s *Step) Say(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,7 +85,8 @@ func (s *Step) Said() string {
 	return s.text
 }
 
-// End ends the step and replaces its line by a final one, with the duration, the name and the outcome. It returns the duration.
+// End ends the step and replaces its line by a final one, with the duration, the name and the
+// outcome. It returns the duration.
 func (s *Step) End(outcome string) time.Duration {
 	s.stop()
 	took := time.Since(s.began)
@@ -139,7 +143,8 @@ func (p *Progress) overwrite(line string) {
 	fmt.Fprint(p.w, line)
 }
 
-// cut shortens a line to a terminal's width, because a line that wraps could not be rewritten completely.
+// cut shortens a line to a terminal's width, because a line that wraps could not be rewritten
+// completely.
 func cut(line string, columns int) string {
 	runes := []rune(line)
 	if len(runes) < columns {

@@ -1,8 +1,9 @@
-// Package pcipath parses and formats PCI paths. A PCI path identifies a device by the slots on the way to it, not by bus numbers,
-// because the guest chooses those: "02/01" is slot 1 behind the bridge in slot 2 of the root bus. A segment is SS or SS.F, slot and
-// function in hexadecimal, like the last parts of the kernel's DDDD:BB:SS.F (PCI_SLOT and PCI_FUNC of linux/pci.h). A path of three
-// or more segments may begin with the bus number of a separate root complex (QEMU's docs/pci_expander_bridge.txt): 0x20 or more,
-// which is not a valid slot.
+// Package pcipath parses and formats PCI paths. A PCI path identifies a device by the slots on the
+// way to it, not by bus numbers, because the guest chooses those: "02/01" is slot 1 behind the
+// bridge in slot 2 of the root bus. A segment is SS or SS.F, slot and function in hexadecimal, like
+// the last parts of the kernel's DDDD:BB:SS.F (PCI_SLOT and PCI_FUNC of linux/pci.h). A path of
+// three or more segments may begin with the bus number of a separate root complex (QEMU's
+// docs/pci_expander_bridge.txt): 0x20 or more, which is not a valid slot.
 package pcipath
 
 import (
@@ -20,7 +21,8 @@ const (
 	minRooted   = 3 // shorter paths never begin with a root bus
 )
 
-// Slot is one step of a path: a device and its function, on the bus to which the previous steps lead.
+// Slot is one step of a path: a device and its function, on the bus to which the previous steps
+// lead.
 type Slot struct {
 	Device   uint8 // 0 to 0x1f
 	Function uint8 // 0 to 7
@@ -28,7 +30,8 @@ type Slot struct {
 
 // Path leads from a root bus to a device, through one or more slots.
 type Path struct {
-	// RootBus is the number of the root bus: 0, or at least 0x20 for an expander bus (pxb). Its name in sysfs is pci0000:RR.
+	// RootBus is the number of the root bus: 0, or at least 0x20 for an expander bus (pxb). Its
+	// name in sysfs is pci0000:RR.
 	RootBus uint8
 	Slots   []Slot
 }
@@ -55,7 +58,8 @@ func Parse(text string) (Path, error) {
 	return p, nil
 }
 
-// String returns the path in the notation that Parse accepts, with two digits for each slot, and functions only if not 0.
+// String returns the path in the notation that Parse accepts, with two digits for each slot, and
+// functions only if not 0.
 func (p Path) String() string {
 	var segments []string
 	if p.RootBus != 0 {

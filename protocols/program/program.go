@@ -1,5 +1,5 @@
-// Package program contains what all programs of this repository have in common: --help and --version, signals, errors on one line,
-// and these exit statuses:
+// Package program contains what all programs of this repository have in common: --help and
+// --version, signals, errors on one line, and these exit statuses:
 //
 //	0    success
 //	1    failure; the standard error says why
@@ -43,7 +43,8 @@ type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// Usage marks err as an error of the command line. The command must not have tried anything yet. Usage(nil) is nil.
+// Usage marks err as an error of the command line. The command must not have tried anything yet.
+// Usage(nil) is nil.
 func Usage(err error) error {
 	if err == nil {
 		return nil
@@ -62,8 +63,8 @@ type statusError struct {
 
 func (e statusError) Unwrap() error { return e.error }
 
-// WithStatus makes err end the program with the given exit status, which must differ from those above. It returns nil for a nil
-// err.
+// WithStatus makes err end the program with the given exit status, which must differ from those
+// above. It returns nil for a nil err.
 func WithStatus(status int, err error) error {
 	if err == nil {
 		return nil
@@ -71,9 +72,9 @@ func WithStatus(status int, err error) error {
 	return statusError{err, status}
 }
 
-// Main runs a command as this process, and exits. SIGINT, SIGTERM and SIGHUP end the command's context, except those that nohup or
-// a shell ignores; a second signal ends the process at once. A closed standard output does not end the process: writes to it
-// fail.
+// Main runs a command as this process, and exits. SIGINT, SIGTERM and SIGHUP end the command's
+// context, except those that nohup or a shell ignores; a second signal ends the process at once. A
+// closed standard output does not end the process: writes to it fail.
 func Main(root *cobra.Command) {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	var ends []os.Signal
@@ -87,8 +88,9 @@ func Main(root *cobra.Command) {
 	os.Exit(Run(ctx, root, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// Run runs a command with arguments and returns its exit status. Errors are written to stderr on one line that begins with the
-// program's name. A command's RunE must return a Usage error for a wrong command line; cobra's own errors count as such.
+// Run runs a command with arguments and returns its exit status. Errors are written to stderr on
+// one line that begins with the program's name. A command's RunE must return a Usage error for a
+// wrong command line; cobra's own errors count as such.
 func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	tried := false
 	prepare(root, &tried)
@@ -117,7 +119,8 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 	return Failed
 }
 
-// IsUnread reports whether err means that nothing reads the standard output any more. An EPIPE of a socket does not count.
+// IsUnread reports whether err means that nothing reads the standard output any more. An EPIPE of a
+// socket does not count.
 func IsUnread(err error) bool {
 	write, ok := errors.AsType[*fs.PathError](err)
 	return ok && write.Path == os.Stdout.Name() && errors.Is(err, unix.EPIPE)
@@ -131,7 +134,8 @@ func NoArgs(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// prepare sets the properties that all programs have in common. tried becomes true when the command itself begins.
+// prepare sets the properties that all programs have in common. tried becomes true when the command
+// itself begins.
 func prepare(root *cobra.Command, tried *bool) {
 	root.Version = version.String()
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")

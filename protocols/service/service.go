@@ -1,5 +1,6 @@
-// Package service adds types to ttrpc's untyped methods: a server registers functions on messages, a client gets the response's
-// type back, and a table of method descriptions lets a program handle a service generically.
+// Package service adds types to ttrpc's untyped methods: a server registers functions on messages,
+// a client gets the response's type back, and a table of method descriptions lets a program handle
+// a service generically.
 package service
 
 import (
@@ -24,9 +25,10 @@ type Message[T any] interface {
 	proto.Message
 }
 
-// Method makes f a unary ttrpc method, for a ttrpc.ServiceDesc. A payload that cannot be decoded is answered with
-// codes.InvalidArgument without calling f. The error of f keeps its gRPC code. Its text is made valid UTF-8 of limited length,
-// because ttrpc drops the whole connection if a status cannot be encoded.
+// Method makes f a unary ttrpc method, for a ttrpc.ServiceDesc. A payload that cannot be decoded is
+// answered with codes.InvalidArgument without calling f. The error of f keeps its gRPC code. Its
+// text is made valid UTF-8 of limited length, because ttrpc drops the whole connection if a status
+// cannot be encoded.
 func Method[Q, R any, PQ Message[Q], PR Message[R]](f func(context.Context, PQ) (PR, error)) ttrpc.Method {
 	return func(ctx context.Context, unmarshal func(any) error) (any, error) {
 		request := PQ(new(Q))
@@ -41,9 +43,9 @@ func Method[Q, R any, PQ Message[Q], PR Message[R]](f func(context.Context, PQ) 
 	}
 }
 
-// Call makes a unary call and returns its response. Its errors always have a gRPC code, even if ttrpc's do not:
-// codes.DeadlineExceeded or codes.Canceled if the context ended, codes.Unavailable if the connection ended, codes.Internal if the
-// answer cannot be decoded.
+// Call makes a unary call and returns its response. Its errors always have a gRPC code, even if
+// ttrpc's do not: codes.DeadlineExceeded or codes.Canceled if the context ended, codes.Unavailable
+// if the connection ended, codes.Internal if the answer cannot be decoded.
 //
 //	stats, err := service.Call[agentpb.VolumeStatsResponse](ctx, client, agentpb.AgentServiceName, "GetVolumeStats", request)
 func Call[R any, PR Message[R]](ctx context.Context, client *ttrpc.Client, service, method string, request proto.Message) (PR, error) {
@@ -87,7 +89,8 @@ func wireText(text string) string {
 	return strings.ToValidUTF8(text, "")
 }
 
-// MethodDesc describes a unary method. NewRequest and NewResponse return empty messages of the method's types.
+// MethodDesc describes a unary method. NewRequest and NewResponse return empty messages of the
+// method's types.
 type MethodDesc struct {
 	Service, Method         string
 	NewRequest, NewResponse func() proto.Message

@@ -1,6 +1,6 @@
-// Package ttrpcframe parses and formats ttrpc's frames (github.com/containerd/ttrpc, PROTOCOL.md and proto/ttrpc.proto): a header
-// of ten bytes, and a request or a response. It is for code that must inspect a call without ttrpc's server, to answer it at once
-// or to forward it.
+// Package ttrpcframe parses and formats ttrpc's frames (github.com/containerd/ttrpc, PROTOCOL.md
+// and proto/ttrpc.proto): a header of ten bytes, and a request or a response. It is for code that
+// must inspect a call without ttrpc's server, to answer it at once or to forward it.
 package ttrpcframe
 
 import (
@@ -37,7 +37,8 @@ type Header struct {
 	Flags    uint8
 }
 
-// ParseHeader parses the header at the beginning of b, which must have at least HeaderBytes bytes. The Length is not checked.
+// ParseHeader parses the header at the beginning of b, which must have at least HeaderBytes bytes.
+// The Length is not checked.
 func ParseHeader(b []byte) Header {
 	return Header{binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:]), Type(b[8]), b[9]}
 }
@@ -94,7 +95,8 @@ func ParseRequest(b []byte) (Request, error) {
 	return r, nil
 }
 
-// set sets a field from its complete encoded value. It returns false if the value has another type than the field.
+// set sets a field from its complete encoded value. It returns false if the value has another type
+// than the field.
 func (r *Request) set(number protowire.Number, kind protowire.Type, value []byte) bool {
 	if number == requestTimeoutNano {
 		timeout, _ := protowire.ConsumeVarint(value)
@@ -117,7 +119,8 @@ func (r *Request) set(number protowire.Number, kind protowire.Type, value []byte
 	return kind == protowire.BytesType
 }
 
-// WithMetadata returns a complete request frame with one more metadata pair, before the existing ones.
+// WithMetadata returns a complete request frame with one more metadata pair, before the existing
+// ones.
 func WithMetadata(whole []byte, key, value string) []byte {
 	pair := protowire.AppendString(protowire.AppendTag(nil, metadataKey, protowire.BytesType), key)
 	pair = protowire.AppendString(protowire.AppendTag(pair, metadataValue, protowire.BytesType), value)
@@ -128,8 +131,8 @@ func WithMetadata(whole []byte, key, value string) []byte {
 	return append(b, whole[HeaderBytes:]...)
 }
 
-// WithTimeout returns a complete request frame with another timeout. It appends the field: if a field occurs twice, the last one
-// counts.
+// WithTimeout returns a complete request frame with another timeout. It appends the field: if a
+// field occurs twice, the last one counts.
 func WithTimeout(whole []byte, nanos int64) []byte {
 	header := ParseHeader(whole)
 	header.Length += uint32(protowire.SizeTag(requestTimeoutNano) + protowire.SizeVarint(uint64(nanos)))

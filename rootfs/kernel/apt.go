@@ -18,14 +18,17 @@ import (
 	"github.com/directvol/directvol/protocols/output"
 )
 
-// metaPackage is the package that depends on the newest kernel for virtual machines in apt's release.
+// metaPackage is the package that depends on the newest kernel for virtual machines in apt's
+// release.
 const metaPackage = "linux-image-cloud-amd64"
 
-// maxPackages limits how many packages a kernel may be split into. Debian's kernels have up to four.
+// maxPackages limits how many packages a kernel may be split into. Debian's kernels have up to
+// four.
 const maxPackages = 16
 
-// aptConfig is read after the host's own settings, and keeps apt from using the host's state: no lock, no change of user (the
-// directory may be inaccessible to apt's user), no hooks, and no indexes except the packages'.
+// aptConfig is read after the host's own settings, and keeps apt from using the host's state: no
+// lock, no change of user (the directory may be inaccessible to apt's user), no hooks, and no
+// indexes except the packages'.
 const aptConfig = `Debug::NoLocking "true";
 APT::Sandbox::User "root";
 Acquire::Languages "none";
@@ -44,7 +47,8 @@ type aptPackage struct {
 
 var hexSum = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// debianPackages returns the paths of Debian's kernel packages in src's cache. It downloads them if they are missing or incomplete.
+// debianPackages returns the paths of Debian's kernel packages in src's cache. It downloads them if
+// they are missing or incomplete.
 func debianPackages(ctx context.Context, src Source) ([]string, error) {
 	if debs, ok := cachedPackages(src.Cache, src.Suite); ok {
 		return debs, nil
@@ -76,8 +80,9 @@ func debianPackages(ctx context.Context, src Source) ([]string, error) {
 	return a.download(ctx, packages, src.Cache)
 }
 
-// noteFile returns the path of the file in which a cache records the packages of a suite's kernel: JSON, one aptPackage per line.
-// Each suite has its own file, and so does the empty suite, which stands for the configuration of the host's apt.
+// noteFile returns the path of the file in which a cache records the packages of a suite's kernel:
+// JSON, one aptPackage per line. Each suite has its own file, and so does the empty suite, which
+// stands for the configuration of the host's apt.
 func noteFile(cache, suite string) string {
 	if suite == "" {
 		return filepath.Join(cache, "kernel.json")
@@ -85,7 +90,8 @@ func noteFile(cache, suite string) string {
 	return filepath.Join(cache, "kernel-"+suite+".json")
 }
 
-// cachedPackages returns the packages that an earlier call downloaded, if their contents are unchanged.
+// cachedPackages returns the packages that an earlier call downloaded, if their contents are
+// unchanged.
 func cachedPackages(cache, suite string) ([]string, bool) {
 	data, err := os.ReadFile(noteFile(cache, suite))
 	if err != nil {
@@ -103,7 +109,8 @@ func cachedPackages(cache, suite string) ([]string, bool) {
 	}
 }
 
-// file returns the package's path in the cache. The caller must have checked the format of the SHA-256.
+// file returns the package's path in the cache. The caller must have checked the format of the
+// SHA-256.
 func (p aptPackage) file(cache string) string { return filepath.Join(cache, p.SHA256+".deb") }
 
 // cached reports whether the package is in the cache with the right content.
@@ -115,7 +122,8 @@ func (p aptPackage) cached(cache string) bool {
 	return err == nil && sum == p.SHA256
 }
 
-// apt runs apt's programs with all their state in one directory, so that they need neither root nor up-to-date lists on the host.
+// apt runs apt's programs with all their state in one directory, so that they need neither root nor
+// up-to-date lists on the host.
 type apt struct {
 	work     string
 	options  []string
@@ -142,8 +150,8 @@ func newApt(work string, progress *output.Progress) (*apt, error) {
 	return &apt{work: work, options: options, lists: filepath.Join(work, "lists"), progress: progress}, nil
 }
 
-// run runs one of apt's programs in the download directory and returns its output. The error contains the last line of the
-// program's standard error.
+// run runs one of apt's programs in the download directory and returns its output. The error
+// contains the last line of the program's standard error.
 func (a *apt) run(ctx context.Context, program string, args ...string) ([]byte, error) {
 	options := slices.Clone(a.options)
 	if a.lists != "" {
@@ -176,7 +184,8 @@ func (a *apt) update(ctx context.Context) error {
 	})
 }
 
-// resolve fetches the package lists and finds the packages of one kernel by the meta package's dependencies.
+// resolve fetches the package lists and finds the packages of one kernel by the meta package's
+// dependencies.
 func (a *apt) resolve(ctx context.Context) ([]aptPackage, error) {
 	if err := a.update(ctx); err != nil {
 		return nil, a.archive.explain(err)
@@ -192,9 +201,9 @@ func (a *apt) resolve(ctx context.Context) ([]aptPackage, error) {
 	return a.closure(ctx, image)
 }
 
-// closure returns the package image and the packages of the same kernel on which it depends, directly or indirectly. Until trixie,
-// Debian's kernels were a single package; since then they are split. Other dependencies matter only to a host that boots the
-// kernel.
+// closure returns the package image and the packages of the same kernel on which it depends,
+// directly or indirectly. Until trixie, Debian's kernels were a single package; since then they are
+// split. Other dependencies matter only to a host that boots the kernel.
 func (a *apt) closure(ctx context.Context, image string) ([]aptPackage, error) {
 	release := strings.TrimPrefix(image, "linux-image-")
 	var packages []aptPackage
@@ -221,7 +230,8 @@ func (a *apt) closure(ctx context.Context, image string) ([]aptPackage, error) {
 	return packages, nil
 }
 
-// download downloads missing packages into the cache, and writes the note by which later calls find them.
+// download downloads missing packages into the cache, and writes the note by which later calls find
+// them.
 func (a *apt) download(ctx context.Context, packages []aptPackage, cache string) ([]string, error) {
 	var debs []string
 	var note bytes.Buffer
@@ -267,8 +277,8 @@ func (a *apt) downloadOne(ctx context.Context, pkg aptPackage, cache string) err
 	return os.Rename(debs[0], pkg.file(cache))
 }
 
-// controlField returns a field of the first package in control data (deb-control(5)). It does not support folded lines, which are
-// not needed here.
+// controlField returns a field of the first package in control data (deb-control(5)). It does not
+// support folded lines, which are not needed here.
 func controlField(control []byte, field string) string {
 	for line := range strings.SplitSeq(string(control), "\n") {
 		if line == "" {

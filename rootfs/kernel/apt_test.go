@@ -14,12 +14,14 @@ import (
 	"github.com/directvol/directvol/rootfs/kernel/kerneltest"
 )
 
-// fakePackage is a package of a fake apt: its file, its SHA-256 according to apt's lists, and its dependencies.
+// fakePackage is a package of a fake apt: its file, its SHA-256 according to apt's lists, and its
+// dependencies.
 type fakePackage struct{ name, deb, sum, depends string }
 
-// fakeApt puts an apt-get and an apt-cache first in PATH, which offer the packages, with targets as the host's sources. It returns a
-// directory in which apt-get update writes its options and its source list. If the directory contains a file refusal, apt-get
-// update fails with that file's text; if it contains a file hang, apt-get does not end.
+// fakeApt puts an apt-get and an apt-cache first in PATH, which offer the packages, with targets as
+// the host's sources. It returns a directory in which apt-get update writes its options and its
+// source list. If the directory contains a file refusal, apt-get update fails with that file's
+// text; if it contains a file hang, apt-get does not end.
 func fakeApt(t *testing.T, targets string, packages ...fakePackage) string {
 	t.Helper()
 	bin := t.TempDir()
@@ -58,7 +60,8 @@ cat '` + bin + `'/lists/"$name"
 	return bin
 }
 
-// unsplit returns the packages of a kernel like bookworm's. sum is the SHA-256 of the package file according to apt's lists.
+// unsplit returns the packages of a kernel like bookworm's. sum is the SHA-256 of the package file
+// according to apt's lists.
 func unsplit(deb, sum string) []fakePackage {
 	const name = "linux-image-6.1.0-9-cloud-amd64"
 	return []fakePackage{
@@ -67,7 +70,8 @@ func unsplit(deb, sum string) []fakePackage {
 	}
 }
 
-// split returns the packages of a kernel like that of trixie's backports, and the package files that contain files of the kernel.
+// split returns the packages of a kernel like that of trixie's backports, and the package files
+// that contain files of the kernel.
 func split(t *testing.T) (packages []fakePackage, debs []string) {
 	t.Helper()
 	const release = "7.3.4+deb13-cloud-amd64"

@@ -30,14 +30,15 @@ const (
 // wanted matches the files of a kernel package that are unpacked.
 var wanted = regexp.MustCompile(`^(boot/vmlinuz-[^/]+|(usr/)?lib/modules/[^/]+/(vmlinuz|modules\.builtin(\.modinfo)?|kernel/.+\.ko(\.xz|\.zst)?))$`)
 
-// unpackOnce returns the directory with the files of all debs. The first call for the same bytes unpacks them below the cache.
+// unpackOnce returns the directory with the files of all debs. The first call for the same bytes
+// unpacks them below the cache.
 func unpackOnce(ctx context.Context, debs []string, cache string, progress *output.Progress) (string, error) {
 	sum, err := jointSum(debs)
 	if err != nil {
 		return "", err
 	}
-	// The name also depends on the set of wanted files, so that another version of this program does not use a directory that lacks
-	// files.
+	// The name also depends on the set of wanted files, so that another version of this program
+	// does not use a directory that lacks files.
 	dir := filepath.Join(cache, fmt.Sprintf("kernel-%s-%08x", sum, crc32.ChecksumIEEE([]byte(wanted.String()))))
 	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		return dir, err
@@ -105,8 +106,9 @@ func unpackDeb(ctx context.Context, deb, dir string) error {
 	return errors.Join(unpackErr, waitErr)
 }
 
-// unpackTar writes the wanted files of a tar stream into dir, and nothing outside of dir. It skips other entries. It refuses a name
-// that leads out of the archive's root, even for an unwanted entry. It never makes links or special files.
+// unpackTar writes the wanted files of a tar stream into dir, and nothing outside of dir. It skips
+// other entries. It refuses a name that leads out of the archive's root, even for an unwanted
+// entry. It never makes links or special files.
 func unpackTar(r io.Reader, dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -153,8 +155,8 @@ func unpackFile(root *os.Root, name string, r io.Reader) error {
 	return errors.Join(err, f.Close())
 }
 
-// jointSum returns a name for a set of files that depends on their bytes but not on their order: the SHA-256 of a single file, or the
-// SHA-256 of several files' SHA-256s.
+// jointSum returns a name for a set of files that depends on their bytes but not on their order:
+// the SHA-256 of a single file, or the SHA-256 of several files' SHA-256s.
 func jointSum(files []string) (string, error) {
 	var sums []string
 	for _, file := range files {

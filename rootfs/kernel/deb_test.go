@@ -16,7 +16,8 @@ import (
 	"github.com/directvol/directvol/rootfs/kernel/kerneltest"
 )
 
-// tarOf makes a tar stream. The content of each regular file is the file's own name, and its size is that length.
+// tarOf makes a tar stream. The content of each regular file is the file's own name, and its size
+// is that length.
 func tarOf(t *testing.T, headers ...tar.Header) *bytes.Buffer {
 	t.Helper()
 	var out bytes.Buffer

@@ -29,7 +29,8 @@ type Kernel struct {
 type Module struct {
 	// Name is the module's name in the kernel's spelling, with underscores.
 	Name string
-	// Path is the module's path below lib/modules/VERSION after decompression, with slashes: kernel/fs/xfs/xfs.ko.
+	// Path is the module's path below lib/modules/VERSION after decompression, with slashes:
+	// kernel/fs/xfs/xfs.ko.
 	Path string
 
 	file string // host path
@@ -38,8 +39,8 @@ type Module struct {
 // Read returns the decompressed module, ready for finit_module(2).
 func (m Module) Read() ([]byte, error) { return readModule(m.file) }
 
-// version matches a valid kernel release. The release becomes part of paths on the host and in the guest, and the kernel's limit is
-// 64 bytes (include/uapi/linux/utsname.h).
+// version matches a valid kernel release. The release becomes part of paths on the host and in the
+// guest, and the kernel's limit is 64 bytes (include/uapi/linux/utsname.h).
 var version = regexp.MustCompile(`^[0-9][0-9A-Za-z.+~_-]{0,63}$`)
 
 func openDir(dir string) (*Kernel, error) {
@@ -65,8 +66,8 @@ func openDir(dir string) (*Kernel, error) {
 	return k, nil
 }
 
-// findImages returns the boot images by their kernels' versions. Debian's packages have them in /boot, and since forky beside the
-// modules; installation then copies them to /boot.
+// findImages returns the boot images by their kernels' versions. Debian's packages have them in
+// /boot, and since forky beside the modules; installation then copies them to /boot.
 func findImages(dir string) (map[string]string, error) {
 	images := map[string]string{}
 	for _, place := range []string{"boot/vmlinuz-*", "lib/modules/*/vmlinuz", "usr/lib/modules/*/vmlinuz"} {
@@ -92,7 +93,8 @@ func escapeGlob(dir string) string {
 	return regexp.MustCompile(`[\\*?\[]`).ReplaceAllString(dir, `\$0`)
 }
 
-// moduleRoot returns the directory of the modules in Debian's packages: below /lib until bookworm, below /usr/lib since trixie.
+// moduleRoot returns the directory of the modules in Debian's packages: below /lib until bookworm,
+// below /usr/lib since trixie.
 func moduleRoot(dir, version string) (string, error) {
 	for _, lib := range []string{"lib", "usr/lib"} {
 		root := filepath.Join(dir, lib, "modules", version)
@@ -134,8 +136,8 @@ func (k *Kernel) BuiltInList() ([]byte, error) {
 	return os.ReadFile(filepath.Join(k.root, "modules.builtin"))
 }
 
-// indexBuiltIn reads modules.builtin. A line is the path that the module would have if it were loadable
-// (Documentation/kbuild/kbuild.rst).
+// indexBuiltIn reads modules.builtin. A line is the path that the module would have if it were
+// loadable (Documentation/kbuild/kbuild.rst).
 func (k *Kernel) indexBuiltIn() error {
 	f, err := os.Open(filepath.Join(k.root, "modules.builtin"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -157,8 +159,8 @@ func (k *Kernel) indexBuiltIn() error {
 	return k.indexBuiltInAliases()
 }
 
-// indexBuiltInAliases reads modules.builtin.modinfo: the .modinfo entries of the built-in modules. Each key follows the module's
-// name and a dot (Documentation/kbuild/kbuild.rst).
+// indexBuiltInAliases reads modules.builtin.modinfo: the .modinfo entries of the built-in modules.
+// Each key follows the module's name and a dot (Documentation/kbuild/kbuild.rst).
 func (k *Kernel) indexBuiltInAliases() error {
 	file := filepath.Join(k.root, "modules.builtin.modinfo")
 	data, err := os.ReadFile(file)
@@ -183,6 +185,6 @@ func moduleName(file string) (string, bool) {
 	return normalise(name), ok && name != ""
 }
 
-// normalise returns the kernel's spelling of a module's name. Dashes and underscores are equivalent (scripts/Makefile.lib turns
-// dashes into underscores).
+// normalise returns the kernel's spelling of a module's name. Dashes and underscores are equivalent
+// (scripts/Makefile.lib turns dashes into underscores).
 func normalise(name string) string { return strings.ReplaceAll(name, "-", "_") }

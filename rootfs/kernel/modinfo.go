@@ -26,7 +26,8 @@ type modinfo struct {
 	aliases []string
 }
 
-// parseModinfo parses a .modinfo section: NUL-terminated "key=value" strings with any padding between them.
+// parseModinfo parses a .modinfo section: NUL-terminated "key=value" strings with any padding
+// between them.
 func parseModinfo(section []byte) (modinfo, error) {
 	var info modinfo
 	if len(section) > maxModinfo {
@@ -52,7 +53,8 @@ func parseModinfo(section []byte) (modinfo, error) {
 	return info, nil
 }
 
-// softdepPre returns the names after "pre:" (modprobe.d(5)). Like modprobe, it ignores names before the first such word.
+// softdepPre returns the names after "pre:" (modprobe.d(5)). Like modprobe, it ignores names before
+// the first such word.
 func softdepPre(value string) []string {
 	var names []string
 	pre := false
@@ -67,7 +69,8 @@ func softdepPre(value string) []string {
 	return names
 }
 
-// readModinfo reads the .modinfo section of the module in file. If the module is not compressed, it reads only that section.
+// readModinfo reads the .modinfo section of the module in file. If the module is not compressed, it
+// reads only that section.
 func readModinfo(file string) (modinfo, error) {
 	if file != uncompressed(file) {
 		data, err := readModule(file)

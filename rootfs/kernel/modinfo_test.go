@@ -74,8 +74,8 @@ func TestReadModuleIsBounded(t *testing.T) {
 	}
 }
 
-// zstdZeros makes a frame of a few KB that decompresses to n zeros or slightly more: blocks of one repeated byte (RFC 8878,
-// 3.1.1.2).
+// zstdZeros makes a frame of a few KB that decompresses to n zeros or slightly more: blocks of one
+// repeated byte (RFC 8878, 3.1.1.2).
 func zstdZeros(n int) []byte {
 	const blockSize, windowOf8MiB, rle = 128 << 10, (23 - 10) << 3, 1
 	frame := []byte{0x28, 0xb5, 0x2f, 0xfd, 0, windowOf8MiB}
@@ -104,7 +104,8 @@ func TestReadModuleRefusesDamage(t *testing.T) {
 	}
 }
 
-// A frame's header says how much output must be kept in memory to decode the rest (RFC 8878, 3.1.1.1.2).
+// A frame's header says how much output must be kept in memory to decode the rest (RFC 8878,
+// 3.1.1.1.2).
 func TestReadModuleRefusesAHugeWindow(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "m.ko.zst")
 	const windowOfOneGiB = (30 - 10) << 3

@@ -8,12 +8,14 @@ import (
 	"strings"
 )
 
-// Order returns the modules to load for names, each after everything that it needs, and none twice. It omits modules that are built
-// into the kernel image. The guest needs neither modprobe nor depmod: it just loads the modules in this order.
+// Order returns the modules to load for names, each after everything that it needs, and none twice.
+// It omits modules that are built into the kernel image. The guest needs neither modprobe nor
+// depmod: it just loads the modules in this order.
 //
-// A softdep is included if the kernel has it, by name or by alias. A built-in module satisfies a softdep: xfs asks for crc32c and
-// gets the built-in portable one of Debian's kernel. modprobe would also load crc32c-intel. But that module loads only on CPUs with
-// the instruction, and in this list every line must succeed. A caller can request crc32c-intel by its name.
+// A softdep is included if the kernel has it, by name or by alias. A built-in module satisfies a
+// softdep: xfs asks for crc32c and gets the built-in portable one of Debian's kernel. modprobe
+// would also load crc32c-intel. But that module loads only on CPUs with the instruction, and in
+// this list every line must succeed. A caller can request crc32c-intel by its name.
 //
 // An unknown name is an error, and so is a cycle; the error names the modules.
 func (k *Kernel) Order(names ...string) ([]Module, error) {
@@ -90,8 +92,8 @@ func (r *resolver) neededBy() string {
 	return ", needed by " + r.chain[len(r.chain)-1]
 }
 
-// providers returns the modules that satisfy a softdep: the module with that name, built in or not, or otherwise all modules with
-// that alias, unless a built-in module has the alias.
+// providers returns the modules that satisfy a softdep: the module with that name, built in or not,
+// or otherwise all modules with that alias, unless a built-in module has the alias.
 func (k *Kernel) providers(soft string) ([]string, error) {
 	name := normalise(soft)
 	if _, ok := k.files[name]; ok || k.builtIn[name] {
@@ -105,8 +107,8 @@ func (k *Kernel) providers(soft string) ([]string, error) {
 	return k.aliases[name], nil
 }
 
-// indexAliases indexes the aliases of all modules. It reads every module, so it runs only when a softdep cannot be resolved
-// otherwise.
+// indexAliases indexes the aliases of all modules. It reads every module, so it runs only when a
+// softdep cannot be resolved otherwise.
 func (k *Kernel) indexAliases() error {
 	aliases := map[string][]string{}
 	for _, name := range slices.Sorted(maps.Keys(k.files)) {

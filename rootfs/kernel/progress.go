@@ -17,15 +17,16 @@ import (
 const (
 	// watchInterval is the interval at which watch checks a directory.
 	watchInterval = time.Second
-	// fullLooks is how many checks in a row must find the disk full, because apt may fill it briefly with a file that it removes again.
+	// fullLooks is how many checks in a row must find the disk full, because apt may fill it
+	// briefly with a file that it removes again.
 	fullLooks = 3
-	// fullBytes is the limit of free space below which a disk counts as full. It is not 0, because a filesystem may keep some space for
-	// itself.
+	// fullBytes is the limit of free space below which a disk counts as full. It is not 0, because
+	// a filesystem may keep some space for itself.
 	fullBytes = 1 << 20
 )
 
-// watch runs work as a step, and shows the size of dir meanwhile. If dir's disk is full, watch ends work's context and returns an
-// error that says so, because apt-get would wait forever.
+// watch runs work as a step, and shows the size of dir meanwhile. If dir's disk is full, watch ends
+// work's context and returns an error that says so, because apt-get would wait forever.
 func watch(ctx context.Context, progress *output.Progress, name, dir string, work func(ctx context.Context) error) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)

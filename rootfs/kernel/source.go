@@ -1,9 +1,12 @@
-// Package kernel finds a guest's kernel: its boot image, and its modules in the order in which they must be loaded.
+// Package kernel finds a guest's kernel: its boot image, and its modules in the order in which they
+// must be loaded.
 //
-// A kernel comes from Debian's package linux-image-cloud-amd64 (downloaded with apt-get, never installed), from package files, or from
-// an unpacked directory. Its files are boot/vmlinuz-VERSION or lib/modules/VERSION/vmlinuz, and lib/modules/VERSION/kernel, in one
-// package or split over several. There is no modules.dep, because depmod makes that file only when a kernel is installed. So the
-// package reads each module's dependencies from its .modinfo section (the kernel's include/linux/module.h, MODULE_INFO).
+// A kernel comes from Debian's package linux-image-cloud-amd64 (downloaded with apt-get, never
+// installed), from package files, or from an unpacked directory. Its files are boot/vmlinuz-VERSION
+// or lib/modules/VERSION/vmlinuz, and lib/modules/VERSION/kernel, in one package or split over
+// several. There is no modules.dep, because depmod makes that file only when a kernel is installed.
+// So the package reads each module's dependencies from its .modinfo section (the kernel's
+// include/linux/module.h, MODULE_INFO).
 package kernel
 
 import (
@@ -17,8 +20,8 @@ import (
 	"github.com/directvol/directvol/protocols/output"
 )
 
-// defaultCache returns the directory for downloaded and unpacked packages if a Source does not name one. It does not depend on the
-// working directory.
+// defaultCache returns the directory for downloaded and unpacked packages if a Source does not name
+// one. It does not depend on the working directory.
 func defaultCache() (string, error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
@@ -27,19 +30,21 @@ func defaultCache() (string, error) {
 	return filepath.Join(dir, "directvol"), nil
 }
 
-// Source describes where a kernel comes from. The zero value is Debian's package for virtual machines.
+// Source describes where a kernel comes from. The zero value is Debian's package for virtual
+// machines.
 type Source struct {
-	// Suite is the suite of Debian's archive with the package, such as trixie-backports, at the mirror that the host's apt uses. Empty
-	// means the suite that the host's apt prefers.
+	// Suite is the suite of Debian's archive with the package, such as trixie-backports, at the
+	// mirror that the host's apt uses. Empty means the suite that the host's apt prefers.
 	Suite string
-	// Debs are the paths of the package files of one kernel, several if it is split. They are unpacked, not installed.
+	// Debs are the paths of the package files of one kernel, several if it is split. They are
+	// unpacked, not installed.
 	Debs []string
-	// Dir is a directory with a kernel package's files: boot/vmlinuz-VERSION or lib/modules/VERSION/vmlinuz, and lib/modules/VERSION.
-	// The latter two may be below usr/.
+	// Dir is a directory with a kernel package's files: boot/vmlinuz-VERSION or
+	// lib/modules/VERSION/vmlinuz, and lib/modules/VERSION. The latter two may be below usr/.
 	Dir string
-	// Cache is the directory for downloaded and unpacked packages; a missing one is made. Empty means directvol in the user's cache
-	// directory (os.UserCacheDir). Its files are found by the packages' SHA-256. Removing the directory is always safe; a newer kernel is
-	// downloaded then.
+	// Cache is the directory for downloaded and unpacked packages; a missing one is made. Empty
+	// means directvol in the user's cache directory (os.UserCacheDir). Its files are found by the
+	// packages' SHA-256. Removing the directory is always safe; a newer kernel is downloaded then.
 	Cache string
 	// Progress shows what is being downloaded or unpacked; nil shows nothing.
 	Progress *output.Progress
@@ -60,8 +65,8 @@ func (src Source) Check() error {
 	return nil
 }
 
-// Open finds the kernel that src describes. Without Debs and Dir it downloads the packages once. If they are in the cache, it uses
-// neither the network nor apt.
+// Open finds the kernel that src describes. Without Debs and Dir it downloads the packages once. If
+// they are in the cache, it uses neither the network nor apt.
 func Open(ctx context.Context, src Source) (*Kernel, error) {
 	if err := src.Check(); err != nil {
 		return nil, err

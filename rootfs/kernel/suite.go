@@ -14,8 +14,8 @@ import (
 // suiteName matches a valid suite name. The name becomes part of a source entry and of a file name.
 var suiteName = regexp.MustCompile(`^[a-z][a-z0-9.-]{0,63}$`)
 
-// archive is the source from which apt gets one suite: the mirror of Debian's archive that the host uses, with the same trusted keys
-// as on the host.
+// archive is the source from which apt gets one suite: the mirror of Debian's archive that the host
+// uses, with the same trusted keys as on the host.
 type archive struct {
 	suite    string
 	uri      string
@@ -23,7 +23,8 @@ type archive struct {
 	file     string // the host's file that contains uri
 }
 
-// entry returns the archive in the format of a .sources file (sources.list(5), "Deb822-style format").
+// entry returns the archive in the format of a .sources file (sources.list(5), "Deb822-style
+// format").
 func (r archive) entry() string {
 	entry := "Types: deb\nURIs: " + r.uri + "\nSuites: " + r.suite + "\nComponents: main\n"
 	if r.signedBy != "" {
@@ -45,8 +46,8 @@ func (r archive) explain(err error) error {
 	return err
 }
 
-// useSuite gives apt a single source: the suite at the host's mirror. apt does not see the host's installed packages, pins and
-// default release, because they do not apply to that suite's packages.
+// useSuite gives apt a single source: the suite at the host's mirror. apt does not see the host's
+// installed packages, pins and default release, because they do not apply to that suite's packages.
 func (a *apt) useSuite(ctx context.Context, suite string) error {
 	found, err := a.hostArchive(ctx)
 	if err != nil {
@@ -68,8 +69,9 @@ func (a *apt) useSuite(ctx context.Context, suite string) error {
 	return nil
 }
 
-// hostArchive finds the mirror of Debian's archive that the host's apt uses. apt knows the origin of a source only if it has package
-// lists. If the host has none, like a fresh container, hostArchive fetches them.
+// hostArchive finds the mirror of Debian's archive that the host's apt uses. apt knows the origin
+// of a source only if it has package lists. If the host has none, like a fresh container,
+// hostArchive fetches them.
 func (a *apt) hostArchive(ctx context.Context) (archive, error) {
 	host := *a
 	host.lists = ""
@@ -85,8 +87,8 @@ func (a *apt) hostArchive(ctx context.Context) (archive, error) {
 
 var errNoArchive = errors.New("apt knows no archive of Debian's: check the network and apt's sources (sources.list(5))")
 
-// findArchive asks apt for the package lists of Debian's section main. It skips the archives of updates and security fixes, which do
-// not have every suite; their codenames contain a dash.
+// findArchive asks apt for the package lists of Debian's section main. It skips the archives of
+// updates and security fixes, which do not have every suite; their codenames contain a dash.
 func (a *apt) findArchive(ctx context.Context) (archive, error) {
 	targets, err := a.run(ctx, "apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI) $(SOURCESENTRY)",
 		"Created-By: Packages", "Origin: Debian", "Component: main")
@@ -107,7 +109,8 @@ func (a *apt) findArchive(ctx context.Context) (archive, error) {
 	return archive{}, errNoArchive
 }
 
-// readArchive looks up Signed-By for the archive at uri in a source file of the host, because apt 2.6 does not report it.
+// readArchive looks up Signed-By for the archive at uri in a source file of the host, because apt
+// 2.6 does not report it.
 func readArchive(file, uri string) (archive, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -125,13 +128,15 @@ func readArchive(file, uri string) (archive, error) {
 	return archive{uri: strings.TrimRight(uri, "/"), signedBy: signedBy, file: file}, nil
 }
 
-// sameURI reports whether two addresses of an archive are equal. apt adds a slash at the end, and drops the empty host of a file URI.
+// sameURI reports whether two addresses of an archive are equal. apt adds a slash at the end, and
+// drops the empty host of a file URI.
 func sameURI(a, b string) bool {
 	plain := func(uri string) string { return strings.Replace(strings.TrimRight(uri, "/"), ":///", ":/", 1) }
 	return plain(a) == plain(b)
 }
 
-// stanzaSignedBy returns, from a .sources file, all lines of Signed-By in the first enabled stanza that contains uri.
+// stanzaSignedBy returns, from a .sources file, all lines of Signed-By in the first enabled stanza
+// that contains uri.
 func stanzaSignedBy(data, uri string) (string, bool) {
 	fields, name := map[string]string{}, ""
 	for line := range strings.SplitSeq(data+"\n", "\n") {
@@ -162,7 +167,8 @@ func stanzaHas(fields map[string]string, uri string) bool {
 // sourceLine matches an entry of a sources.list file: its options and its address.
 var sourceLine = regexp.MustCompile(`^\s*deb\s+(?:\[([^\]]*)\]\s*)?([^\s#]+)`)
 
-// lineSignedBy returns, from a sources.list file, the option signed-by of the first entry that contains uri.
+// lineSignedBy returns, from a sources.list file, the option signed-by of the first entry that
+// contains uri.
 func lineSignedBy(data, uri string) (string, bool) {
 	for line := range strings.Lines(data) {
 		entry := sourceLine.FindStringSubmatch(line)

@@ -23,7 +23,8 @@ Components: main
 Signed-By: /usr/share/keyrings/b.gpg
 `
 
-// hostTargets writes the host's sources to a file and returns the output of apt-get indextargets for them.
+// hostTargets writes the host's sources to a file and returns the output of apt-get indextargets
+// for them.
 func hostTargets(t *testing.T) (targets, file string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "debian.sources")

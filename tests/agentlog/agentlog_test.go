@@ -19,13 +19,15 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// The ports of the log and of the debug console in these tests' guests. Kata's runtime uses the second port for the debug console, too.
+// The ports of the log and of the debug console in these tests' guests. Kata's runtime uses the
+// second port for the debug console, too.
 const (
 	logPort     = 1025
 	consolePort = 1026
 )
 
-// bootTold boots a guest with more options on the kernel command line. The guest's image has a shell and vsock inside the guest.
+// bootTold boots a guest with more options on the kernel command line. The guest's image has a
+// shell and vsock inside the guest.
 func bootTold(t *testing.T, more string) *vm.Guest {
 	t.Helper()
 	shell, err := vm.Linked("/bin/sh", "/bin/sh")
@@ -86,7 +88,8 @@ func TestLogAndDebugConsoleAreWhereTheKernelIsTold(t *testing.T) {
 	})
 }
 
-// hangUp checks from a second shell that no process of a first one is left: a zombie of it would still be visible.
+// hangUp checks from a second shell that no process of a first one is left: a zombie of it would
+// still be visible.
 func hangUp(t *testing.T, g *vm.Guest) {
 	conn, shell := openShell(t, g)
 	say(t, conn, "echo pid:$$; sh -c 'echo child:$$; exec /test-guest "+remote.BareEcho+"'")
@@ -131,7 +134,8 @@ func readLog(t *testing.T, g *vm.Guest) logReader {
 	return logReader{bufio.NewScanner(connect(t, g, logPort))}
 }
 
-// await reads up to the line whose message contains text. Every line must be one JSON object with a time and a level.
+// await reads up to the line whose message contains text. Every line must be one JSON object with a
+// time and a level.
 func (l logReader) await(t *testing.T, text string) map[string]any {
 	t.Helper()
 	for l.Scan() {
@@ -149,7 +153,8 @@ func (l logReader) await(t *testing.T, text string) map[string]any {
 	return nil
 }
 
-// connect connects to a port of the guest, with a time limit for all further work on the connection.
+// connect connects to a port of the guest, with a time limit for all further work on the
+// connection.
 func connect(t *testing.T, g *vm.Guest, port uint32) net.Conn {
 	t.Helper()
 	ctx := vmtest.Limited(t)
@@ -174,7 +179,8 @@ func say(t *testing.T, conn net.Conn, line string) {
 	vmtest.Must(t, err)
 }
 
-// hear reads up to a line that an echo wrote, possibly after the prompt, and returns the text after the mark.
+// hear reads up to a line that an echo wrote, possibly after the prompt, and returns the text after
+// the mark.
 func hear(t *testing.T, shell *bufio.Reader, mark string) string {
 	t.Helper()
 	var heard []string

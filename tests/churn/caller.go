@@ -16,7 +16,8 @@ import (
 
 const (
 	miB = 1 << 20
-	// Each volume is stepBytes larger than the previous one, so that statistics show whose they are. A volume grows by at most grownBytes.
+	// Each volume is stepBytes larger than the previous one, so that statistics show whose they
+	// are. A volume grows by at most grownBytes.
 	firstBytes, stepBytes, grownBytes = 40 * miB, 8 * miB, 4 * miB
 	// nameFile is the file with the volume's name.
 	nameFile = "name"
@@ -66,7 +67,8 @@ func (c *churn) call(ctx context.Context, v *volume) {
 	}
 }
 
-// change makes a call that changes a volume. The call must succeed if it has enough time, and if neither another call of the volume nor the volume's state prevents it.
+// change makes a call that changes a volume. The call must succeed if it has enough time, and if
+// neither another call of the volume nor the volume's state prevents it.
 func (c *churn) change(verb promises.Verb, v *volume, mustWork bool, do func() error) {
 	before := c.ledger.Of(v.ID)
 	end := c.ledger.Begin(verb, v.ID)

@@ -15,13 +15,15 @@ import (
 )
 
 const (
-	// volumes is the number of volumes in use at once, and intruders the number of callers that call any of them.
+	// volumes is the number of volumes in use at once, and intruders the number of callers that
+	// call any of them.
 	volumes, intruders = 20, 4
 	// setupLimit and endLimit are time limits, as bases for vm.Limit.
 	setupLimit, endLimit = 2 * time.Minute, 2 * time.Minute
 )
 
-// patientAgent makes the agent wait longer for a disk than by default: on a busy machine a guest may see one of twenty disks seconds after QEMU attached it.
+// patientAgent makes the agent wait longer for a disk than by default: on a busy machine a guest
+// may see one of twenty disks seconds after QEMU attached it.
 const patientAgent = "agent.hotplug_timeout=60"
 
 func TestVolumesComeAndGoAsPromised(t *testing.T) { churned(t, 2*time.Minute) }

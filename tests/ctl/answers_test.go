@@ -50,10 +50,12 @@ func answersOf(t *testing.T, ctx context.Context, p place) {
 	}
 }
 
-// lastStream is the stream of a Check after all other calls. When the Check has been answered, no answer to a frame that the agent ignores can follow.
+// lastStream is the stream of a Check after all other calls. When the Check has been answered, no
+// answer to a frame that the agent ignores can follow.
 const lastStream = 1<<32 - 1
 
-// make sends an exchange on its own connection, and returns the codes of its answers, with their streams if there are several.
+// make sends an exchange on its own connection, and returns the codes of its answers, with their
+// streams if there are several.
 func (e exchange) make(ctx context.Context, p place, answers int) (string, error) {
 	conn, err := p.to.Dial(ctx)
 	if err != nil {

@@ -23,7 +23,8 @@ const (
 	grownBytes  = 2 * volumeBytes
 )
 
-// TestAgentCtlTalksToBothAgents boots one guest with one volume, mounted by our agent. Kata's agent runs in the same guest and sees the same mount.
+// TestAgentCtlTalksToBothAgents boots one guest with one volume, mounted by our agent. Kata's agent
+// runs in the same guest and sees the same mount.
 func TestAgentCtlTalksToBothAgents(t *testing.T) {
 	program := built(t)
 	ctx := vmtest.Within(t, vmtest.JobLimit)

@@ -13,7 +13,8 @@ import (
 	"github.com/directvol/directvol/protocols/volumepb"
 )
 
-// exchange is a sequence of bytes that a client sends on its own connection, and the codes that each agent answers. The effects of an exchange stay for the next one.
+// exchange is a sequence of bytes that a client sends on its own connection, and the codes that
+// each agent answers. The effects of an exchange stay for the next one.
 type exchange struct {
 	what       string
 	send       func(place) []byte

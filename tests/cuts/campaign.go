@@ -23,7 +23,8 @@ const (
 	// maxKept is the maximum number of images of failures that are kept of each filesystem.
 	maxKept = 8
 
-	// volumeLimit is the time limit for the start or the check of one volume, as a base for vm.Limit.
+	// volumeLimit is the time limit for the start or the check of one volume, as a base for
+	// vm.Limit.
 	volumeLimit = 10 * time.Second
 
 	// tellWarnings makes the guest's kernel print its warnings on the console.
@@ -236,7 +237,8 @@ func (c *campaign) checkCut(ctx context.Context, left []*remains) error {
 
 func (c *campaign) row(r *remains) row { return row{r.fstype, c.kernel, r.kind} }
 
-// check checks one volume. If something is lost, it keeps the image as it was before the check. It leaves a volume that met the window to rescue.
+// check checks one volume. If something is lost, it keeps the image as it was before the check. It
+// leaves a volume that met the window to rescue.
 func (c *campaign) check(ctx context.Context, r *remains) (found []finding, err error) {
 	if _, err := os.Stat(r.untouched()); err != nil { // a rescued volume already has the copy
 		if err := vm.CopySparse(r.untouched(), r.path); err != nil {
@@ -298,7 +300,8 @@ func (c *campaign) lose(r *remains, f finding) {
 	c.say("%s", text)
 }
 
-// rescue runs `directvol rescue` on the volumes of a round that met the window, as a user would, and checks them afterwards.
+// rescue runs `directvol rescue` on the volumes of a round that met the window, as a user would,
+// and checks them afterwards.
 func (c *campaign) rescue(ctx context.Context) error {
 	met := c.met
 	c.met = nil

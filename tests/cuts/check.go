@@ -30,7 +30,8 @@ type finding struct {
 	err error
 }
 
-// check mounts the volume that a cut has left, compares its blocks, grows it again, and runs fsck. It returns an error only for a failure of the test itself or if ctx has ended.
+// check mounts the volume that a cut has left, compares its blocks, grows it again, and runs fsck.
+// It returns an error only for a failure of the test itself or if ctx has ended.
 func (r *remains) check(ctx context.Context, g *vm.Guest, w way, id string) (found []finding, err error) {
 	d := &disk{way: w, guest: g, id: id, fstype: r.fstype, path: r.path}
 	if err := d.attach(ctx); err != nil {
@@ -70,7 +71,8 @@ func (r *remains) check(ctx context.Context, g *vm.Guest, w way, id string) (fou
 
 // refusal distinguishes the known refusal of a mount from other refusals.
 func (r *remains) refusal(err error) loss {
-	// The agent's errors have crossed a wire, so only the errno's text is left. An ext4's superblock may already have the new size while the group descriptors do not.
+	// The agent's errors have crossed a wire, so only the errno's text is left. An ext4's
+	// superblock may already have the new size while the group descriptors do not.
 	if (r.window || r.fstype == "ext4" && r.growths > 0) && strings.Contains(err.Error(), unix.EUCLEAN.Error()) {
 		return metWindow
 	}

@@ -38,7 +38,8 @@ func (c *count) volume(r *remains) {
 // columns are the losses that have a column in the table.
 var columns = []loss{metWindow, refused, blocks, noGrowth, unclean, hung, duringUse}
 
-// table returns all rows and their sum as Markdown. A cut with volumes of several rows counts in each of them.
+// table returns all rows and their sum as Markdown. A cut with volumes of several rows counts in
+// each of them.
 func (c counts) table() string {
 	var b strings.Builder
 	b.WriteString("| filesystem | kernel | cut | cuts | volumes | growths | blocks acknowledged | in the window |")

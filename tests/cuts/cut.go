@@ -20,10 +20,12 @@ const (
 	replay = "replay"
 )
 
-// killWithin is the maximum time from the start of all writers to a kill, as a base for vm.Limit, so that about as much happens before the kill in an emulated guest.
+// killWithin is the maximum time from the start of all writers to a kill, as a base for vm.Limit,
+// so that about as much happens before the kill in an emulated guest.
 const killWithin = time.Second
 
-// killWhileGrowing kills the guest at a moment chosen by the seed while its volumes grow. It returns the errors of volumes that failed before the kill.
+// killWhileGrowing kills the guest at a moment chosen by the seed while its volumes grow. It
+// returns the errors of volumes that failed before the kill.
 func killWhileGrowing(ctx context.Context, g *vm.Guest, volumes []*volume, random *rand.Rand) map[*volume]error {
 	failed := map[*volume]error{}
 	var mu sync.Mutex
@@ -98,7 +100,8 @@ func (v *volume) killed() (*remains, error) {
 	return r, nil
 }
 
-// windowAt returns the number of growths that had begun at a point of the record, and whether the superblock on the disk, with this size, did not have the last growth yet.
+// windowAt returns the number of growths that had begun at a point of the record, and whether the
+// superblock on the disk, with this size, did not have the last growth yet.
 func (v *volume) windowAt(at int64, size uint64) (growths int, window bool) {
 	for growths < len(v.growths) && v.growths[growths].at < at {
 		growths++
@@ -141,7 +144,8 @@ func (v *volume) replays() (*replays, error) {
 	return r, nil
 }
 
-// findWindows looks, after the beginning of each growth, for the first write of a superblock with a larger size than before.
+// findWindows looks, after the beginning of each growth, for the first write of a superblock with a
+// larger size than before.
 func (r *replays) findWindows() ([][2]int, error) {
 	super := vm.SuperblockOffset(r.fstype)
 	sizes := map[int]uint64{} // by the index of the entry that writes it
@@ -231,7 +235,8 @@ func (r *replays) cutAt(p logwrites.Point, path string) (*remains, error) {
 	return left, nil
 }
 
-// sizeAt returns the size of the disk at a point. The record does not contain block_resize, so the disk has its new size from the beginning of each growth: the host never shrinks it again.
+// sizeAt returns the size of the disk at a point. The record does not contain block_resize, so the
+// disk has its new size from the beginning of each growth: the host never shrinks it again.
 func (r *replays) sizeAt(at int64) uint64 {
 	size := uint64(0)
 	for i, g := range r.growths {

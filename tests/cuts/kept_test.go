@@ -11,7 +11,8 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// The kept image of a cut can be checked any number of times. The blocks that it must contain are no longer known.
+// The kept image of a cut can be checked any number of times. The blocks that it must contain are
+// no longer known.
 func TestKeptImageMountsAndGrowsOn(t *testing.T) {
 	kept := os.Getenv("CUTS_IMAGE")
 	if kept == "" {

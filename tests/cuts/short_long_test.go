@@ -11,7 +11,9 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// A short last group is extended, and then gets further groups after it. Since Linux 6.5, recovery regards the log's records from the time of the shorter group as damaged if the superblock on the disk already has the later groups.
+// A short last group is extended, and then gets further groups after it. Since Linux 6.5, recovery
+// regards the log's records from the time of the shorter group as damaged if the superblock on the
+// disk already has the later groups.
 func TestShortGroupThatGrewInTheLogMountsOnTheNewerKernel(t *testing.T) {
 	for name, grow := range map[string]func(context.Context, *testing.T, *disk){"by the agent": growInSteps, "by somebody else": growAtOnce} {
 		t.Run(name, func(t *testing.T) { growsShort(t, grow) })
@@ -44,7 +46,8 @@ func growInSteps(ctx context.Context, t *testing.T, d *disk) {
 	}
 }
 
-// growAtOnce makes xfs_growfs's ioctl do the second and the third step at once, and then calls the agent's ResizeVolume.
+// growAtOnce makes xfs_growfs's ioctl do the second and the third step at once, and then calls the
+// agent's ResizeVolume.
 func growAtOnce(ctx context.Context, t *testing.T, d *disk) {
 	if err := d.guest.Sandbox.Resize(ctx, d.id, 340*miB); err != nil {
 		t.Fatal(err)

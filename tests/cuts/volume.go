@@ -15,15 +15,18 @@ import (
 const (
 	miB = 1 << 20
 
-	// blockBytes is small, so that the writer acknowledges many blocks in little time and an emulated guest reads them back quickly.
+	// blockBytes is small, so that the writer acknowledges many blocks in little time and an
+	// emulated guest reads them back quickly.
 	blockBytes = 16 << 10
 	// maxGrowths is the maximum number of growths of one volume.
 	maxGrowths = 48
-	// minStep is one whole group of an ext4 with blocks of 1 KiB, so that each growth adds at least one group.
+	// minStep is one whole group of an ext4 with blocks of 1 KiB, so that each growth adds at least
+	// one group.
 	minStep, maxStep = 8 * miB, 120 * miB
 )
 
-// formats are the formats of the volumes: their four kinds in turn, some with other options in each round.
+// formats are the formats of the volumes: their four kinds in turn, some with other options in each
+// round.
 var formats = []struct {
 	fstype  string
 	bytes   uint64
@@ -93,7 +96,8 @@ func (v *volume) begin(ctx context.Context, g *vm.Guest, w way) error {
 	if err := v.mount(ctx); err != nil {
 		return fmt.Errorf("mount it new: %w", err)
 	}
-	// Data that was written and not synced lies in the page cache, and the kernel writes it out at the worst time: it allocates space for it in the middle of a growth.
+	// Data that was written and not synced lies in the page cache, and the kernel writes it out at
+	// the worst time: it allocates space for it in the middle of a growth.
 	if v.unsynced > 0 {
 		_, err := g.Remote.StartWriter(context.WithoutCancel(ctx), remote.WriteBlocks{Path: v.mounted + "/unsynced", BlockBytes: blockBytes, LimitBytes: v.unsynced, Unsynced: true, Apart: true})
 		if err != nil {
@@ -135,7 +139,8 @@ func (v *volume) note(ctx context.Context) error {
 	}
 }
 
-// keepGrowing grows the volume again and again, each time after the writer has acknowledged some more blocks.
+// keepGrowing grows the volume again and again, each time after the writer has acknowledged some
+// more blocks.
 func (v *volume) keepGrowing(ctx context.Context, random *rand.Rand) error {
 	for range maxGrowths {
 		if err := v.writer.Await(ctx, v.writer.Ledger().Bytes()+(1+random.Uint64N(16))*blockBytes); err != nil {

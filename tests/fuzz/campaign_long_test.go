@@ -19,7 +19,8 @@ import (
 	"time"
 )
 
-// minimizeLimit is the time limit for minimizing a new or failing input, because minimizing reduces the target's time.
+// minimizeLimit is the time limit for minimizing a new or failing input, because minimizing reduces
+// the target's time.
 const minimizeLimit = time.Second
 
 // tellEvery is the interval of the progress messages of a target.
@@ -64,7 +65,8 @@ func TestEveryTargetSurvivesItsCampaign(t *testing.T) {
 	}
 }
 
-// campaign runs a target for a duration, and counts in r. It runs the target again if the engine was stopped meanwhile. Its error names the file of a failing input.
+// campaign runs a target for a duration, and counts in r. It runs the target again if the engine
+// was stopped meanwhile. Its error names the file of a failing input.
 func (x target) campaign(t *testing.T, duration time.Duration, r *row) error {
 	for left := duration; left > 0; {
 		o, err := x.fuzz(t, left)
@@ -123,7 +125,8 @@ func (x target) command(ctx context.Context, name string, args ...string) *exec.
 
 var coverageLine = regexp.MustCompile(`(?m)^coverage: ([0-9.]+)% of statements`)
 
-// coverage runs the target with its seeds and the inputs in go's cache, and returns the percentage of its package's statements that they cover.
+// coverage runs the target with its seeds and the inputs in go's cache, and returns the percentage
+// of its package's statements that they cover.
 func (x target) coverage(t *testing.T) (percent float64, err error) {
 	temp := t.TempDir()
 	program := filepath.Join(temp, "target.test")
@@ -146,7 +149,8 @@ func (x target) coverage(t *testing.T) (percent float64, err error) {
 	return strconv.ParseFloat(string(m[1]), 64)
 }
 
-// copyInputs copies the package's testdata, and adds the inputs that the engine has kept in go's cache.
+// copyInputs copies the package's testdata, and adds the inputs that the engine has kept in go's
+// cache.
 func (x target) copyInputs(ctx context.Context, to string) error {
 	if err := os.CopyFS(filepath.Join(to, "testdata"), os.DirFS(filepath.Join(top, x.dir, "testdata"))); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

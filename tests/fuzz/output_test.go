@@ -18,7 +18,8 @@ type output struct {
 	rest               []string
 }
 
-// statusEvery is the interval of the engine's status lines (CoordinateFuzzing in internal/fuzz/fuzz.go). The engine counts as stopped if no line comes for twice as long.
+// statusEvery is the interval of the engine's status lines (CoordinateFuzzing in
+// internal/fuzz/fuzz.go). The engine counts as stopped if no line comes for twice as long.
 const statusEvery = 3 * time.Second
 
 var (
@@ -50,7 +51,8 @@ func (o *output) read(line string) (status bool) {
 	return true
 }
 
-// tooLate reports whether the engine failed at the end of its time without a failing input: it mistakes its own deadline for an error (go.dev/issue/75804, in Go before 1.27).
+// tooLate reports whether the engine failed at the end of its time without a failing input: it
+// mistakes its own deadline for an error (go.dev/issue/75804, in Go before 1.27).
 func (o *output) tooLate() bool {
 	return o.crasher == "" && strings.Contains(strings.Join(o.rest, "\n"), "\n    context deadline exceeded\n")
 }

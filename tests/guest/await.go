@@ -7,7 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// awaitVsock returns once AF_VSOCK sockets can be made. The agent loads the vsock module some time after this process has started. The kernel announces a module by a uevent after the module's initialization (kernel/module/main.c, do_init_module).
+// awaitVsock returns once AF_VSOCK sockets can be made. The agent loads the vsock module some time
+// after this process has started. The kernel announces a module by a uevent after the module's
+// initialization (kernel/module/main.c, do_init_module).
 func awaitVsock() error {
 	// The socket is opened before the first try, so that no announcement is missed between the two.
 	events, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_KOBJECT_UEVENT)
@@ -37,7 +39,8 @@ func tryVsock() error {
 	return unix.Close(fd)
 }
 
-// await calls try, and calls it again after each event, while the error is that the address family is missing.
+// await calls try, and calls it again after each event, while the error is that the address family
+// is missing.
 func await(try, nextEvent func() error) error {
 	for {
 		err := try()

@@ -12,7 +12,10 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// bareEcho serves an echo for ever, in a process that does nothing else. Each connection has its own P, because the threads do not tell Go's runtime that they wait: the runtime would otherwise keep another thread awake that looks for work for them, on the processor that the answer needs. The garbage collector is off.
+// bareEcho serves an echo for ever, in a process that does nothing else. Each connection has its
+// own P, because the threads do not tell Go's runtime that they wait: the runtime would otherwise
+// keep another thread awake that looks for work for them, on the processor that the answer needs.
+// The garbage collector is off.
 func bareEcho() error {
 	listener, err := listenEcho(&unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: remote.BareEchoPort})
 	if err != nil {

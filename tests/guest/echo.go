@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenEcho returns a listening stream socket on addr. The socket blocks, unlike Go's own sockets: see echo.
+// listenEcho returns a listening stream socket on addr. The socket blocks, unlike Go's own sockets:
+// see echo.
 func listenEcho(addr unix.Sockaddr) (fd int, err error) {
 	family := unix.AF_VSOCK
 	if _, ok := addr.(*unix.SockaddrUnix); ok {
@@ -40,7 +41,9 @@ func serveEcho(listener int) error {
 	}
 }
 
-// echo sends back the bytes that it receives until the other side ends the connection. It uses its own thread, which blocks in read and write. Round trips are not measured against this echo but against bareEcho.
+// echo sends back the bytes that it receives until the other side ends the connection. It uses its
+// own thread, which blocks in read and write. Round trips are not measured against this echo but
+// against bareEcho.
 func echo(conn int) {
 	runtime.LockOSThread() // never unlocked, so that the thread ends with the connection
 	defer unix.Close(conn)

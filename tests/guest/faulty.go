@@ -16,7 +16,8 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// serveFaultyAgent serves an agent without a table of volumes: GetVolumeStats dereferences a nil pointer.
+// serveFaultyAgent serves an agent without a table of volumes: GetVolumeStats dereferences a nil
+// pointer.
 func serveFaultyAgent() error {
 	log := logrus.NewEntry(logrus.New())
 	storages := storage.NewTable(log, volume.NewTable(health.NewMonitor(log)), 3*time.Second, nil)

@@ -1,8 +1,16 @@
-// Command guest is the program inside test guests. It serves the operations of tests/guest/remote and an echo over vsock. Only test images contain it.
+// Command guest is the program inside test guests. It serves the operations of tests/guest/remote
+// and an echo over vsock. Only test images contain it.
 //
-// A test image has the program as /test-guest, and its kernel boots with rdinit=/test-guest. As PID 1 the program starts itself again as a child, which serves, and then becomes /init, the agent, which has PID 1's duties. Child and agent do not know each other, and the tested agent is the shipped one. With agent_as_service the program stays PID 1 and runs the agent as a service; with root_on_disk it switches to the init of another system.
+// A test image has the program as /test-guest, and its kernel boots with rdinit=/test-guest. As PID
+// 1 the program starts itself again as a child, which serves, and then becomes /init, the agent,
+// which has PID 1's duties. Child and agent do not know each other, and the tested agent is the
+// shipped one. With agent_as_service the program stays PID 1 and runs the agent as a service; with
+// root_on_disk it switches to the init of another system.
 //
-// As the /init of an image, the program only loads the image's modules, mounts the disk that first_disk= on the kernel command line names, and serves the echo. That is the least that a guest can do before it answers, and the baseline of the boot time. With the argument bare-echo the program is the bare echo, the baseline of round trips.
+// As the /init of an image, the program only loads the image's modules, mounts the disk that
+// first_disk= on the kernel command line names, and serves the echo. That is the least that a guest
+// can do before it answers, and the baseline of the boot time. With the argument bare-echo the
+// program is the bare echo, the baseline of round trips.
 package main
 
 import (
@@ -46,11 +54,14 @@ func main() {
 	os.Exit(1)
 }
 
-// becomeInit starts the serving child and turns this process into /init. It returns only if there is no /init. Nothing is mounted yet, so it finds its own program by the path in the image, not through /proc.
+// becomeInit starts the serving child and turns this process into /init. It returns only if there
+// is no /init. Nothing is mounted yet, so it finds its own program by the path in the image, not
+// through /proc.
 func becomeInit() error {
 	child, err := os.StartProcess("/test-guest", []string{"/test-guest", "serve"}, inheriting())
 	if err != nil {
-		// The agent must run anyway. The test then sees this line and a port on which nobody listens.
+		// The agent must run anyway. The test then sees this line and a port on which nobody
+		// listens.
 		fmt.Fprintln(os.Stderr, "test-guest: start the server:", err)
 	} else if err := child.Release(); err != nil {
 		fmt.Fprintln(os.Stderr, "test-guest: let go of the server:", err)
@@ -83,7 +94,8 @@ func echoOnly() error {
 	return serveEcho(echoes)
 }
 
-// mountFirst mounts an ext4 with as few system calls as possible. The disk appears as soon as its driver is loaded. A guest with the agent makes the same system calls.
+// mountFirst mounts an ext4 with as few system calls as possible. The disk appears as soon as its
+// driver is loaded. A guest with the agent makes the same system calls.
 func mountFirst(disk string) error {
 	const dev, target = "/dev", "/first"
 	for _, dir := range []string{dev, target} {
@@ -100,7 +112,8 @@ func mountFirst(disk string) error {
 	return nil
 }
 
-// serve listens on both ports once the kernel supports vsock, and serves for ever. Binding to any context ID needs no vsock device, which may appear later.
+// serve listens on both ports once the kernel supports vsock, and serves for ever. Binding to any
+// context ID needs no vsock device, which may appear later.
 func serve() error {
 	if err := awaitVsock(); err != nil {
 		return err

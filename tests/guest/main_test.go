@@ -36,7 +36,8 @@ func TestEchoReturnsEveryByteInOrder(t *testing.T) {
 	returnsEveryByte(t, socket)
 }
 
-// bareEchoSocket is the environment variable that makes this test program a bare echo, which needs its own process.
+// bareEchoSocket is the environment variable that makes this test program a bare echo, which needs
+// its own process.
 const bareEchoSocket = "TEST_BARE_ECHO_SOCKET"
 
 func TestMain(m *testing.M) {

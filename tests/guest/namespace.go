@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keepMounts keeps the present mounts in a separate mount namespace, which no unmount reaches, until this process is killed.
+// keepMounts keeps the present mounts in a separate mount namespace, which no unmount reaches,
+// until this process is killed.
 func keepMounts(ready string) error {
 	runtime.LockOSThread() // the namespace belongs to the thread
 	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {

@@ -10,7 +10,8 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// runAgent is the init of a guest whose agent is a service: it does PID 1's duties, and starts the agent again at once whenever it has ended. It returns only if it cannot start the agent.
+// runAgent is the init of a guest whose agent is a service: it does PID 1's duties, and starts the
+// agent again at once whenever it has ended. It returns only if it cannot start the agent.
 func runAgent() error {
 	guestinit.Reap()
 	if err := errors.Join(guestinit.Mount(), guestinit.LoadModules(modulelist.Path)); err != nil {

@@ -13,7 +13,10 @@ import (
 // diskInit is the path of a distribution's init.
 const diskInit = "/sbin/init"
 
-// switchRoot switches to the system on the first disk. That system has the kernel modules that this image has loaded. switchRoot returns only on failure. An initramfs cannot be pivot_rooted, so the new root is mounted over the initramfs's root (Documentation/filesystems/ramfs-rootfs-initramfs.rst).
+// switchRoot switches to the system on the first disk. That system has the kernel modules that this
+// image has loaded. switchRoot returns only on failure. An initramfs cannot be pivot_rooted, so the
+// new root is mounted over the initramfs's root
+// (Documentation/filesystems/ramfs-rootfs-initramfs.rst).
 func switchRoot() error {
 	const root = "/newroot"
 	if err := errors.Join(guestinit.Mount(), guestinit.LoadModules(modulelist.Path)); err != nil {

@@ -6,7 +6,8 @@ import (
 	"strconv"
 )
 
-// noSleep finds uses of time.Sleep, under whatever name a file imports the package. It allows them with testing/synctest, where a sleep waits until nothing else can happen, and takes no time.
+// noSleep finds uses of time.Sleep, under whatever name a file imports the package. It allows them
+// with testing/synctest, where a sleep waits until nothing else can happen, and takes no time.
 func noSleep(t *tree) (broken []string) {
 	for _, file := range t.sources {
 		name, imported := file.imports()["time"]
@@ -29,7 +30,8 @@ func noSleep(t *tree) (broken []string) {
 // mountPackage is the package that knows what the number of a mount, a filesystem or a disk proves.
 const mountPackage = "agent/mount"
 
-// deviceFields are the names of stat's st_dev in package unix. The code must not use st_dev: in btrfs it is the number of no disk, and the kernel gives a disk's number to the next disk.
+// deviceFields are the names of stat's st_dev in package unix. The code must not use st_dev: in
+// btrfs it is the number of no disk, and the kernel gives a disk's number to the next disk.
 var deviceFields = []string{"Dev", "Dev_major", "Dev_minor"}
 
 // mountsByNumber finds code of the agent outside mountPackage that reads st_dev or mountinfo.
@@ -54,7 +56,9 @@ func mountsByNumber(t *tree) (broken []string) {
 // healthPackage is the package that makes conditions from the signals of a filesystem and its disk.
 const healthPackage = "agent/health"
 
-// conditionsAreMadeInHealth finds code of the agent that makes a condition outside package health, and imports that would give package health knowledge of volumes and storages. An empty condition is allowed.
+// conditionsAreMadeInHealth finds code of the agent that makes a condition outside package health,
+// and imports that would give package health knowledge of volumes and storages. An empty condition
+// is allowed.
 func conditionsAreMadeInHealth(t *tree) (broken []string) {
 	for _, file := range t.sources {
 		if file.room() != "agent" || file.test() {

@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// packageComments requires one file of each package to begin with a package comment. A folder with only tests needs a doc.go.
+// packageComments requires one file of each package to begin with a package comment. A folder with
+// only tests needs a doc.go.
 func packageComments(t *tree) (broken []string) {
 	said := map[string]bool{}
 	for _, file := range t.sources {
@@ -33,7 +34,8 @@ func saysWhatItIs(file source) bool {
 	return strings.HasPrefix(file.Doc.Text(), begins)
 }
 
-// exportedComments requires a comment on each exported identifier. For constants and variables a comment on their group is enough.
+// exportedComments requires a comment on each exported identifier. For constants and variables a
+// comment on their group is enough.
 func exportedComments(t *tree) (broken []string) {
 	for _, file := range t.sources {
 		if file.test() || file.generated() || file.Name.Name == "main" {

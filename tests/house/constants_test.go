@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// constants are the constants of the tree's packages, by "folder.name", except those in tests and in functions.
+// constants are the constants of the tree's packages, by "folder.name", except those in tests and
+// in functions.
 type constants map[string]declared
 
 // declared is the expression of a constant, and its file.
@@ -46,7 +47,8 @@ func constantsOf(t *tree) constants {
 	return all
 }
 
-// number returns a constant's value, and whether it is a duration, in nanoseconds. ok is false if the constant is no number, or uses something unknown.
+// number returns a constant's value, and whether it is a duration, in nanoseconds. ok is false if
+// the constant is no number, or uses something unknown.
 func (all constants) number(name string) (value int64, duration, ok bool) {
 	found, there := all[name]
 	if !there {

@@ -13,7 +13,8 @@ import (
 	"testing"
 )
 
-// modFiles returns the paths of all go.mod files: the one at the top, and those of the modules below it.
+// modFiles returns the paths of all go.mod files: the one at the top, and those of the modules
+// below it.
 func (t *tree) modFiles() (files []string, err error) {
 	files = []string{"go.mod"}
 	err = fs.WalkDir(t, ".", func(name string, entry fs.DirEntry, err error) error {
@@ -33,7 +34,8 @@ func (t *tree) modFiles() (files []string, err error) {
 // directive is a directive of a go.mod.
 type directive struct{ file, text string }
 
-// directives returns the directives of all go.mod files, each as "verb argument…", with blocks unfolded. It keeps comments, because "// indirect" is one.
+// directives returns the directives of all go.mod files, each as "verb argument…", with blocks
+// unfolded. It keeps comments, because "// indirect" is one.
 func directives(t *tree) (all []directive, err error) {
 	files, err := t.modFiles()
 	if err != nil {
@@ -95,7 +97,8 @@ func goVersion(t *tree) (broken []string) {
 	return broken
 }
 
-// dependenciesExplained requires a row in CONTRIBUTING.md, with the module in backticks, for each module that a go.mod requires directly.
+// dependenciesExplained requires a row in CONTRIBUTING.md, with the module in backticks, for each
+// module that a go.mod requires directly.
 func dependenciesExplained(t *tree) (broken []string) {
 	all, err := directives(t)
 	if err != nil {
@@ -122,7 +125,8 @@ func dependenciesExplained(t *tree) (broken []string) {
 	return broken
 }
 
-// modulesBuildOnThisTree requires each module below the top to replace our module by this tree's folder, so that it uses neither a release of our packages nor the network.
+// modulesBuildOnThisTree requires each module below the top to replace our module by this tree's
+// folder, so that it uses neither a release of our packages nor the network.
 func modulesBuildOnThisTree(t *tree) (broken []string) {
 	files, err := t.modFiles()
 	if err != nil {
@@ -142,7 +146,8 @@ func modulesBuildOnThisTree(t *tree) (broken []string) {
 	return broken
 }
 
-// This test tells the author of a change about a broken package in another module, because ./... at the top excludes that module.
+// This test tells the author of a change about a broken package in another module, because ./... at
+// the top excludes that module.
 func TestOtherModulesBuild(t *testing.T) {
 	files, err := load(t, os.DirFS(top)).modFiles()
 	if err != nil {

@@ -19,7 +19,8 @@ var rooms = map[string][]string{
 	"tests":     {"protocols", "agent", "host", "rootfs"},
 }
 
-// above maps a package of the agent to the packages that it must not import, except in tests: it is below them, or uses them through its own interface.
+// above maps a package of the agent to the packages that it must not import, except in tests: it is
+// below them, or uses them through its own interface.
 var above = map[string][]string{
 	"agent/storage": {"agent/rpc", "agent/sandbox", "agent/volume"},
 	"agent/volume":  {"agent/rpc", "agent/sandbox", "agent/storage"},
@@ -28,7 +29,8 @@ var above = map[string][]string{
 	"agent/state":   {"agent/rpc", "agent/sandbox", "agent/storage", "agent/volume", "agent/health", "agent/mount"},
 }
 
-// besides are the names that may be at the top besides the rooms and dotfiles. build contains build products.
+// besides are the names that may be at the top besides the rooms and dotfiles. build contains build
+// products.
 var besides = []string{"build", "deploy", "docs", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "go.mod", "go.sum"}
 
 func onlyRooms(t *tree) (broken []string) {
@@ -69,7 +71,8 @@ func importsAbove(t *tree) (broken []string) {
 	return broken
 }
 
-// programsAlike requires the programs for people to use one place for exit statuses, --version, signals and one-line errors.
+// programsAlike requires the programs for people to use one place for exit statuses, --version,
+// signals and one-line errors.
 func programsAlike(t *tree) (broken []string) {
 	for _, file := range t.sources {
 		if file.Name.Name != "main" || file.test() || !slices.Contains([]string{"host", "rootfs", "tools"}, file.room()) {

@@ -20,7 +20,9 @@ const heldBy = "held by"
 // testName matches the name of a test in backticks, with a subtest or without.
 var testName = regexp.MustCompile("`((?:Test|Fuzz|Example|Benchmark)[A-Z]\\w*)(?:/([^`]+))?`")
 
-// promisesAreHeld requires each table of the specification to have the column heldBy, and each row to name a test or a row of the bench there, or to say "no test". Tests that any page names must exist. (The bench's own tests check that its rows exist.)
+// promisesAreHeld requires each table of the specification to have the column heldBy, and each row
+// to name a test or a row of the bench there, or to say "no test". Tests that any page names must
+// exist. (The bench's own tests check that its rows exist.)
 func promisesAreHeld(t *tree) (broken []string) {
 	all, broken := t.tables(specification)
 	for _, one := range all {
@@ -94,7 +96,8 @@ func specified(t *tree) (broken []string) {
 // bound matches the names of constants that are bounds.
 var bound = regexp.MustCompile(`^[mM]ax[A-Z]`)
 
-// figures requires each constant in a table to have the value stated there, and a row for each constant that is a duration or is named as a maximum.
+// figures requires each constant in a table to have the value stated there, and a row for each
+// constant that is a duration or is named as a maximum.
 func figures(t *tree) (broken []string) {
 	all, named := constantsOf(t), map[string]bool{}
 	for _, r := range t.rowsWith("constant") {
@@ -137,7 +140,8 @@ func figure(cell string) (int64, error) {
 // agentProgram is the folder with the agent's settings.
 const agentProgram = "agent/cmd/directvol-agent"
 
-// settings compares the table of settings with the agent's options, and with their default durations.
+// settings compares the table of settings with the agent's options, and with their default
+// durations.
 func settings(t *tree) (broken []string) {
 	rows, code := map[string]string{}, map[string]bool{}
 	for _, r := range t.rowsWith("kernel option") {
@@ -190,7 +194,8 @@ func (all constants) text(expr ast.Expr, in source) string {
 	return ""
 }
 
-// conditions compares the table of conditions with the agent's reasons, and their statuses with those in the agent's code.
+// conditions compares the table of conditions with the agent's reasons, and their statuses with
+// those in the agent's code.
 func conditions(t *tree) (broken []string) {
 	var rows, code []string
 	statuses := map[string]string{}
@@ -254,7 +259,8 @@ func metricNames(t *tree) []string {
 	return differ("metric", rows, code)
 }
 
-// methodCodes compares the calls in the table of codes with the methods that the agent registers, and requires that the codes exist.
+// methodCodes compares the calls in the table of codes with the methods that the agent registers,
+// and requires that the codes exist.
 func methodCodes(t *tree) (broken []string) {
 	var rows, code []string
 	exist := map[string]bool{}

@@ -31,7 +31,8 @@ func (s source) room() string {
 	return room
 }
 
-// imports lists the import paths and the names that the file gives them (the last element of the path by default).
+// imports lists the import paths and the names that the file gives them (the last element of the
+// path by default).
 func (s source) imports() map[string]string {
 	names := map[string]string{}
 	for _, spec := range s.Imports {

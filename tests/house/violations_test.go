@@ -6,7 +6,8 @@ import (
 	"testing/fstest"
 )
 
-// violations has, for each rule, small trees that break it, each with text that the one complaint must contain.
+// violations has, for each rule, small trees that break it, each with text that the one complaint
+// must contain.
 var violations = map[string][]struct {
 	files map[string]string
 	want  string

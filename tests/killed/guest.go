@@ -167,7 +167,8 @@ func (g *guest) processes() (map[target]vm.Process, error) {
 	return of, nil
 }
 
-// leftOnHost returns what an ended VM has left on the host: processes, files and locks. If sockets is set, it ignores sockets, which a killed host's process may leave.
+// leftOnHost returns what an ended VM has left on the host: processes, files and locks. If sockets
+// is set, it ignores sockets, which a killed host's process may leave.
 func leftOnHost(ctx context.Context, dir string, sockets bool) (left []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, vm.Limit(callLimit))
 	defer cancel()

@@ -25,7 +25,8 @@ type hostSide struct {
 	guest *vm.Guest // nil if none was started
 }
 
-// serveHost carries out the calls that it reads from rw, until rw ends. The guest ends with this process.
+// serveHost carries out the calls that it reads from rw, until rw ends. The guest ends with this
+// process.
 func serveHost(rw io.ReadWriter) error {
 	h := &hostSide{lines: remote.NewLines(rw)}
 	for {
@@ -120,7 +121,8 @@ func (h *hostSide) start(ctx context.Context, b boot) (string, error) {
 	return g.VM().GuestAddress(remote.Port), nil
 }
 
-// parts returns what the QEMU of a VM has for its disks: block nodes, and devices by their place on PCI.
+// parts returns what the QEMU of a VM has for its disks: block nodes, and devices by their place on
+// PCI.
 func parts(ctx context.Context, g *vm.Guest) ([]string, error) {
 	var nodes []struct {
 		Name string `json:"node-name"`

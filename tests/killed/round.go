@@ -106,7 +106,8 @@ func (r *round) makeVolumes(ctx context.Context) error {
 	return nil
 }
 
-// visitor is the volume that is attached and detached again and again; others are the volumes that grow.
+// visitor is the volume that is attached and detached again and again; others are the volumes that
+// grow.
 func (r *round) visitor() *volume  { return r.volumes[len(r.volumes)-1] }
 func (r *round) others() []*volume { return r.volumes[:len(r.volumes)-1] }
 
@@ -216,7 +217,8 @@ func (r *round) endWriters(ctx context.Context) error {
 // powerLimit is the time limit for the power-off of a guest that only its power button reaches.
 const powerLimit = 4 * time.Second
 
-// recover returns the guest that runs after the kill. It checks that nothing of the killed part remains.
+// recover returns the guest that runs after the kill. It checks that nothing of the killed part
+// remains.
 func (r *round) recover(ctx context.Context, g *guest, host func() (*hostProcess, error)) (*guest, error) {
 	switch r.target {
 	case agent:
@@ -266,7 +268,8 @@ func (r *round) start(ctx context.Context, g *guest, host func() (*hostProcess, 
 	return next, err
 }
 
-// startAndKill starts the guest again, and kills the host's process at some moment of the start. It returns what remains of that process.
+// startAndKill starts the guest again, and kills the host's process at some moment of the start. It
+// returns what remains of that process.
 func (r *round) startAndKill(ctx context.Context, g *guest, host func() (*hostProcess, error)) (left []string, err error) {
 	h, err := host()
 	if err != nil {
@@ -335,7 +338,8 @@ func (r *round) mountAgain(ctx context.Context, g *guest, v *volume) error {
 	return r.mount(ctx, g, v)
 }
 
-// grew reports whether a growth of the volume was in flight. The superblock of an ext4 may already have the last size then, while the descriptors of the new groups are only in the journal.
+// grew reports whether a growth of the volume was in flight. The superblock of an ext4 may already
+// have the last size then, while the descriptors of the new groups are only in the journal.
 func (r *round) grew(v *volume) bool {
 	return slices.ContainsFunc(r.cut, func(f *flight) bool { return f.Call == resize && f.Volume.ID == v.ID })
 }

@@ -144,7 +144,8 @@ func (w *work) visit(ctx context.Context, v *volume, random *rand.Rand) error {
 // killWithin is the maximum time from the start of all writers to the kill, as a base for vm.Limit.
 const killWithin = 500 * time.Millisecond
 
-// moment returns at the moment of the kill: some time after the awaited call has begun; at any time if no call is awaited or none begins; or when a worker ends.
+// moment returns at the moment of the kill: some time after the awaited call has begun; at any time
+// if no call is awaited or none begins; or when a worker ends.
 func (w *work) moment(ctx context.Context, random *rand.Rand, failed <-chan error) {
 	any := time.NewTimer(time.Duration(random.Int64N(int64(vm.Limit(killWithin)))))
 	share := random.Float64()

@@ -15,18 +15,22 @@ import (
 )
 
 const (
-	// slowRate is the speed of a slow disk in bytes per second, and unsyncedBytes the size of a file.
+	// slowRate is the speed of a slow disk in bytes per second, and unsyncedBytes the size of a
+	// file.
 	slowRate, unsyncedBytes = 1 << 20, 2 << 20
-	// slowEnd is the time that slow disks need for the dirty data at a guest's end: longer than the limit of any call that unmounts.
+	// slowEnd is the time that slow disks need for the dirty data at a guest's end: longer than the
+	// limit of any call that unmounts.
 	slowEnd = 12 * time.Second
 )
 
-// On a signal to end, PID 1 unmounts everything, also under a process that writes, and powers off. Afterwards, data that nobody has synced is on the disk.
+// On a signal to end, PID 1 unmounts everything, also under a process that writes, and powers off.
+// Afterwards, data that nobody has synced is on the disk.
 func TestPID1ThatIsSignalledLosesNothingUnsynced(t *testing.T) {
 	endsWithAllUnsynced(t, slowEnd)
 }
 
-// endsWithAllUnsynced ends a guest with writers by SIGTERM, and another guest by SIGPWR whose disks need the time slow for their dirty data.
+// endsWithAllUnsynced ends a guest with writers by SIGTERM, and another guest by SIGPWR whose disks
+// need the time slow for their dirty data.
 func endsWithAllUnsynced(t *testing.T, slow time.Duration) {
 	var volumes []sandbox.Volume
 	for _, fstype := range []string{"ext4", "xfs"} {

@@ -24,7 +24,8 @@ const (
 	files      = 12 // number after each growth
 )
 
-// grownOnce is the size to which a volume is grown. It is not a multiple of a group's size: the log then contains the short last group from the time when it was short.
+// grownOnce is the size to which a volume is grown. It is not a multiple of a group's size: the log
+// then contains the short last group from the time when it was short.
 var grownOnce = []uint64{420 * miB}
 
 // cut is a volume after a power cut.
@@ -34,7 +35,9 @@ type cut struct {
 	ledgers map[string]*remote.Ledger // the acknowledged blocks of each file, by the file's path in the volume
 }
 
-// cutOff makes an xfs, grows it under a mount to several sizes, uses the new space each time, and kills the VM. At that time the growths are in the log and in the secondary superblocks, but not in the primary one. The agent does not take part, because it would write the superblock.
+// cutOff makes an xfs, grows it under a mount to several sizes, uses the new space each time, and
+// kills the VM. At that time the growths are in the log and in the secondary superblocks, but not
+// in the primary one. The agent does not take part, because it would write the superblock.
 func cutOff(t *testing.T, sizes []uint64) cut {
 	t.Helper()
 	ctx := vmtest.Within(t, vmtest.JobLimit)
@@ -67,7 +70,8 @@ func (c cut) grow(t *testing.T, ctx context.Context, g *vm.Guest) {
 	vmtest.Must(t, err)
 }
 
-// fill writes files, each into a new directory, because xfs puts each new directory into another group.
+// fill writes files, each into a new directory, because xfs puts each new directory into another
+// group.
 func (c cut) fill(t *testing.T, ctx context.Context, g *vm.Guest, files int) {
 	t.Helper()
 	for range files {
@@ -94,7 +98,8 @@ func bareMount(t *testing.T, ctx context.Context, g *vm.Guest) error {
 	return g.Remote.Mount(ctx, remote.Mount{Source: device, Target: mountPoint, FSType: "xfs"})
 }
 
-// copied returns a copy of the volume on another disk. An attempt to mount changes a disk even if it fails, because it writes what it has recovered.
+// copied returns a copy of the volume on another disk. An attempt to mount changes a disk even if
+// it fails, because it writes what it has recovered.
 func (c cut) copied(t *testing.T) cut {
 	t.Helper()
 	to := filepath.Join(t.TempDir(), "copy.img")

@@ -17,7 +17,11 @@ import (
 // manyFiles is more than an xfs directory can hold inside its inode, so the directory gets a block.
 const manyFiles = 48
 
-// cutBehindDirectory makes an xfs, fills its root directory, grows it under the mount, makes directories in the new space, and syncs everything, all with a record. The cut falls after the write of the root directory's block: that block has reached the disk, and nothing else since the last flush. The log begins with the directory before the growth, so recovery finds a later version of the directory on the disk.
+// cutBehindDirectory makes an xfs, fills its root directory, grows it under the mount, makes
+// directories in the new space, and syncs everything, all with a record. The cut falls after the
+// write of the root directory's block: that block has reached the disk, and nothing else since the
+// last flush. The log begins with the directory before the growth, so recovery finds a later
+// version of the directory on the disk.
 func cutBehindDirectory(t *testing.T) cut {
 	t.Helper()
 	ctx := vmtest.Within(t, vmtest.JobLimit)
@@ -59,7 +63,8 @@ func (c cut) replay(t *testing.T, ctx context.Context, path string) {
 	vmtest.Must(t, logwrites.Replay(image, int64(c.bytes), record, []logwrites.Entry{directory}, logwrites.Point{At: directory.End, After: logwrites.All}))
 }
 
-// firstOfDirectory returns the first write with a directory's block at its start, or at a multiple of the block size: struct xfs_dir3_blk_hdr, fs/xfs/libxfs/xfs_da_format.h.
+// firstOfDirectory returns the first write with a directory's block at its start, or at a multiple
+// of the block size: struct xfs_dir3_blk_hdr, fs/xfs/libxfs/xfs_da_format.h.
 func firstOfDirectory(t *testing.T, record *os.File, entries []logwrites.Entry) logwrites.Entry {
 	t.Helper()
 	const block = 4096

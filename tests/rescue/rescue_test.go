@@ -24,10 +24,14 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// attempts is the maximum number of volumes that are cut until one has the fault, which depends on the moment. When the fault was first seen, every volume had it.
+// attempts is the maximum number of volumes that are cut until one has the fault, which depends on
+// the moment. When the fault was first seen, every volume had it.
 const attempts = 4
 
-// The course of one volume: it is cut off, refused by its sandbox's kernel, left alone by rescue while a sandbox has it, and rescued intact after two interrupted attempts. The older kernel only mounts copies of the volume, so the newer kernel recovers an image that nothing has changed since the cut.
+// The course of one volume: it is cut off, refused by its sandbox's kernel, left alone by rescue
+// while a sandbox has it, and rescued intact after two interrupted attempts. The older kernel only
+// mounts copies of the volume, so the newer kernel recovers an image that nothing has changed since
+// the cut.
 func TestVolumeThatWasCutOffWhileItGrewIsRescuedWhole(t *testing.T) {
 	c := refusedVolume(t, 1, func() cut { return cutOff(t, grownOnce) })
 	interrupted(t, c, "boot a VM", "before the disk was touched")
@@ -66,7 +70,8 @@ func isWhole(t *testing.T, c cut, before func(*testing.T, context.Context, *vm.G
 	vmtest.Must(t, check.Err("xfs"))
 }
 
-// keptOut checks that rescue's claim on a disk makes a sandbox's QEMU fail, and that QEMU gets the disk afterwards.
+// keptOut checks that rescue's claim on a disk makes a sandbox's QEMU fail, and that QEMU gets the
+// disk afterwards.
 func keptOut(t *testing.T, ctx context.Context, g *vm.Guest, v sandbox.Volume) {
 	t.Helper()
 	d, err := holders.Open(v.Path)
@@ -78,7 +83,9 @@ func keptOut(t *testing.T, ctx context.Context, g *vm.Guest, v sandbox.Volume) {
 	}
 }
 
-// refusedVolume returns a volume after a cut whose copies the guest's kernel refuses to mount, the given number of times in a row. The sandbox of the last attempt still has its disk when rescue is called for the first time.
+// refusedVolume returns a volume after a cut whose copies the guest's kernel refuses to mount, the
+// given number of times in a row. The sandbox of the last attempt still has its disk when rescue is
+// called for the first time.
 func refusedVolume(t *testing.T, times int, cutOff func() cut) cut {
 	t.Helper()
 	for range attempts {
@@ -113,12 +120,14 @@ func (c cut) isRefused(t *testing.T, times int) bool {
 	if times > 1 {
 		namesTheWayOut(t, ctx, g, c)
 	}
-	// This result depends on the older kernel, and rescue does not rely on it. So it is only logged.
+	// This result depends on the older kernel, and rescue does not rely on it. So it is only
+	// logged.
 	t.Logf("the same kernel once more: error %v", bareMount(t, ctx, g))
 	return true
 }
 
-// namesTheWayOut makes the agent mount a volume that its kernel refuses, and checks that the error says how to recover.
+// namesTheWayOut makes the agent mount a volume that its kernel refuses, and checks that the error
+// says how to recover.
 func namesTheWayOut(t *testing.T, ctx context.Context, g *vm.Guest, c cut) {
 	t.Helper()
 	_, err := g.Mount(ctx, c.ID)

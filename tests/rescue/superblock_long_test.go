@@ -21,7 +21,8 @@ func TestVolumeThatGrewThreeTimesBeforeTheCutIsRescuedWhole(t *testing.T) {
 	isToldItsSize(t, c)
 }
 
-// The same with one growth, if the disk has a directory that leads into the new space, and the superblock without that space.
+// The same with one growth, if the disk has a directory that leads into the new space, and the
+// superblock without that space.
 func TestVolumeWhoseDirectoryLeadsBeyondItsEndIsRescuedWhole(t *testing.T) {
 	isToldItsSize(t, refusedVolume(t, 2, func() cut { return cutBehindDirectory(t) }))
 }
@@ -42,7 +43,8 @@ func isToldItsSize(t *testing.T, c cut) {
 	isWhole(t, c, nil)
 }
 
-// unproven damages the proof that the volume has grown. The newer kernel then refuses the volume, rescue does not write the superblock, and it says which steps remain and what they cost.
+// unproven damages the proof that the volume has grown. The newer kernel then refuses the volume,
+// rescue does not write the superblock, and it says which steps remain and what they cost.
 func unproven(t *testing.T, c cut) {
 	t.Helper()
 	f, err := os.OpenFile(c.Path, os.O_WRONLY, 0)

@@ -13,7 +13,8 @@ const (
 	miB = 1 << 20
 )
 
-// shared is a guest whose init starts the agent as a service, and starts it again whenever it has ended. A service does not power off, so the guest is killed.
+// shared is a guest whose init starts the agent as a service, and starts it again whenever it has
+// ended. A service does not power off, so the guest is killed.
 var shared = vmtest.Shared{
 	Options: func(*testing.T) vm.Options {
 		return vm.Options{Append: remote.AsService + " agent.directvol.resize_wait=" + vm.Limit(vmtest.CallLimit).String()}

@@ -15,7 +15,8 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// An agent with a bug in one call answers this call with INTERNAL and continues. It runs in the guest next to the service.
+// An agent with a bug in one call answers this call with INTERNAL and continues. It runs in the
+// guest next to the service.
 func TestPanicInOneCallHarmsNoOther(t *testing.T) {
 	g := shared.Guest(t)
 	v := newVolume(t, g, "panic", "ext4")

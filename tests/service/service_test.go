@@ -41,7 +41,8 @@ func losesNoVolume(t *testing.T, s daemon) {
 	if details.AgentDetails.InitDaemon {
 		t.Error("the agent says that it is PID 1")
 	}
-	// On SIGQUIT the Go runtime prints its goroutines and exits with status 2, as after a panic that nobody recovers.
+	// On SIGQUIT the Go runtime prints its goroutines and exits with status 2, as after a panic
+	// that nobody recovers.
 	for name, signal := range map[string]syscall.Signal{"SIGTERM": syscall.SIGTERM, "SIGKILL": syscall.SIGKILL, "SIGQUIT": syscall.SIGQUIT} {
 		for _, fstype := range []string{"ext4", "xfs"} {
 			t.Run(name+" while "+fstype+" is written to", func(t *testing.T) { restartsUnderAWriter(t, s, fstype, signal) })
@@ -100,7 +101,8 @@ func holds(t *testing.T, g *vm.Guest, v *vm.Volume, container string) {
 	}}))
 }
 
-// restartsUnderAWriter restarts the agent under a writer of a volume that two containers hold, and then makes every call of the volume.
+// restartsUnderAWriter restarts the agent under a writer of a volume that two containers hold, and
+// then makes every call of the volume.
 func restartsUnderAWriter(t *testing.T, s daemon, fstype string, signal syscall.Signal) {
 	v := newVolume(t, s.Guest, fmt.Sprintf("%s-%d", fstype, signal), fstype)
 	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
@@ -145,7 +147,8 @@ func restartsUnderAWriter(t *testing.T, s daemon, fstype string, signal syscall.
 	vmtest.Detach(t, v)
 }
 
-// answersBeforeItEnds ends the agent while a ResizeVolume waits for its disk. The connection is never made again, so the answer on it comes from the agent that ends.
+// answersBeforeItEnds ends the agent while a ResizeVolume waits for its disk. The connection is
+// never made again, so the answer on it comes from the agent that ends.
 func answersBeforeItEnds(t *testing.T, s daemon) {
 	const size = 192 * miB
 	v := newVolume(t, s.Guest, "in-flight", "ext4")
@@ -188,7 +191,8 @@ func answersBeforeItEnds(t *testing.T, s daemon) {
 	vmtest.Detach(t, v)
 }
 
-// survivesAnyMoment kills the agent again and again while it mounts and unmounts. In the end nothing remains that cannot be released.
+// survivesAnyMoment kills the agent again and again while it mounts and unmounts. In the end
+// nothing remains that cannot be released.
 func survivesAnyMoment(t *testing.T, s daemon) {
 	const rounds = 12
 	first, second := newVolume(t, s.Guest, "any-1", "ext4"), newVolume(t, s.Guest, "any-2", "xfs")
@@ -238,7 +242,8 @@ func survivesAnyMoment(t *testing.T, s daemon) {
 	}
 }
 
-// growsOn kills the agent again and again while it grows an xfs. The writer never waits for the agent, and the repeated call reaches the size.
+// growsOn kills the agent again and again while it grows an xfs. The writer never waits for the
+// agent, and the repeated call reaches the size.
 func growsOn(t *testing.T, s daemon) {
 	const rounds = 6
 	v := newVolume(t, s.Guest, "grows-on", "xfs")
@@ -276,7 +281,9 @@ func growsOn(t *testing.T, s daemon) {
 // agentState is the default path of the state file of an agent that is a service.
 const agentState = "/run/directvol/agent.json"
 
-// takesGrownVolumeOver starts an agent without the state of the previous agent. The new agent takes over a volume that the previous one mounted and grew, although a grown ext4 of 16 groups or more shows a mount option that nobody asked for.
+// takesGrownVolumeOver starts an agent without the state of the previous agent. The new agent takes
+// over a volume that the previous one mounted and grew, although a grown ext4 of 16 groups or more
+// shows a mount option that nobody asked for.
 func takesGrownVolumeOver(t *testing.T, s daemon) {
 	v, err := s.Guest.Volume(vmtest.Limited(t), "taken-over", "ext4", 64*miB)
 	vmtest.Must(t, err)
@@ -305,7 +312,8 @@ func takesGrownVolumeOver(t *testing.T, s daemon) {
 	vmtest.Detach(t, v)
 }
 
-// provesReleaseAnew kills the agent when it has unmounted a volume that another mount namespace still has. No later agent says that the volume is released until it is.
+// provesReleaseAnew kills the agent when it has unmounted a volume that another mount namespace
+// still has. No later agent says that the volume is released until it is.
 func provesReleaseAnew(t *testing.T, s daemon, fstype string) {
 	v := newVolume(t, s.Guest, "proven-"+fstype, fstype)
 	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
@@ -316,7 +324,8 @@ func provesReleaseAnew(t *testing.T, s daemon, fstype string) {
 	}
 	end, err := s.KeepMounts(vmtest.Within(t, vmtest.JobLimit))
 	vmtest.Must(t, err)
-	// Stop the agent and unmount in its place: this is the moment after umount(2), extended until the agent is killed.
+	// Stop the agent and unmount in its place: this is the moment after umount(2), extended until
+	// the agent is killed.
 	_, err = s.Remote.Signal(vmtest.Limited(t), s.agent, syscall.SIGSTOP)
 	vmtest.Must(t, err)
 	vmtest.Must(t, s.Remote.Unmount(vmtest.Limited(t), v.GuestPath, 0))
@@ -386,5 +395,7 @@ func remembersFailedReads(t *testing.T, s daemon) {
 	vmtest.Detach(t, v)
 }
 
-// logInterval is longer than the five seconds in which the kernel logs at most ten failed reads (DEFAULT_RATELIMIT_INTERVAL). No event announces their end. The clock of an emulated guest is the host's.
+// logInterval is longer than the five seconds in which the kernel logs at most ten failed reads
+// (DEFAULT_RATELIMIT_INTERVAL). No event announces their end. The clock of an emulated guest is the
+// host's.
 const logInterval = 6 * time.Second

@@ -35,7 +35,8 @@ var override = fmt.Sprintf("[Service]\nEnvironment=\"DIRECTVOL_AGENT_FLAGS=-log 
 // packages are the packages of the Debian in addition to its minbase.
 const packages = "systemd-sysv,udev,dbus"
 
-// TestSystemdRestartsTheAgentAndNoVolumeIsLost boots a Debian made by mmdebstrap, with the shipped unit and drop-in.
+// TestSystemdRestartsTheAgentAndNoVolumeIsLost boots a Debian made by mmdebstrap, with the shipped
+// unit and drop-in.
 func TestSystemdRestartsTheAgentAndNoVolumeIsLost(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("a Debian's files have owners that only root can give: run make test-long as root")
@@ -52,7 +53,8 @@ func TestSystemdRestartsTheAgentAndNoVolumeIsLost(t *testing.T) {
 	losesNoVolume(t, s)
 }
 
-// awaitTestGuest waits for the program that acts for tests, which systemd starts in parallel with the agent.
+// awaitTestGuest waits for the program that acts for tests, which systemd starts in parallel with
+// the agent.
 func awaitTestGuest(t *testing.T, g *vm.Guest) {
 	ctx := vmtest.Within(t, vmtest.JobLimit)
 	again := time.NewTicker(100 * time.Millisecond) // nothing tells the host

@@ -16,11 +16,13 @@ type Build struct {
 	Image     string // the guest's image, as it is shipped
 	TestImage string // the same image with tests/guest in it
 
-	// A newer kernel, a test image for it and the image that rescue boots. Only some tests need them: see Newer and Rescue.
+	// A newer kernel, a test image for it and the image that rescue boots. Only some tests need
+	// them: see Newer and Rescue.
 	newerKernel, newerImage, rescueImage string
 }
 
-// FindBuild looks in build/ at the top of the repository of the working directory. Its error names a missing file and the make target for it.
+// FindBuild looks in build/ at the top of the repository of the working directory. Its error names
+// a missing file and the make target for it.
 func FindBuild() (Build, error) {
 	top, err := os.Getwd()
 	if err != nil {

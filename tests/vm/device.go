@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// DeviceOf waits for the disk with a serial, and returns its /dev name. It is for a disk that is attached but is not a volume of the agent.
+// DeviceOf waits for the disk with a serial, and returns its /dev name. It is for a disk that is
+// attached but is not a volume of the agent.
 func (g *Guest) DeviceOf(ctx context.Context, serial string) (device string, err error) {
 	err = Again(ctx, func() (bool, error) {
 		device, err = g.deviceOf(ctx, serial)

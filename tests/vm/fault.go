@@ -28,7 +28,8 @@ func (v *Volume) breakIO(ctx context.Context, iotype string) error {
 	return v.breakOn(ctx, map[string]any{"event": "none", "iotype": iotype, "errno": errnoEIO})
 }
 
-// breakOn puts a blkdebug node between the disk's raw node and its file (qapi/block-core.json). QEMU then makes the fault, and the guest's kernel meets it.
+// breakOn puts a blkdebug node between the disk's raw node and its file (qapi/block-core.json).
+// QEMU then makes the fault, and the guest's kernel meets it.
 func (v *Volume) breakOn(ctx context.Context, inject map[string]any) error {
 	return v.insert(ctx, map[string]any{
 		"driver": "blkdebug", "node-name": v.faultNode(), "image": qemu.FileNode(v.DiskID()), "inject-error": []map[string]any{inject},

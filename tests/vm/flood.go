@@ -9,7 +9,8 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// Flood makes a call the given number of times, several at once, each with its own deadline, like callers that do not wait for each other. It returns the number of failed calls.
+// Flood makes a call the given number of times, several at once, each with its own deadline, like
+// callers that do not wait for each other. It returns the number of failed calls.
 func Flood(ctx context.Context, calls, atOnce int, limit time.Duration, call func(context.Context) error) (failed int) {
 	var left, errors atomic.Int64
 	left.Store(int64(calls))

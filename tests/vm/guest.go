@@ -22,14 +22,16 @@ import (
 // testInit is the kernel option that starts tests/guest together with the agent.
 const testInit = "rdinit=/test-guest"
 
-// freeCID returns a guest CID that probably no other VM of this host has. The first three CIDs have special meanings (vsock(7)).
+// freeCID returns a guest CID that probably no other VM of this host has. The first three CIDs have
+// special meanings (vsock(7)).
 func freeCID() uint32 { return 3 + rand.Uint32N(1<<31) }
 
 // Options are the differences of a guest from the ordinary test guest.
 type Options struct {
 	// Shipped boots the shipped image, without tests/guest: Remote then reaches nobody.
 	Shipped bool
-	// Image is the image to boot instead of the one that make has built. It must contain tests/guest.
+	// Image is the image to boot instead of the one that make has built. It must contain
+	// tests/guest.
 	Image string
 	// Newer boots the newer kernel, with a test image for it.
 	Newer bool
@@ -39,7 +41,8 @@ type Options struct {
 	MemoryMiB int
 	// BootDisks are images that are attached at boot, on the root bus.
 	BootDisks []qemu.Disk
-	// Dir is the caller's folder for this guest, which Close does not remove. If it is empty, the guest gets its own folder.
+	// Dir is the caller's folder for this guest, which Close does not remove. If it is empty, the
+	// guest gets its own folder.
 	Dir string
 	// Console receives the guest's console output, in addition to the part that Explain shows.
 	Console io.Writer
@@ -52,7 +55,8 @@ type Guest struct {
 	*sandbox.Sandbox
 	// Remote acts inside the guest, without the agent's knowledge.
 	Remote *remote.Client
-	// Dir is the folder for this guest's disks on the host. Close removes the folder, unless the caller chose it.
+	// Dir is the folder for this guest's disks on the host. Close removes the folder, unless the
+	// caller chose it.
 	Dir string
 
 	console *console
@@ -61,7 +65,9 @@ type Guest struct {
 	lock    *os.File // lock of Dir, if the guest made Dir
 }
 
-// Limit returns the time limit for work that takes base with KVM: it is longer if the guest is emulated. Every time limit of tests and demo comes from here. A limit only ends hanging work, and says nothing about speed.
+// Limit returns the time limit for work that takes base with KVM: it is longer if the guest is
+// emulated. Every time limit of tests and demo comes from here. A limit only ends hanging work, and
+// says nothing about speed.
 func Limit(base time.Duration) time.Duration {
 	if qemu.DetectAccelerator().KVM() {
 		return base
@@ -72,7 +78,8 @@ func Limit(base time.Duration) time.Duration {
 // bootLimit is the time limit for a guest's first answer, as a base for Limit.
 const bootLimit = 20 * time.Second
 
-// Boot boots a guest and returns when its agent answers. The caller ends the guest with Stop or Kill, and then calls Close.
+// Boot boots a guest and returns when its agent answers. The caller ends the guest with Stop or
+// Kill, and then calls Close.
 func Boot(ctx context.Context, o Options) (*Guest, error) {
 	build, err := FindBuild()
 	if err != nil {
@@ -103,7 +110,8 @@ func Boot(ctx context.Context, o Options) (*Guest, error) {
 	return g, nil
 }
 
-// VM returns the guest's machine, which still belongs to the sandbox. Tests look at the machine and put faults below its disks.
+// VM returns the guest's machine, which still belongs to the sandbox. Tests look at the machine and
+// put faults below its disks.
 func (g *Guest) VM() *qemu.VM { return g.vm }
 
 // killLimit is the time limit for the end of QEMU, which only a disk that does not answer delays.
@@ -177,7 +185,8 @@ func (g *Guest) Close() error {
 // consoleLines is the number of console lines that a failure prints.
 const consoleLines = 40
 
-// Explain writes, after a failure in the guest, the end of its console and the command that boots the same guest by hand.
+// Explain writes, after a failure in the guest, the end of its console and the command that boots
+// the same guest by hand.
 func (g *Guest) Explain(w io.Writer) {
 	fmt.Fprintf(w, "the guest's console ends with:\n%s\nboot the same by hand:\n%s\n", g.console.tail(consoleLines), g.VM().Reproduce())
 }

@@ -19,15 +19,15 @@ import (
 	"github.com/directvol/directvol/tests/vm/nbd"
 )
 
-// storeServer is a process between QEMU and a disk's store: QEMU reads and writes the
-// store through it, as through a network. While the process is stopped, the disk hangs.
+// storeServer is a process between QEMU and a disk's store: QEMU reads and writes the store through
+// it, as through a network. While the process is stopped, the disk hangs.
 //
 //	drive-ID   raw, the device's node
 //	fault-ID   nbd, over a socket ── qemu-storage-daemon ── the file
 //	file-ID    the file, not used meanwhile
 //
-// QEMU locks the file for its own node, so the daemon opens the file without a lock. Only
-// one of the two writes at a time, and both write through the host's page cache.
+// QEMU locks the file for its own node, so the daemon opens the file without a lock. Only one of
+// the two writes at a time, and both write through the host's page cache.
 type storeServer struct {
 	dir     string
 	process *exec.Cmd
@@ -42,7 +42,9 @@ const (
 	storeLimit = 5 * time.Second
 )
 
-// Hang makes the volume's disk answer nothing from now on, until Answer: requests in flight stay there. The first Hang waits for the requests in flight and puts the server below the disk. QEMU itself waits for a hanging disk when it is told to detach the disk or to end in order.
+// Hang makes the volume's disk answer nothing from now on, until Answer: requests in flight stay
+// there. The first Hang waits for the requests in flight and puts the server below the disk. QEMU
+// itself waits for a hanging disk when it is told to detach the disk or to end in order.
 func (v *Volume) Hang(ctx context.Context) error {
 	if err := v.Serve(ctx); err != nil {
 		return err
@@ -50,7 +52,9 @@ func (v *Volume) Hang(ctx context.Context) error {
 	return v.server.process.Process.Signal(unix.SIGSTOP)
 }
 
-// StopInFlush makes the volume's disk stop inside its next flush, which gets no answer until Answer. After that flush nothing is answered if all is set; otherwise everything except flushes is answered. inside is closed when that flush has begun. Heal restores the disk.
+// StopInFlush makes the volume's disk stop inside its next flush, which gets no answer until
+// Answer. After that flush nothing is answered if all is set; otherwise everything except flushes
+// is answered. inside is closed when that flush has begun. Heal restores the disk.
 func (v *Volume) StopInFlush(ctx context.Context, all bool) (inside <-chan struct{}, err error) {
 	server, err := nbd.Serve(v.Path, all)
 	if err == nil {
@@ -81,7 +85,8 @@ func (v *Volume) insertServer(ctx context.Context, socket, export string) error 
 	})
 }
 
-// Serve puts the server below the disk, if it is not there, so that a later Hang takes no time. Heal removes the server.
+// Serve puts the server below the disk, if it is not there, so that a later Hang takes no time.
+// Heal removes the server.
 func (v *Volume) Serve(ctx context.Context) error {
 	if v.server != nil {
 		return nil

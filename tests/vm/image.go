@@ -120,7 +120,8 @@ func xfsSize(super []byte) (uint64, bool) {
 	return binary.BigEndian.Uint64(super[8:]) * uint64(block), true
 }
 
-// WholeSize returns a larger size to grow to. It is a multiple of every group's size, so that no part of it stays unused.
+// WholeSize returns a larger size to grow to. It is a multiple of every group's size, so that no
+// part of it stays unused.
 func WholeSize(had uint64) uint64 {
 	const step = 128 << 20
 	return (had/step + 2) * step

@@ -18,7 +18,8 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// KataPort is the vsock port of a kata-agent started by StartKata. The agent under test has the usual port.
+// KataPort is the vsock port of a kata-agent started by StartKata. The agent under test has the
+// usual port.
 const KataPort = 1025
 
 const (
@@ -28,13 +29,17 @@ const (
 	kataRedial = 100 * time.Millisecond
 )
 
-// StartKata starts Kata Containers' own agent, from a program on the host, as an additional process of the guest, and returns its address for protocols/address. The agent runs until ctx ends, and may be started again then; a guest has one at a time. The agent gets its shared libraries from the host, on a disk that stays in the guest.
+// StartKata starts Kata Containers' own agent, from a program on the host, as an additional process
+// of the guest, and returns its address for protocols/address. The agent runs until ctx ends, and
+// may be started again then; a guest has one at a time. The agent gets its shared libraries from
+// the host, on a disk that stays in the guest.
 func (g *Guest) StartKata(ctx context.Context, program string) (string, error) {
 	needs, err := sharedLibraries(program)
 	if err != nil {
 		return "", err
 	}
-	// All files go to the folder of the loader's path in the program, because the kernel looks for the loader there.
+	// All files go to the folder of the loader's path in the program, because the kernel looks for
+	// the loader there.
 	dir := path.Dir(needs.loader)
 	inGuest := path.Join(dir, kataName)
 	_, err = g.Remote.Stat(ctx, inGuest)
@@ -85,7 +90,8 @@ func (g *Guest) bring(ctx context.Context, id, dir string, files []file) error {
 	if err := g.Remote.Mkdir(ctx, dir, 0o755); err != nil {
 		return err
 	}
-	// The disk is no volume of the agent under test, because a volume with a running program cannot be unmounted.
+	// The disk is no volume of the agent under test, because a volume with a running program cannot
+	// be unmounted.
 	return g.Remote.Mount(ctx, remote.Mount{Source: device, Target: dir, FSType: "ext4", Flags: unix.MS_RDONLY})
 }
 

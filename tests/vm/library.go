@@ -19,7 +19,8 @@ import (
 // file is a file of the host, and its name in the guest.
 type file struct{ name, path string }
 
-// linked is what a program needs to start: the path of the loader in the program (elf(5), PT_INTERP), and the files of the loader and of the shared libraries.
+// linked is what a program needs to start: the path of the loader in the program (elf(5),
+// PT_INTERP), and the files of the loader and of the shared libraries.
 type linked struct {
 	loader string
 	files  []file
@@ -28,7 +29,8 @@ type linked struct {
 // inImage is a folder in which every loader of Debian looks for libraries (ld.so(8)).
 const inImage = "/lib/x86_64-linux-gnu"
 
-// Linked returns the files that an image needs to run a program of the host at a path of the guest: the program, its loader and its shared libraries.
+// Linked returns the files that an image needs to run a program of the host at a path of the guest:
+// the program, its loader and its shared libraries.
 func Linked(guest, program string) ([]rootfs.Program, error) {
 	needs, err := sharedLibraries(program)
 	if err != nil {
@@ -41,7 +43,9 @@ func Linked(guest, program string) ([]rootfs.Program, error) {
 	return files, nil
 }
 
-// sharedLibraries returns the shared libraries of a program, including those of the libraries, by asking the program's loader (ld.so(8), --list), as ldd(1) does. The loader is the first of the files.
+// sharedLibraries returns the shared libraries of a program, including those of the libraries, by
+// asking the program's loader (ld.so(8), --list), as ldd(1) does. The loader is the first of the
+// files.
 func sharedLibraries(program string) (linked, error) {
 	loader, err := ldd.GetInterp(program)
 	switch {

@@ -10,7 +10,9 @@ import (
 
 var kept atomic.Int64
 
-// KeepMounts makes a process of the guest keep all present mounts in a separate mount namespace, until end is called or ctx ends. The guest's kernel may still be removing the namespace after end has returned.
+// KeepMounts makes a process of the guest keep all present mounts in a separate mount namespace,
+// until end is called or ctx ends. The guest's kernel may still be removing the namespace after end
+// has returned.
 func (g *Guest) KeepMounts(ctx context.Context) (end func(), err error) {
 	ready := fmt.Sprintf("/run/kept-%d", kept.Add(1))
 	ctx, cancel := context.WithCancel(ctx)

@@ -19,7 +19,8 @@ type Process struct {
 	Args []string
 }
 
-// ProcessesWith returns the processes, except this one, with some text in an argument. A path that only one guest has finds the guest's QEMU and vsock backend.
+// ProcessesWith returns the processes, except this one, with some text in an argument. A path that
+// only one guest has finds the guest's QEMU and vsock backend.
 func ProcessesWith(text string) ([]Process, error) {
 	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -50,7 +51,8 @@ func ProcessesWith(text string) ([]Process, error) {
 // IsBackend reports whether a process is a guest's vsock backend, and not its QEMU.
 func (p Process) IsBackend() bool { return slices.Contains(p.Args, "vhost-vsock") }
 
-// Ending opens a process whose end is of interest, although it is no child of this process. ended waits for that end and closes the process. A zombie counts as ended.
+// Ending opens a process whose end is of interest, although it is no child of this process. ended
+// waits for that end and closes the process. A zombie counts as ended.
 func Ending(id int) (ended func(context.Context) error, err error) {
 	fd, err := unix.PidfdOpen(id, 0)
 	if err != nil {

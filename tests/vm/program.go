@@ -9,7 +9,9 @@ import (
 	"path/filepath"
 )
 
-// Program copies a program of the host, with its shared libraries, into the guest, and returns the first words of a command line for it. The files lie on a disk that stays in the guest, so a second call copies nothing.
+// Program copies a program of the host, with its shared libraries, into the guest, and returns the
+// first words of a command line for it. The files lie on a disk that stays in the guest, so a
+// second call copies nothing.
 func (g *Guest) Program(ctx context.Context, program string) ([]string, error) {
 	needs, err := sharedLibraries(program)
 	if err != nil {

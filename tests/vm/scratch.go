@@ -23,7 +23,8 @@ var makers = map[string]struct {
 	"xfs":  {[]string{"mkfs.xfs", "-q", "-f"}, "xfsprogs"},
 }
 
-// Scratch makes a sparse image of bytes bytes below dir and formats it, with further options of mkfs if any are given. mkfs.xfs requires 300 MiB or more.
+// Scratch makes a sparse image of bytes bytes below dir and formats it, with further options of
+// mkfs if any are given. mkfs.xfs requires 300 MiB or more.
 func Scratch(ctx context.Context, dir, fstype string, bytes int64, options ...string) (string, error) {
 	maker, ok := makers[fstype]
 	if !ok {
@@ -54,7 +55,8 @@ func Scratch(ctx context.Context, dir, fstype string, bytes int64, options ...st
 	return path, nil
 }
 
-// HasRoom refuses a folder on a full disk. A failed write to an image is a fault for the guest, and would be mistaken for a fault made on purpose.
+// HasRoom refuses a folder on a full disk. A failed write to an image is a fault for the guest, and
+// would be mistaken for a fault made on purpose.
 func HasRoom(dir string, bytes uint64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {

@@ -11,7 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// virtiofsds are the paths of the host's side of virtio-fs in Debian: QEMU's own, which is part of QEMU in Debian 12 (docs/tools/virtiofsd in QEMU's sources), or its successor. Both accept the same options.
+// virtiofsds are the paths of the host's side of virtio-fs in Debian: QEMU's own, which is part of
+// QEMU in Debian 12 (docs/tools/virtiofsd in QEMU's sources), or its successor. Both accept the
+// same options.
 var virtiofsds = []string{"/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd"}
 
 // FindVirtiofsd returns the installed program, which only root can run.
@@ -33,7 +35,8 @@ type Virtiofsd struct {
 	stop    func()
 }
 
-// StartVirtiofsd shares a folder on a socket. When it returns, the socket listens. The caller stops the process.
+// StartVirtiofsd shares a folder on a socket. When it returns, the socket listens. The caller stops
+// the process.
 func StartVirtiofsd(program, folder, socket string) (*Virtiofsd, error) {
 	os.Remove(socket)
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})

@@ -49,7 +49,8 @@ func (g *Guest) Volume(ctx context.Context, id, fstype string, bytes int64) (*Vo
 // Take returns a volume that belonged to another guest, which has ended.
 func (g *Guest) Take(v sandbox.Volume) *Volume { return &Volume{Volume: v, guest: g} }
 
-// Mount attaches the volume if necessary, and mounts it. If a busy guest sees the disk later than its agent waits, Mount asks again.
+// Mount attaches the volume if necessary, and mounts it. If a busy guest sees the disk later than
+// its agent waits, Mount asks again.
 func (v *Volume) Mount(ctx context.Context) error {
 	if err := v.guest.Attach(ctx, v.Volume); err != nil {
 		return err
@@ -88,7 +89,9 @@ func (v *Volume) Stats(ctx context.Context) (*agentpb.VolumeStatsResponse, error
 	return v.guest.Sandbox.Stats(ctx, v.ID)
 }
 
-// LookedStats returns statistics that include the agent's first examination. After a mount, the agent waits for that examination only as long as Kata's clients wait for an answer; LookedStats asks again if the agent says so.
+// LookedStats returns statistics that include the agent's first examination. After a mount, the
+// agent waits for that examination only as long as Kata's clients wait for an answer; LookedStats
+// asks again if the agent says so.
 func (v *Volume) LookedStats(ctx context.Context) (*agentpb.VolumeStatsResponse, error) {
 	stats, err := v.Stats(ctx)
 	for status.Code(err) == codes.DeadlineExceeded && ctx.Err() == nil {
@@ -102,7 +105,9 @@ func (v *Volume) Resize(ctx context.Context, bytes uint64) error {
 	return v.guest.Sandbox.Resize(ctx, v.ID, bytes)
 }
 
-// StartWriter starts a checksummed writer on a separate file. The writer calls fsync for each block before it acknowledges the block to the host. It ends at limit bytes; with limit 0 it continues until it is stopped or fails.
+// StartWriter starts a checksummed writer on a separate file. The writer calls fsync for each block
+// before it acknowledges the block to the host. It ends at limit bytes; with limit 0 it continues
+// until it is stopped or fails.
 func (v *Volume) StartWriter(ctx context.Context, limit uint64) (*remote.Writer, error) {
 	n := len(v.files)
 	name := fmt.Sprintf("written-%d", n)
@@ -114,7 +119,9 @@ func (v *Volume) StartWriter(ctx context.Context, limit uint64) (*remote.Writer,
 	return writer, nil
 }
 
-// Verify reads every file of the volume's writers back, and compares it with the acknowledged sums. It returns the number of equal bytes; less than all of them is an error. progress, unless nil, is called after each block.
+// Verify reads every file of the volume's writers back, and compares it with the acknowledged sums.
+// It returns the number of equal bytes; less than all of them is an error. progress, unless nil, is
+// called after each block.
 func (v *Volume) Verify(ctx context.Context, progress func(bytes uint64)) (uint64, error) {
 	var sum uint64
 	for _, f := range v.files {
@@ -159,7 +166,8 @@ func (v *Volume) Sizes(ctx context.Context) (Sizes, error) {
 	return Sizes{Device: device, DeviceBytes: bytes, FSBytes: fs.Blocks * uint64(fs.BlockSize)}, nil
 }
 
-// MountedDevice returns the /dev name of the source of the mount at a path, according to the guest's kernel.
+// MountedDevice returns the /dev name of the source of the mount at a path, according to the
+// guest's kernel.
 func (g *Guest) MountedDevice(ctx context.Context, path string) (string, error) {
 	mounts, err := g.Remote.ReadFile(ctx, "/proc/self/mountinfo")
 	if err != nil {
@@ -168,7 +176,8 @@ func (g *Guest) MountedDevice(ctx context.Context, path string) (string, error) 
 	return mountedDevice(string(mounts), path)
 }
 
-// mountedDevice returns the source of the mount at a path. The paths here contain no character that mountinfo escapes.
+// mountedDevice returns the source of the mount at a path. The paths here contain no character that
+// mountinfo escapes.
 func mountedDevice(mountinfo, path string) (string, error) {
 	for line := range strings.Lines(mountinfo) {
 		fields := strings.Fields(line)
@@ -180,7 +189,8 @@ func mountedDevice(mountinfo, path string) (string, error) {
 	return "", fmt.Errorf("nothing is mounted at %s:\n%s", path, mountinfo)
 }
 
-// conditionInterval is the pause between two questions of AwaitCondition, because the agent sends no event.
+// conditionInterval is the pause between two questions of AwaitCondition, because the agent sends
+// no event.
 const conditionInterval = 100 * time.Millisecond
 
 // AwaitCondition asks for the volume's condition until wanted accepts it, and returns its message.
@@ -228,7 +238,8 @@ func (v *Volume) Health(ctx context.Context) ([]*volumepb.Condition, error) {
 	return v.guest.Agent().GetVolumeHealth(ctx, v.GuestPath)
 }
 
-// AwaitHealth asks for the volume's conditions until wanted accepts them. It repeats a call that the agent does not answer in time.
+// AwaitHealth asks for the volume's conditions until wanted accepts them. It repeats a call that
+// the agent does not answer in time.
 func (v *Volume) AwaitHealth(ctx context.Context, wanted func([]*volumepb.Condition) bool) ([]*volumepb.Condition, error) {
 	again := time.NewTicker(conditionInterval)
 	defer again.Stop()

@@ -17,7 +17,8 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// unending are kernel options that the shared guest cannot have: the guest stays after its sandbox is destroyed, and a resize waits for its device until its caller gives up.
+// unending are kernel options that the shared guest cannot have: the guest stays after its sandbox
+// is destroyed, and a resize waits for its device until its caller gives up.
 const unending = "agent.directvol.poweroff=off agent.directvol.resize_wait=1h"
 
 // alone is the shipped image, booted with a disk on the root bus.
@@ -30,7 +31,8 @@ type alone struct {
 	storage *agentpb.Storage
 }
 
-// The subtests share this boot. They end a guest or need special options. Their order matters: the last one ends the guest.
+// The subtests share this boot. They end a guest or need special options. Their order matters: the
+// last one ends the guest.
 func TestShippedGuest(t *testing.T) {
 	image, err := vm.Scratch(limited(t), t.TempDir(), "ext4", int64(disks["ext4"]))
 	must(t, err)
@@ -84,7 +86,8 @@ func (a *alone) isHealthy(t *testing.T) {
 	}
 }
 
-// resizeWaits grows the disk in QEMU after the agent has received ResizeVolume: an agent that answers a later call has read the earlier one.
+// resizeWaits grows the disk in QEMU after the agent has received ResizeVolume: an agent that
+// answers a later call has read the earlier one.
 func resizeWaits(t *testing.T, a *alone) {
 	before := a.stats(t).Usage[0].Total
 	goal := 2 * disks["ext4"]

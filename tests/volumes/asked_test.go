@@ -9,7 +9,8 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// CreateSandbox sets a sandbox's hostname, resolver and modules. A call that asks for something that does not exist leaves them unchanged.
+// CreateSandbox sets a sandbox's hostname, resolver and modules. A call that asks for something
+// that does not exist leaves them unchanged.
 func TestSandboxGetsWhatItAsksFor(t *testing.T) {
 	g := guest(t)
 	has := func(path, want string) {

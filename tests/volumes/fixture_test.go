@@ -22,7 +22,8 @@ const (
 	miB = 1 << 20
 )
 
-// disks are the sizes of the volumes, by filesystem. mkfs.xfs requires 300 MiB or more, and makes four allocation groups of 76 MiB from 304.
+// disks are the sizes of the volumes, by filesystem. mkfs.xfs requires 300 MiB or more, and makes
+// four allocation groups of 76 MiB from 304.
 var disks = map[string]uint64{"ext4": 64 * miB, "xfs": 304 * miB}
 
 // eachFilesystem runs a test for ext4 and for xfs.
@@ -35,7 +36,8 @@ func eachFilesystem(t *testing.T, test func(t *testing.T, g *vm.Guest, fstype st
 
 var volumes atomic.Int64
 
-// newVolume formats a volume. At the test's end the volume is detached if necessary, and its filesystem must be intact.
+// newVolume formats a volume. At the test's end the volume is detached if necessary, and its
+// filesystem must be intact.
 func newVolume(t *testing.T, g *vm.Guest, fstype string) *vm.Volume {
 	t.Helper()
 	v, err := g.Volume(limited(t), fmt.Sprintf("%s-%d", fstype, volumes.Add(1)), fstype, int64(disks[fstype]))
@@ -71,7 +73,8 @@ func mounted(t *testing.T, g *vm.Guest, fstype string, options ...string) *vm.Vo
 	return v
 }
 
-// attached returns a volume whose disk the guest has, and a Storage for it. It waits for the disk, which a busy guest may see later than an agent waits.
+// attached returns a volume whose disk the guest has, and a Storage for it. It waits for the disk,
+// which a busy guest may see later than an agent waits.
 func attached(t *testing.T, g *vm.Guest, fstype string) (*vm.Volume, *agentpb.Storage) {
 	t.Helper()
 	v := newVolume(t, g, fstype)

@@ -18,7 +18,8 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// floodedMiB is the memory of the flooded guest, and floodBytes the part of it that a flood may take: an eighth. The comment of the agent's memory says what this part contains.
+// floodedMiB is the memory of the flooded guest, and floodBytes the part of it that a flood may
+// take: an eighth. The comment of the agent's memory says what this part contains.
 const (
 	floodedMiB = 512
 	floodBytes = floodedMiB * miB / 8
@@ -27,7 +28,8 @@ const (
 // restBytes is the memory that may still be missing after a flood, because threads are kept.
 const restBytes = 12 * miB
 
-// TestFloodedGuest boots a guest with little memory for clients that take as much as they can. An ordinary client must still be served meanwhile.
+// TestFloodedGuest boots a guest with little memory for clients that take as much as they can. An
+// ordinary client must still be served meanwhile.
 func TestFloodedGuest(t *testing.T) {
 	g := vmtest.Boot(t, vm.Options{MemoryMiB: floodedMiB})
 	for _, flood := range []struct {
@@ -136,7 +138,8 @@ func unfinishedFrames(t *testing.T, g *vm.Guest) {
 	})
 }
 
-// swellingMessages sends lists of empty elements: each takes two bytes in the message, and a structure when decoded.
+// swellingMessages sends lists of empty elements: each takes two bytes in the message, and a
+// structure when decoded.
 func swellingMessages(t *testing.T, g *vm.Guest) {
 	swells := call(t, 1, agentpb.AgentServiceName, "CreateContainer", bytes.Repeat([]byte{5<<3 | 2, 0}, frameMax/2-kiB))
 	for range 4 {
@@ -182,7 +185,8 @@ func waitingCalls(t *testing.T, g *vm.Guest) {
 	})
 }
 
-// idleConnections opens more connections than the agent allows. The connections that were used last must stay.
+// idleConnections opens more connections than the agent allows. The connections that were used last
+// must stay.
 func idleConnections(t *testing.T, g *vm.Guest) {
 	openConnections(t, g, 300)
 }

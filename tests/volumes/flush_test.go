@@ -21,7 +21,9 @@ type stoppedInFlush struct {
 	wanted func([]*volumepb.Condition) bool
 }
 
-// While a disk is inside a flush, the kernel counts nothing as in flight, because writes wait for the flush. A read has to show whether the disk answers other requests. The test has three such disks at once: two answer nothing after the flush, and one hangs only in flushes.
+// While a disk is inside a flush, the kernel counts nothing as in flight, because writes wait for
+// the flush. A read has to show whether the disk answers other requests. The test has three such
+// disks at once: two answer nothing after the flush, and one hangs only in flushes.
 func TestDiskThatStopsInsideAFlushIsSaidAndHeals(t *testing.T) {
 	g := guest(t)
 	other := mounted(t, g, "xfs")
@@ -67,7 +69,8 @@ func TestDiskThatStopsInsideAFlushIsSaidAndHeals(t *testing.T) {
 	freshlyVerified(t, other, 4*miB)
 }
 
-// refusedRemoval removes all of them at once. Every removal is refused, and each volume stays visible.
+// refusedRemoval removes all of them at once. Every removal is refused, and each volume stays
+// visible.
 func refusedRemoval(t *testing.T, g *vm.Guest, all []*stoppedInFlush) {
 	t.Helper()
 	errs := make([]error, len(all))

@@ -88,7 +88,8 @@ func (w wire) answer() (stream uint32, _ error) {
 	return head.StreamID, status.ErrorProto(response.Status)
 }
 
-// hangUp closes our sending side, and waits until the agent has closed the connection: by then the agent has read everything.
+// hangUp closes our sending side, and waits until the agent has closed the connection: by then the
+// agent has read everything.
 func (w wire) hangUp() {
 	w.t.Helper()
 	must(w.t, w.Conn.(interface{ CloseWrite() error }).CloseWrite())
@@ -176,7 +177,8 @@ func TestBrokenFramesDisturbNobody(t *testing.T) {
 	}
 }
 
-// A request that breaks only its own call is answered with an error, and the next call on the connection is answered, too.
+// A request that breaks only its own call is answered with an error, and the next call on the
+// connection is answered, too.
 func TestBrokenCallsAreAnswered(t *testing.T) {
 	g := guest(t)
 	leavesNoMount(t, g)
@@ -210,7 +212,8 @@ func TestBrokenCallsAreAnswered(t *testing.T) {
 	}
 }
 
-// Data for a call in flight dereferenced a nil pointer in ttrpc's server, and the panic ended PID 1.
+// Data for a call in flight dereferenced a nil pointer in ttrpc's server, and the panic ended PID
+// 1.
 func TestDataForACallUnderWayIsRefused(t *testing.T) {
 	g := guest(t)
 	undisturbed(t, g)
@@ -231,7 +234,8 @@ func TestDataForACallUnderWayIsRefused(t *testing.T) {
 	refused(t, err, codes.DeadlineExceeded, nowhere)
 }
 
-// ttrpc itself answers calls of missing methods. Clients take the code UNIMPLEMENTED to mean "this agent cannot".
+// ttrpc itself answers calls of missing methods. Clients take the code UNIMPLEMENTED to mean "this
+// agent cannot".
 func TestMethodsThatAreNotBuiltAreUnimplemented(t *testing.T) {
 	g := guest(t)
 	w := dialWire(t, g)

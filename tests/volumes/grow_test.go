@@ -9,7 +9,8 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// The main job: every block that was acknowledged to the writer is there afterwards, although the volume grew under the writer, and more was written than the volume could hold before.
+// The main job: every block that was acknowledged to the writer is there afterwards, although the
+// volume grew under the writer, and more was written than the volume could hold before.
 func TestVolumeGrowsUnderItsWriter(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)

@@ -38,7 +38,8 @@ func healsAtEnd(t *testing.T, v *vm.Volume) {
 	})
 }
 
-// answered makes a call with a deadline, and requires the agent's answer before the deadline. It tries a few times, because a busy machine may once be late.
+// answered makes a call with a deadline, and requires the agent's answer before the deadline. It
+// tries a few times, because a busy machine may once be late.
 func answered(t *testing.T, call func(context.Context) error) error {
 	t.Helper()
 	for range 5 {
@@ -128,14 +129,16 @@ func TestSlowDiskIsDegradedAndGrows(t *testing.T) {
 	healed(t, v)
 }
 
-// healed waits until the volume has no condition, for up to an examination's interval on an idle volume.
+// healed waits until the volume has no condition, for up to an examination's interval on an idle
+// volume.
 func healed(t *testing.T, v *vm.Volume) {
 	t.Helper()
 	_, err := v.AwaitHealth(within(t, jobLimit), nothing)
 	must(t, err)
 }
 
-// One write fails, and later writes work again. A program that does not check has lost its data. The agent remembers the failure although nothing has shut down.
+// One write fails, and later writes work again. A program that does not check has lost its data.
+// The agent remembers the failure although nothing has shut down.
 func TestWriteThatFailsOnceIsRemembered(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
@@ -146,7 +149,9 @@ func TestWriteThatFailsOnceIsRemembered(t *testing.T) {
 	})
 }
 
-// failOneWrite makes one write of a file's content fail, and returns when the agent has remembered the failure. The kernel logs at most ten failures of all disks in five seconds, so several writes may have to fail.
+// failOneWrite makes one write of a file's content fail, and returns when the agent has remembered
+// the failure. The kernel logs at most ten failures of all disks in five seconds, so several writes
+// may have to fail.
 func failOneWrite(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	t.Helper()
 	ctx := within(t, jobLimit)
@@ -175,7 +180,8 @@ func failOneWrite(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	t.Fatal("a write that has failed is not remembered")
 }
 
-// A mount by another program may be unmounted by that program at any moment, so the agent does not write to it.
+// A mount by another program may be unmounted by that program at any moment, so the agent does not
+// write to it.
 func TestForeignMountIsWatchedWithoutAWrite(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		device, at := foreign(t, g, fstype)
@@ -201,7 +207,8 @@ func TestForeignMountIsWatchedWithoutAWrite(t *testing.T) {
 	})
 }
 
-// A mount in the place of another is another volume, although the kernel reuses the number of the earlier mount.
+// A mount in the place of another is another volume, although the kernel reuses the number of the
+// earlier mount.
 func TestMountInThePlaceOfAnotherHasAHealthOfItsOwn(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		device, at := foreign(t, g, fstype)
@@ -244,7 +251,8 @@ func foreign(t *testing.T, g *vm.Guest, fstype string) (device, at string) {
 	return device, at
 }
 
-// umount(2) hides a mount before it waits for the disk, so the agent calls it only after the disk has answered.
+// umount(2) hides a mount before it waits for the disk, so the agent calls it only after the disk
+// has answered.
 func TestRemoveOfAVolumeThatHangsLeavesItInSight(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := hangable(t, g, fstype)
@@ -270,7 +278,8 @@ func TestRemoveOfAVolumeThatHangsLeavesItInSight(t *testing.T) {
 	})
 }
 
-// A disk hangs before it is mounted: each attempt is answered, and all attempts wait with one thread.
+// A disk hangs before it is mounted: each attempt is answered, and all attempts wait with one
+// thread.
 func TestCreateOnADiskThatHangsIsAnsweredAndGoesOn(t *testing.T) {
 	g := guest(t)
 	v, storage := attached(t, g, "xfs")
@@ -292,7 +301,8 @@ func TestCreateOnADiskThatHangsIsAnsweredAndGoesOn(t *testing.T) {
 	remove(t, g, v.ID)
 }
 
-// waitsWithOneThread checks that only one thread of the agent waits for the hanging disk. Other threads may be in the kernel for a moment.
+// waitsWithOneThread checks that only one thread of the agent waits for the hanging disk. Other
+// threads may be in the kernel for a moment.
 func waitsWithOneThread(t *testing.T, g *vm.Guest) {
 	t.Helper()
 	var found remote.ThreadStates
@@ -361,7 +371,8 @@ func TestVolumeGrowsBesideOneThatHangs(t *testing.T) {
 	becomes(t, v, nothing)
 }
 
-// Any number of calls of any kind on a hanging volume wait with one thread, and calls of other volumes are answered.
+// Any number of calls of any kind on a hanging volume wait with one thread, and calls of other
+// volumes are answered.
 func TestVolumeThatHangsKeepsOneThread(t *testing.T) {
 	const calls, atOnce, short = 1000, 25, 100 * time.Millisecond
 	g := guest(t)

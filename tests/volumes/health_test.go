@@ -19,10 +19,13 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// shownBy is more than twice the promised 10 s from a fault to an abnormal condition. The time is the agent's own, the same on any machine, and less than the 30 s after which the agent examines an idle volume anyway.
+// shownBy is more than twice the promised 10 s from a fault to an abnormal condition. The time is
+// the agent's own, the same on any machine, and less than the 30 s after which the agent examines
+// an idle volume anyway.
 const shownBy = 25 * time.Second
 
-// written starts a writer, which ends at limit if that is not 0, and returns when some blocks have been acknowledged.
+// written starts a writer, which ends at limit if that is not 0, and returns when some blocks have
+// been acknowledged.
 func written(t *testing.T, v *vm.Volume, limit uint64) *remote.Writer {
 	t.Helper()
 	ctx := within(t, jobLimit)
@@ -51,7 +54,8 @@ func remount(t *testing.T, v *vm.Volume) {
 	must(t, v.Mount(limited(t)))
 }
 
-// The kernel limits its log for all devices together. Two faults occur after a third disk has filled the log: both must be reported, and no fault of any other volume.
+// The kernel limits its log for all devices together. Two faults occur after a third disk has
+// filled the log: both must be reported, and no fault of any other volume.
 func TestEveryFaultShowsThoughTheyComeTogether(t *testing.T) {
 	g := guest(t)
 	ext4, xfs, bystander := mounted(t, g, "ext4"), mounted(t, g, "xfs"), mounted(t, g, "xfs")
@@ -85,7 +89,10 @@ func TestEveryFaultShowsThoughTheyComeTogether(t *testing.T) {
 	freshlyVerified(t, bystander, third.Ledger().Bytes())
 }
 
-// fillLog returns a volume, and a function that breaks it under more writers than the kernel logs lines in five seconds (ten). The acknowledged blocks are not compared: on 6.1, if several processes call fsync, one fsync was seen to report success although another fsync had just failed to commit the transaction of both.
+// fillLog returns a volume, and a function that breaks it under more writers than the kernel logs
+// lines in five seconds (ten). The acknowledged blocks are not compared: on 6.1, if several
+// processes call fsync, one fsync was seen to report success although another fsync had just failed
+// to commit the transaction of both.
 func fillLog(t *testing.T, g *vm.Guest) (v *vm.Volume, storm func()) {
 	t.Helper()
 	v = mounted(t, g, "ext4")
@@ -176,7 +183,8 @@ func TestShutdownIsAConditionUntilItIsMountedAgain(t *testing.T) {
 		must(t, g.Remote.ShutdownFS(limited(t), v.GuestPath, flushJournal))
 		fails(t, writer)
 		if fstype == "ext4" {
-			// On 6.1, one fsync that met the shutdown was seen to report success, and its block was lost.
+			// On 6.1, one fsync that met the shutdown was seen to report success, and its block was
+			// lost.
 			writer.Ledger().Forget(promised)
 		}
 		becomes(t, v, map[string]func([]*volumepb.Condition) bool{"ext4": failsWrites, "xfs": hasShutDown}[fstype]) // ext4 on 6.1 shows a shutdown only by failing writes
@@ -237,7 +245,8 @@ func TestFullVolumeIsAConditionUntilThereIsRoom(t *testing.T) {
 	freshlyVerified(t, v, writer.Ledger().Bytes())
 }
 
-// The agent examines a read-only mount without writing. The mount is made without the agent, so the first question causes its first examination.
+// The agent examines a read-only mount without writing. The mount is made without the agent, so the
+// first question causes its first examination.
 func TestReadOnlyMountIsHealthyAndNotWrittenTo(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
@@ -260,7 +269,8 @@ func TestReadOnlyMountIsHealthyAndNotWrittenTo(t *testing.T) {
 	})
 }
 
-// writes returns the number of writes that the guest's kernel has sent to a device (Documentation/block/stat.rst).
+// writes returns the number of writes that the guest's kernel has sent to a device
+// (Documentation/block/stat.rst).
 func writes(t *testing.T, g *vm.Guest, device string) string {
 	t.Helper()
 	stat, err := g.Remote.ReadFile(limited(t), "/sys/class/block/"+path.Base(device)+"/stat")
@@ -268,13 +278,15 @@ func writes(t *testing.T, g *vm.Guest, device string) string {
 	return strings.Fields(string(stat))[4]
 }
 
-// A volume that was made read-only on purpose is healthy, also for a watch that knew it as writable.
+// A volume that was made read-only on purpose is healthy, also for a watch that knew it as
+// writable.
 func TestReadOnlyRemountStaysHealthy(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
 		device := sizes(t, v).Device
 		remountReadOnly(t, g, v)
-		// The watch examines the volume when the kernel's log names its device. No event announces the end of the examination, so the test waits for a while.
+		// The watch examines the volume when the kernel's log names its device. No event announces
+		// the end of the examination, so the test waits for a while.
 		must(t, g.Remote.WriteFile(limited(t), "/dev/kmsg", []byte("look at "+path.Base(device))))
 		again := time.NewTicker(100 * time.Millisecond)
 		defer again.Stop()
@@ -285,7 +297,8 @@ func TestReadOnlyRemountStaysHealthy(t *testing.T) {
 	})
 }
 
-// remountReadOnly remounts a volume read-only. The kernel refuses that while the agent's probe has its file open for writing, whose end no event announces, so it tries repeatedly.
+// remountReadOnly remounts a volume read-only. The kernel refuses that while the agent's probe has
+// its file open for writing, whose end no event announces, so it tries repeatedly.
 func remountReadOnly(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	t.Helper()
 	ctx := limited(t)
@@ -315,7 +328,8 @@ func TestReadOnlyDiskIsMountedAndHealthy(t *testing.T) {
 	})
 }
 
-// notAsBefore accepts the condition of a volume whose disk was smaller for a while. An xfs may also have shut down, because its log lies in the middle of the disk.
+// notAsBefore accepts the condition of a volume whose disk was smaller for a while. An xfs may also
+// have shut down, because its log lies in the middle of the disk.
 func notAsBefore(all []*volumepb.Condition) bool {
 	return wasTooSmall(all) || hasShutDown(all) && !isTooSmall(all)
 }

@@ -24,7 +24,8 @@ const (
 	slotAt  = "0x1c"
 )
 
-// plug puts a disk with a serial into ownSlot. The end of the test removes its block node in QEMU, and unplug removes the disk.
+// plug puts a disk with a serial into ownSlot. The end of the test removes its block node in QEMU,
+// and unplug removes the disk.
 func plug(t *testing.T, g *vm.Guest, id, image, serial string) {
 	t.Helper()
 	execute(t, g, "blockdev-add", map[string]any{"driver": "raw", "node-name": id + "node", "file": map[string]any{"driver": "file", "filename": image}},
@@ -50,9 +51,9 @@ func scratch(t *testing.T, fstype string) (image, clone string) {
 	return image, clone
 }
 
-// The disk in the expected slot has another serial than the expected one: it is not
-// mounted, although its filesystem is intact, and the error names both serials. The disk
-// with the expected serial is mounted when it appears.
+// The disk in the expected slot has another serial than the expected one: it is not mounted,
+// although its filesystem is intact, and the error names both serials. The disk with the expected
+// serial is mounted when it appears.
 //
 //	b2 ── 1c  a virtio disk, first with serial "another", then with serial "promised"
 func TestDiskWithAnotherSerialIsNotMounted(t *testing.T) {
@@ -97,9 +98,9 @@ func unplugAtEnd(t *testing.T, g *vm.Guest, id string) {
 	}
 }
 
-// Another program unmounts a volume. The host puts another disk into the slot, a clone
-// with the same UUID, which gets the same name and number. The program mounts the clone at
-// the same mount point. The clone does not count as the volume.
+// Another program unmounts a volume. The host puts another disk into the slot, a clone with the
+// same UUID, which gets the same name and number. The program mounts the clone at the same mount
+// point. The clone does not count as the volume.
 //
 //	b2 ── 1c  a virtio disk, first the volume, then its clone
 func TestDiskSwappedInItsSlotIsAnotherVolume(t *testing.T) {
@@ -136,7 +137,8 @@ func TestDiskSwappedInItsSlotIsAnotherVolume(t *testing.T) {
 	})
 }
 
-// The agent does not wait for a disk that is gone and whose slot another disk has: the source of the storage leads to the new disk.
+// The agent does not wait for a disk that is gone and whose slot another disk has: the source of
+// the storage leads to the new disk.
 func TestStorageAskedForAgainGetsTheDiskInItsSlot(t *testing.T) {
 	g := guest(t)
 	leavesNoMount(t, g)

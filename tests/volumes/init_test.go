@@ -133,7 +133,8 @@ func orphansOf(t *testing.T, g *vm.Guest) (zombies []string) {
 	return zombies
 }
 
-// orphanProgram returns an x86-64 program that forks and ends. Its child also ends, and nobody waits for the child. The program exits with 1 if it has made a child.
+// orphanProgram returns an x86-64 program that forks and ends. Its child also ends, and nobody
+// waits for the child. The program exits with 1 if it has made a child.
 func orphanProgram() []byte {
 	code := []byte{
 		0xb8, 57, 0, 0, 0, // mov eax, SYS_fork

@@ -33,7 +33,8 @@ func TestDestroyThatFailsChangesNothing(t *testing.T) {
 	freshlyVerified(t, busy, writer.Ledger().Bytes())
 }
 
-// A DestroySandbox that fails late, after it has unmounted some storages, mounts them again with their files.
+// A DestroySandbox that fails late, after it has unmounted some storages, mounts them again with
+// their files.
 func TestDestroyThatFailsLateGivesAllBack(t *testing.T) {
 	g := guest(t)
 	v := mounted(t, g, "xfs")
@@ -61,7 +62,8 @@ func TestDestroyThatFailsLateGivesAllBack(t *testing.T) {
 	isHealthy(t, v)
 }
 
-// A volume in another mount namespace is not released, so the host must not detach its disk. The error names the processes that have the volume, and the same call succeeds when they have ended.
+// A volume in another mount namespace is not released, so the host must not detach its disk. The
+// error names the processes that have the volume, and the same call succeeds when they have ended.
 func TestVolumeThatAnotherNamespaceHasIsNotReleased(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		_, storage := attached(t, g, fstype)
@@ -103,7 +105,8 @@ func until(t *testing.T, is func() bool) {
 	}
 }
 
-// A container whose second storage does not appear must not unmount its first storage if another container shares it meanwhile.
+// A container whose second storage does not appear must not unmount its first storage if another
+// container shares it meanwhile.
 func TestContainerThatFailsTakesNothingFromAnother(t *testing.T) {
 	g := guest(t)
 	_, shared := attached(t, g, "xfs")

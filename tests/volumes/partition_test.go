@@ -22,8 +22,8 @@ const (
 	partitionBytes = 64 * miB
 )
 
-// parted writes a partition table (UEFI 2.10, 5.2.1: legacy MBR) to a scratch volume's
-// image, and makes an ext4 in each of its two partitions.
+// parted writes a partition table (UEFI 2.10, 5.2.1: legacy MBR) to a scratch volume's image, and
+// makes an ext4 in each of its two partitions.
 func parted(t *testing.T, image string) {
 	t.Helper()
 	must(t, os.Truncate(image, 0))
@@ -47,9 +47,9 @@ func parted(t *testing.T, image string) {
 	must(t, errors.Join(err, file.Close()))
 }
 
-// The kernel logs a failed request with the name and the sector of the whole disk. The
-// agent must report the failure only for the partition that contains the sector. And the
-// disk is not released while one of its partitions is mounted.
+// The kernel logs a failed request with the name and the sector of the whole disk. The agent must
+// report the failure only for the partition that contains the sector. And the disk is not released
+// while one of its partitions is mounted.
 //
 //	a disk ─┬─ partition 1: the volume
 //	        └─ partition 2: another one, read-only, so that no request of its own fails
@@ -99,7 +99,8 @@ func TestFailedRequestsAreTheirPartitions(t *testing.T) {
 	must(t, v.Detach(limited(t)))
 }
 
-// failOneRead makes a read of a file's content fail, and returns when the agent has remembered the failure.
+// failOneRead makes a read of a file's content fail, and returns when the agent has remembered the
+// failure.
 func failOneRead(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	t.Helper()
 	must(t, v.Touch(limited(t)))

@@ -50,7 +50,8 @@ func TestResizeToZeroGoesToTheDevicesEnd(t *testing.T) {
 	})
 }
 
-// A filesystem that ends before its device's end grows to the requested size, an xfs to the end of the allocation group there, and with size 0 to the end of the device.
+// A filesystem that ends before its device's end grows to the requested size, an xfs to the end of
+// the allocation group there, and with size 0 to the end of the device.
 func TestResizeGoesAsFarAsItIsAsked(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
@@ -71,7 +72,8 @@ func TestResizeGoesAsFarAsItIsAsked(t *testing.T) {
 	})
 }
 
-// When ResizeVolume returns, the superblock is on the disk: a mount after a power cut relies on it. To make the kernel write the superblock, the agent sets the label again to the same value.
+// When ResizeVolume returns, the superblock is on the disk: a mount after a power cut relies on it.
+// To make the kernel write the superblock, the agent sets the label again to the same value.
 func TestGrownXFSIsOnItsDiskWithTheAnswer(t *testing.T) {
 	g := guest(t)
 	v := newVolume(t, g, "xfs")
@@ -151,7 +153,8 @@ func TestUnusableRestIsSuccessAnyNumberOfTimes(t *testing.T) {
 	}
 }
 
-// The kernel makes a short last group or leaves the space out, depending on the place of ext4's metadata. Neither is a failure.
+// The kernel makes a short last group or leaves the space out, depending on the place of ext4's
+// metadata. Neither is a failure.
 func TestEveryRestIsSuccess(t *testing.T) {
 	const group = 8 * miB
 	g := guest(t)
@@ -172,7 +175,9 @@ func TestEveryRestIsSuccess(t *testing.T) {
 	}
 }
 
-// end returns the end of a filesystem on its device, in bytes: from the superblock for ext4 (fs/ext4/ext4.h); from the change in size for xfs, which keeps nothing of the new space for itself.
+// end returns the end of a filesystem on its device, in bytes: from the superblock for ext4
+// (fs/ext4/ext4.h); from the change in size for xfs, which keeps nothing of the new space for
+// itself.
 func end(t *testing.T, g *vm.Guest, v *vm.Volume, before, after uint64) uint64 {
 	t.Helper()
 	if v.FSType == "xfs" {
@@ -220,7 +225,9 @@ func TestDeviceThatStaysSmallerIsToldWithBothSizes(t *testing.T) {
 	})
 }
 
-// The agent reserves 200 ms of its caller's deadline for the answer's way. A stalling machine may use them up, so one success in several attempts is enough: without the reserve no attempt would succeed.
+// The agent reserves 200 ms of its caller's deadline for the answer's way. A stalling machine may
+// use them up, so one success in several attempts is enough: without the reserve no attempt would
+// succeed.
 func TestAnswerComesBeforeTheCallersDeadline(t *testing.T) {
 	g := guest(t)
 	v := mounted(t, g, "ext4")
@@ -261,7 +268,8 @@ func TestResizesAtOnceAllSucceed(t *testing.T) {
 	})
 }
 
-// Another grower in the guest, which always asks for the end of the device, never turns a request of ours into a shrink.
+// Another grower in the guest, which always asks for the end of the device, never turns a request
+// of ours into a shrink.
 func TestTwoGrowersNeverShrinkAnXFS(t *testing.T) {
 	const rounds = 60
 	g := guest(t)
@@ -290,7 +298,8 @@ func TestTwoGrowersNeverShrinkAnXFS(t *testing.T) {
 	}
 }
 
-// growElsewhere grows the filesystem without the agent's knowledge, as soon as the guest's device has the size.
+// growElsewhere grows the filesystem without the agent's knowledge, as soon as the guest's device
+// has the size.
 func growElsewhere(t *testing.T, g *vm.Guest, v *vm.Volume, size uint64) error {
 	for ctx := limited(t); ; {
 		_, err := g.Remote.Grow(ctx, remote.Grow{Path: v.GuestPath, FSType: v.FSType, Bytes: size})
@@ -300,7 +309,8 @@ func growElsewhere(t *testing.T, g *vm.Guest, v *vm.Volume, size uint64) error {
 	}
 }
 
-// After a growth, the page cache of the block device may be older than the filesystem. A second container's mount must not be refused for that.
+// After a growth, the page cache of the block device may be older than the filesystem. A second
+// container's mount must not be refused for that.
 func TestSecondMountOfAGrownVolumeComesAndGoes(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v, first := attached(t, g, fstype)
@@ -321,7 +331,8 @@ func TestSecondMountOfAGrownVolumeComesAndGoes(t *testing.T) {
 	})
 }
 
-// A growth that the kernel would refuse only after the disk has grown is refused before: the disk keeps its size.
+// A growth that the kernel would refuse only after the disk has grown is refused before: the disk
+// keeps its size.
 func TestDiskDoesNotGrowForAFilesystemThatCannot(t *testing.T) {
 	g := guest(t)
 	for name, c := range map[string]struct {

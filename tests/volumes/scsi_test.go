@@ -16,10 +16,12 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// scsiController is the id of the virtio-scsi controller in the tests below, until the test that called plugController ends.
+// scsiController is the id of the virtio-scsi controller in the tests below, until the test that
+// called plugController ends.
 const scsiController = "controller"
 
-// plugController attaches a virtio-scsi controller until the test ends. With tells set, the controller announces new disks and grown disks to the guest.
+// plugController attaches a virtio-scsi controller until the test ends. With tells set, the
+// controller announces new disks and grown disks to the guest.
 func plugController(t *testing.T, g *vm.Guest, tells bool) {
 	t.Helper()
 	execute(t, g, "device_add", map[string]any{
@@ -30,7 +32,8 @@ func plugController(t *testing.T, g *vm.Guest, tells bool) {
 // nodeOf returns the name of a SCSI disk's block node.
 func nodeOf(id string) string { return id + "node" }
 
-// plugSCSI attaches an image to the controller. The end of the test removes its block node, and unplug removes the disk.
+// plugSCSI attaches an image to the controller. The end of the test removes its block node, and
+// unplug removes the disk.
 func plugSCSI(t *testing.T, g *vm.Guest, id, image, serial string, target, unit int) {
 	t.Helper()
 	execute(t, g, "blockdev-add", map[string]any{"driver": "raw", "node-name": nodeOf(id), "file": map[string]any{"driver": "file", "filename": image}},
@@ -76,8 +79,8 @@ func unplug(ctx context.Context, g *vm.Guest, id string) error {
 	}
 }
 
-// The agent finds a disk behind a SCSI controller by its address and grows it, whether or
-// not the controller announces changes to the guest.
+// The agent finds a disk behind a SCSI controller by its address and grows it, whether or not the
+// controller announces changes to the guest.
 //
 //	b2 ── 1d  virtio-scsi controller ── target 3, unit 7: a disk
 func TestSCSIDiskIsAVolume(t *testing.T) {
@@ -113,9 +116,9 @@ func TestSCSIDiskIsAVolume(t *testing.T) {
 	}
 }
 
-// A SCSI address refers to the virtio-scsi controller: the agent ignores a disk with that
-// address behind another controller. The disk must also have the expected serial, in full,
-// because SCSI does not shorten serials as virtio does.
+// A SCSI address refers to the virtio-scsi controller: the agent ignores a disk with that address
+// behind another controller. The disk must also have the expected serial, in full, because SCSI
+// does not shorten serials as virtio does.
 //
 //	b2 ── 1d  virtio-scsi controller ── target 0, unit 0: a disk with serial "…another", then one with "…promised"
 //	scsi_debug, another controller   ── target 0, unit 0: a disk in the guest's memory
@@ -147,7 +150,8 @@ func TestSCSIDiskIsThePromisedOneOfTheVirtioController(t *testing.T) {
 	remove(t, g, "scsi")
 }
 
-// plugOtherController adds a SCSI controller of another kind, with a disk at 0:0, to the guest until the test ends, and returns the disk's name.
+// plugOtherController adds a SCSI controller of another kind, with a disk at 0:0, to the guest
+// until the test ends, and returns the disk's name.
 func plugOtherController(t *testing.T, g *vm.Guest) (disk string) {
 	t.Helper()
 	const module, control = "scsi_debug", "/sys/bus/pseudo/drivers/scsi_debug/add_host"
@@ -174,7 +178,8 @@ func plugOtherController(t *testing.T, g *vm.Guest) (disk string) {
 	return disk
 }
 
-// bringModule copies a module of the guest's kernel, which the image lacks, to the place where the agent looks for it.
+// bringModule copies a module of the guest's kernel, which the image lacks, to the place where the
+// agent looks for it.
 func bringModule(t *testing.T, g *vm.Guest, name string) {
 	t.Helper()
 	build, err := vm.FindBuild()

@@ -70,7 +70,8 @@ func TestContainerMayHaveManyStorages(t *testing.T) {
 	}
 }
 
-// Neither a mount nor a disk is removed while it is in use, and the refused call succeeds when the user has ended.
+// Neither a mount nor a disk is removed while it is in use, and the refused call succeeds when the
+// user has ended.
 func TestVolumeInUseIsNotTakenAway(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
@@ -140,7 +141,8 @@ func TestMountOptionsReachTheKernel(t *testing.T) {
 	t.Errorf("%s is not mounted", v.GuestPath)
 }
 
-// Another program may unmount the agent's mounts. The agent notices that, and does not require the mount.
+// Another program may unmount the agent's mounts. The agent notices that, and does not require the
+// mount.
 func TestVolumeUnmountedBehindTheAgentsBack(t *testing.T) {
 	g := guest(t)
 	v := mounted(t, g, "ext4")
@@ -175,7 +177,8 @@ func TestMountPointOfSomeoneElseIsRefused(t *testing.T) {
 	refused(t, container(t, g, "taken", storage), codes.AlreadyExists, storage.MountPoint, "tmpfs")
 }
 
-// The same device at the same mount point is what the call asks for, whoever mounted it. An agent after a restart finds its volumes like this.
+// The same device at the same mount point is what the call asks for, whoever mounted it. An agent
+// after a restart finds its volumes like this.
 func TestMountOfTheSameDeviceIsTakenOver(t *testing.T) {
 	g := guest(t)
 	v := mounted(t, g, "ext4")

@@ -15,7 +15,8 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// Many connections are used at once, each with more data in flight than its credit allows before the other side has read.
+// Many connections are used at once, each with more data in flight than its credit allows before
+// the other side has read.
 func TestConnectionsAtOnceKeepTheirBytes(t *testing.T) {
 	g := guest(t)
 	const connections, length = 50, 512 * kiB

@@ -19,7 +19,8 @@ type backend struct {
 	pid int
 }
 
-// backendOf finds the backend by the socket on its command line. If the host's kernel carries vsock, there is no backend.
+// backendOf finds the backend by the socket on its command line. If the host's kernel carries
+// vsock, there is no backend.
 func backendOf(t *testing.T, g *vm.Guest) backend {
 	t.Helper()
 	to, err := address.Parse(g.VM().AgentAddress())
@@ -46,7 +47,8 @@ func (b backend) openFiles(t *testing.T) int {
 	return len(files)
 }
 
-// awaitFiles waits until the backend has that number of open files, because it closes a client's files a little later than the client.
+// awaitFiles waits until the backend has that number of open files, because it closes a client's
+// files a little later than the client.
 func (b backend) awaitFiles(t *testing.T, ctx context.Context, want int) {
 	t.Helper()
 	again := time.NewTicker(10 * time.Millisecond)

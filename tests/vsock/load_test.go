@@ -61,7 +61,8 @@ func connectionsAtOnce(t *testing.T, n int) {
 	b.awaitFiles(t, ctx, before)
 }
 
-// openedAndClosed opens and closes connections, a few at a time, in every way that a client can, and checks that the backend is as it was before.
+// openedAndClosed opens and closes connections, a few at a time, in every way that a client can,
+// and checks that the backend is as it was before.
 func openedAndClosed(t *testing.T, n int) {
 	g := shared.Guest(t)
 	b, ctx := backendOf(t, g), vmtest.Within(t, vmtest.JobLimit)
@@ -129,7 +130,8 @@ func refused(ctx context.Context, g *vm.Guest) error {
 	return nil
 }
 
-// bulkEachWay sends blocks to the guest, which sends them back, ends with a half-close, and compares every byte.
+// bulkEachWay sends blocks to the guest, which sends them back, ends with a half-close, and
+// compares every byte.
 func bulkEachWay(t *testing.T, blocks int) {
 	g := shared.Guest(t)
 	ctx := vmtest.Within(t, vmtest.JobLimit)
@@ -178,7 +180,8 @@ func closeWrite(conn net.Conn) error {
 	return conn.(interface{ CloseWrite() error }).CloseWrite()
 }
 
-// slowReaders makes clients send and never read, until all buffers of echo, guest and backend are full for them, and checks that other clients are not affected.
+// slowReaders makes clients send and never read, until all buffers of echo, guest and backend are
+// full for them, and checks that other clients are not affected.
 func slowReaders(t *testing.T, n int) {
 	const blocks = 4 // more than all buffers on both ways can hold
 	g := shared.Guest(t)

@@ -27,12 +27,15 @@ import (
 const (
 	blockBytes  = 64 * kiB
 	writtenName = "written"
-	// limitBytes is more than the writer gets to write. aloneBytes is the number of bytes that the disk must receive while the guest is unreachable: at least half of it belongs to the file, the rest to the journal.
+	// limitBytes is more than the writer gets to write. aloneBytes is the number of bytes that the
+	// disk must receive while the guest is unreachable: at least half of it belongs to the file,
+	// the rest to the journal.
 	limitBytes = 192 * miB
 	aloneBytes = 16 * miB
 )
 
-// TestVolumesGoOnWithoutVsock kills the backend of a guest that is writing. From then on nobody can ask the guest about its writes, so they are read from the image after the VM has ended.
+// TestVolumesGoOnWithoutVsock kills the backend of a guest that is writing. From then on nobody can
+// ask the guest about its writes, so they are read from the image after the VM has ended.
 func TestVolumesGoOnWithoutVsock(t *testing.T) {
 	g := shared.Last(t)
 	b := backendOf(t, g)
@@ -124,7 +127,8 @@ func written(t *testing.T, ctx context.Context, g *vm.Guest) blockStats {
 	return blockStats{}
 }
 
-// writtenIsThere replays the journal, as the next mount would, and reads the file out of the image: every block must be the writer's, and there must be at least so many bytes.
+// writtenIsThere replays the journal, as the next mount would, and reads the file out of the image:
+// every block must be the writer's, and there must be at least so many bytes.
 func writtenIsThere(t *testing.T, v *vm.Volume, least uint64) {
 	_, err := vm.Repair(vmtest.Limited(t), v.Path)
 	vmtest.Must(t, err)

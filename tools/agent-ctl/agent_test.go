@@ -118,7 +118,8 @@ func (l hybrid) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		// The client sends nothing more before it has its answer, so the reader takes no byte of a call.
+		// The client sends nothing more before it has its answer, so the reader takes no byte of a
+		// call.
 		if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || line != fmt.Sprintf("CONNECT %d\n", l.port) {
 			conn.Close()
 			continue

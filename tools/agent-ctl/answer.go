@@ -88,7 +88,8 @@ func volumeStats(r *agentpb.VolumeStatsResponse) string {
 	return text.String()
 }
 
-// codeNames are the names of gRPC's codes as in google/rpc/code.proto; package codes prints Go's names.
+// codeNames are the names of gRPC's codes as in google/rpc/code.proto; package codes prints Go's
+// names.
 var codeNames = [...]string{
 	codes.OK:                 "OK",
 	codes.Canceled:           "CANCELLED",

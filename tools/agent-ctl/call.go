@@ -16,7 +16,8 @@ import (
 	"github.com/directvol/directvol/tools/agent-ctl/message"
 )
 
-// maxRequest is the maximum length of a request in JSON, in bytes. A ttrpc message has at most 4 MiB, and base64 in JSON is longer by a third.
+// maxRequest is the maximum length of a request in JSON, in bytes. A ttrpc message has at most 4
+// MiB, and base64 in JSON is longer by a third.
 const maxRequest = 8 << 20
 
 // call is a method and a request for it.
@@ -61,7 +62,8 @@ func parseCall(command string) (call, error) {
 // allMethods returns the methods of Kata's services and of directvol's own service.
 func allMethods() []service.MethodDesc { return slices.Concat(agentpb.Methods(), volumepb.Methods()) }
 
-// findMethod finds a method by its name, regardless of case. No two services have a method of the same name.
+// findMethod finds a method by its name, regardless of case. No two services have a method of the
+// same name.
 func findMethod(name string) (service.MethodDesc, error) {
 	for _, m := range allMethods() {
 		if strings.EqualFold(m.Method, name) {

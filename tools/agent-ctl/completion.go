@@ -17,7 +17,8 @@ func completeMethods(_ *cobra.Command, _ []string, begun string) ([]string, cobr
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeConnect completes the flags of the command connect. It cannot complete the part of an address after the scheme.
+// completeConnect completes the flags of the command connect. It cannot complete the part of an
+// address after the scheme.
 func completeConnect(cmd *cobra.Command) {
 	complete := map[string]cobra.CompletionFunc{
 		"cmd":            completeMethods,

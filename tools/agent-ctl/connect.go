@@ -171,7 +171,9 @@ func (c *connection) rounds(ctx context.Context, s *session, calls []call, out p
 	return failed
 }
 
-// grown returns the answer to a call for people. The answer to ResizeVolume is empty, so grown returns the volume's statistics instead, if the agent has them. JSON output always has the answer itself.
+// grown returns the answer to a call for people. The answer to ResizeVolume is empty, so grown
+// returns the volume's statistics instead, if the agent has them. JSON output always has the answer
+// itself.
 func (c *connection) grown(ctx context.Context, s *session, of call, response proto.Message, st *status.Status) proto.Message {
 	resize, ok := of.request.(*agentpb.ResizeVolumeRequest)
 	if !ok || st != nil || c.json {

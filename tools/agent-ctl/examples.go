@@ -35,7 +35,8 @@ one that Kata's agent has.`,
 	}
 }
 
-// example is a short description of a method, and a request for the method. A request contains no single quote, so a shell accepts it between two.
+// example is a short description of a method, and a request for the method. A request contains no
+// single quote, so a shell accepts it between two.
 type example struct{ does, request string }
 
 // command returns the argument of -c.
@@ -43,7 +44,8 @@ func (e example) command(method string) string {
 	return strings.TrimSpace(method + " " + e.request)
 }
 
-// ours are the methods that directvol's agent implements. The other methods exist only in Kata's agent.
+// ours are the methods that directvol's agent implements. The other methods exist only in Kata's
+// agent.
 var ours = map[string]bool{
 	"Check": true, "Version": true,
 	"CreateSandbox": true, "DestroySandbox": true, "CreateContainer": true, "RemoveContainer": true, "UpdateEphemeralMounts": true,

@@ -1,4 +1,6 @@
-// Command agent-ctl calls an agent in a guest by hand: directvol's own agent or Kata Containers'. Both speak the same ttrpc protocol (github.com/containerd/ttrpc, PROTOCOL.md; protocols/proto). The command line is like that of Kata's kata-agent-ctl.
+// Command agent-ctl calls an agent in a guest by hand: directvol's own agent or Kata Containers'.
+// Both speak the same ttrpc protocol (github.com/containerd/ttrpc, PROTOCOL.md; protocols/proto).
+// The command line is like that of Kata's kata-agent-ctl.
 package main
 
 import (

@@ -93,7 +93,8 @@ func limit(ctx context.Context, timeout time.Duration) (context.Context, context
 	return context.WithTimeout(ctx, timeout)
 }
 
-// limitedConn gives up on an agent that does not read, because ttrpc writes without a limit. A partial write ends the connection.
+// limitedConn gives up on an agent that does not read, because ttrpc writes without a limit. A
+// partial write ends the connection.
 type limitedConn struct {
 	net.Conn
 	timeout time.Duration

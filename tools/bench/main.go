@@ -1,4 +1,8 @@
-// Command bench measures the times that directvol's users wait for and the resources that they pay, each figure together with its floor. Three packages do the work: measure has the rules that turn runs into a row and a verdict, experiments has the rows and the code that measures them, and report writes the results. The bench is its own module, so that nothing else depends on its plotting library.
+// Command bench measures the times that directvol's users wait for and the resources that they pay,
+// each figure together with its floor. Three packages do the work: measure has the rules that turn
+// runs into a row and a verdict, experiments has the rows and the code that measures them, and
+// report writes the results. The bench is its own module, so that nothing else depends on its
+// plotting library.
 package main
 
 import (

@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	// conditionLimit is the time within which the agent promises to report a real fault as a condition. The limit holds on any machine.
+	// conditionLimit is the time within which the agent promises to report a real fault as a
+	// condition. The limit holds on any machine.
 	conditionLimit = 10 * time.Second
 
 	// staysFor is how long the demo then watches an abnormal condition.
@@ -23,14 +24,16 @@ const (
 	// askInterval is the pause between two requests for the condition.
 	askInterval = 100 * time.Millisecond
 
-	// breakAfter is the number of bytes that a writer has acknowledged before the demo breaks its disk.
+	// breakAfter is the number of bytes that a writer has acknowledged before the demo breaks its
+	// disk.
 	breakAfter = 8 * miB
 
 	// bystander is the number of bytes that the other volume's writer writes meanwhile.
 	bystander = 32 * miB
 )
 
-// breakAndHeal is the second half of the demo: each volume's disk fails under a writer and is repaired, while the other volume's disk works.
+// breakAndHeal is the second half of the demo: each volume's disk fails under a writer and is
+// repaired, while the other volume's disk works.
 func breakAndHeal(ctx context.Context, s *transcript, volumes []volume) error {
 	ext4, xfs := volumes[0], volumes[1]
 	s.section("Both again; the disk below %s fails every write", ext4.FSType)
@@ -82,7 +85,8 @@ func (v volume) step(ctx context.Context, s *transcript, name string, parts ...p
 	})
 }
 
-// failUnderWriter breaks the disk under a writer. It checks that the condition appears within conditionLimit, and that the other volume, which has its own writer, stays healthy.
+// failUnderWriter breaks the disk under a writer. It checks that the condition appears within
+// conditionLimit, and that the other volume, which has its own writer, stays healthy.
 func (v volume) failUnderWriter(ctx context.Context, s *transcript, other volume) error {
 	writer, err := v.StartWriter(ctx, 0)
 	if err != nil {
@@ -127,7 +131,9 @@ func (v volume) awaitAbnormal(ctx context.Context) (string, error) {
 	return v.AwaitCondition(ctx, vm.Abnormal)
 }
 
-// staysAbnormal checks both volumes for a while: this one must stay abnormal, the other one healthy. The journal of ext4 meets the fault only at its next commit, some seconds later, so staysAbnormal waits for that commit.
+// staysAbnormal checks both volumes for a while: this one must stay abnormal, the other one
+// healthy. The journal of ext4 meets the fault only at its next commit, some seconds later, so
+// staysAbnormal waits for that commit.
 func (v volume) staysAbnormal(ctx context.Context, say func(string), other volume) error {
 	again := time.NewTicker(askInterval)
 	defer again.Stop()
@@ -181,7 +187,8 @@ func (v volume) healthy(ctx context.Context, _ func(string)) error {
 	return nil
 }
 
-// remembers checks the behaviour of ext4 after a fault: it works, reports that its superblock records errors, and refuses to grow.
+// remembers checks the behaviour of ext4 after a fault: it works, reports that its superblock
+// records errors, and refuses to grow.
 func (v volume) remembers(ctx context.Context, s *transcript) error {
 	works := func(v volume, ctx context.Context, _ func(string)) error { return v.Touch(ctx) }
 	if err := v.step(ctx, s, "heal the disk, unmount, mount: it works, and says that it remembers", (volume).remount, works, func(v volume, ctx context.Context, say func(string)) error {

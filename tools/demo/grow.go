@@ -29,7 +29,8 @@ func roomBytes() (bytes uint64) {
 	return bytes
 }
 
-// growAfter is the number of bytes that a writer has acknowledged before its volume grows. The old filesystem is far from full then, so the writer never runs out of space.
+// growAfter is the number of bytes that a writer has acknowledged before its volume grows. The old
+// filesystem is far from full then, so the writer never runs out of space.
 const growAfter = 16 * miB
 
 // volume is a volume and its part of the report.
@@ -38,7 +39,8 @@ type volume struct {
 	report *VolumeReport
 }
 
-// grow is the first half of the demo: each volume is attached, written to, grown while it is written to, read back and detached.
+// grow is the first half of the demo: each volume is attached, written to, grown while it is
+// written to, read back and detached.
 func grow(ctx context.Context, s *transcript, report *Report, guest *vm.Guest) ([]volume, error) {
 	var volumes []volume
 	for _, plan := range plans {
@@ -99,7 +101,8 @@ func firstBlocks(writer *remote.Writer) part {
 	}
 }
 
-// pastOldSize waits until the writer has acknowledged more bytes than the old device could hold, and then stops the writer.
+// pastOldSize waits until the writer has acknowledged more bytes than the old device could hold,
+// and then stops the writer.
 func pastOldSize(writer *remote.Writer) part {
 	return func(v volume, ctx context.Context, say func(string)) error {
 		for bytes := uint64(growAfter); ; bytes += growAfter {
@@ -160,7 +163,8 @@ func growTo(goal uint64) part {
 	}
 }
 
-// readBack mounts the volume again before it compares the blocks, so that it reads the disk and not the page cache.
+// readBack mounts the volume again before it compares the blocks, so that it reads the disk and not
+// the page cache.
 func (v volume) readBack(ctx context.Context, s *transcript) error {
 	return v.step(ctx, s, "unmount, mount afresh, read back and compare", func(v volume, ctx context.Context, say func(string)) error {
 		if err := v.Unmount(ctx); err != nil {

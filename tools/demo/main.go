@@ -1,4 +1,7 @@
-// Command demo boots a VM and runs the main job of directvol in it, once with ext4 and once with xfs: a disk is attached to the running VM, mounted by the agent, written to, grown while it is written to, read back, broken, reported as abnormal, repaired and checked. The demo prints each step on the terminal and writes its results as JSON.
+// Command demo boots a VM and runs the main job of directvol in it, once with ext4 and once with
+// xfs: a disk is attached to the running VM, mounted by the agent, written to, grown while it is
+// written to, read back, broken, reported as abnormal, repaired and checked. The demo prints each
+// step on the terminal and writes its results as JSON.
 package main
 
 import (
@@ -37,7 +40,8 @@ make demo builds what it needs and runs it.`,
 	return cmd
 }
 
-// audience is the standard output. The demo ends when the reader of its standard output goes away; any other broken pipe, for example of a socket, is a failure.
+// audience is the standard output. The demo ends when the reader of its standard output goes away;
+// any other broken pipe, for example of a socket, is a failure.
 type audience struct {
 	io.Writer
 	gone context.CancelCauseFunc

@@ -27,7 +27,8 @@ func demo(t *testing.T, args ...string) result {
 	return result{exit, out.String(), errs.String()}
 }
 
-// A disk that cannot grow because the host's disk is full would look like a fault of the volume, minutes into the demo.
+// A disk that cannot grow because the host's disk is full would look like a fault of the volume,
+// minutes into the demo.
 func TestSmallFolderIsRefusedBeforeTheBoot(t *testing.T) {
 	small := t.TempDir()
 	if err := unix.Mount("none", small, "tmpfs", 0, "size=2m"); err != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// Report is the demo's result, for programs. Sizes are in bytes, as the guest's kernel reports them.
+// Report is the demo's result, for programs. Sizes are in bytes, as the guest's kernel reports
+// them.
 type Report struct {
 	OK       bool            `json:"ok"`
 	Error    string          `json:"error,omitempty"`

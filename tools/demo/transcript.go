@@ -30,7 +30,8 @@ func (s *transcript) section(format string, args ...any) {
 	fmt.Fprintf(s.w, "\n"+format+"\n", args...)
 }
 
-// step runs do as a step of the transcript. do calls say to report its progress or its result; the last text stays on the terminal.
+// step runs do as a step of the transcript. do calls say to report its progress or its result; the
+// last text stays on the terminal.
 func (s *transcript) step(ctx context.Context, name string, do func(ctx context.Context, say func(string)) error) error {
 	limited, cancel := context.WithTimeout(ctx, vm.Limit(stepLimit))
 	defer cancel()
@@ -48,7 +49,8 @@ func (s *transcript) step(ctx context.Context, name string, do func(ctx context.
 	return err
 }
 
-// aside formats the text of a step: after the step's name if there is room, otherwise below it, one part of the sentence per line.
+// aside formats the text of a step: after the step's name if there is room, otherwise below it, one
+// part of the sentence per line.
 func aside(text string) string {
 	switch {
 	case text == "":

@@ -1,6 +1,9 @@
-// Command recording converts a program's terminal session, recorded by script(1), into an asciicast and into an animated SVG. `make recording` converts the demo's.
+// Command recording converts a program's terminal session, recorded by script(1), into an asciicast
+// and into an animated SVG. `make recording` converts the demo's.
 //
-// The typescript is the program's output. The timing file, in script's classic format, has one line per piece of output: the seconds since the previous piece, and the number of bytes. The asciicast has version 2 of https://docs.asciinema.org/manual/asciicast/v2/.
+// The typescript is the program's output. The timing file, in script's classic format, has one line
+// per piece of output: the seconds since the previous piece, and the number of bytes. The asciicast
+// has version 2 of https://docs.asciinema.org/manual/asciicast/v2/.
 package main
 
 import (

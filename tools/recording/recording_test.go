@@ -110,7 +110,8 @@ func TestRecordingIsACastAndAnSVG(t *testing.T) {
 	if got, want := texts(t, string(svg)), []string{"one <1>", "t"}; !slices.Equal(got, want) {
 		t.Errorf("the SVG's texts\nwant %q\ngot  %q", want, got)
 	}
-	// The SVG lasts 0.75 s plus 6 s of rest. The second row appears at 0.75 s, when the first one scrolls away.
+	// The SVG lasts 0.75 s plus 6 s of rest. The second row appears at 0.75 s, when the first one
+	// scrolls away.
 	for _, rule := range []string{"@keyframes k1{0%{visibility:hidden}11.111%{visibility:visible}", "@keyframes scroll{0%{transform:none}11.111%{transform:translateY(-16px)}}"} {
 		if !strings.Contains(string(svg), rule) {
 			t.Errorf("want %s\ngot  %s", rule, svg)

@@ -7,21 +7,24 @@ import (
 	"unicode/utf8"
 )
 
-// shown is a text in a row, with the times in seconds at which it appeared and disappeared. A text that stays to the end has the end +Inf.
+// shown is a text in a row, with the times in seconds at which it appeared and disappeared. A text
+// that stays to the end has the end +Inf.
 type shown struct {
 	row         int
 	text        string
 	from, until float64
 }
 
-// screen is a terminal with a fixed number of columns that never scrolls: it is as long as its output.
+// screen is a terminal with a fixed number of columns that never scrolls: it is as long as its
+// output.
 type screen struct {
 	columns     int
 	rows        [][]rune
 	row, column int // the cursor's position
 }
 
-// play plays the pieces and returns the texts that each row has shown, in the order of time. It takes a picture of the screen at most once per every seconds, and one at the end.
+// play plays the pieces and returns the texts that each row has shown, in the order of time. It
+// takes a picture of the screen at most once per every seconds, and one at the end.
 func play(pieces []piece, columns int, every float64) ([]shown, error) {
 	s := &screen{columns: columns, rows: [][]rune{nil}}
 	var all []shown
@@ -57,7 +60,8 @@ func play(pieces []piece, columns int, every float64) ([]shown, error) {
 // clearToEnd is the only escape sequence that this project's programs use (ECMA-48, 8.3.41).
 const clearToEnd = "\x1b[K"
 
-// write treats text as a terminal would. An unknown control character is an error, because the picture would then differ from a terminal's.
+// write treats text as a terminal would. An unknown control character is an error, because the
+// picture would then differ from a terminal's.
 func (s *screen) write(text string) error {
 	for text != "" {
 		c, size := utf8.DecodeRuneInString(text)

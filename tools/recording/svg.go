@@ -8,7 +8,8 @@ import (
 	"math"
 )
 
-// The size of a character in the SVG, the margin around the terminal, and the time in seconds for which the last picture stays.
+// The size of a character in the SVG, the margin around the terminal, and the time in seconds for
+// which the last picture stays.
 const (
 	fontSize  = 12
 	advance   = 7.225 // the width in DejaVu Sans Mono and similar fonts at that size
@@ -24,7 +25,9 @@ type movie struct {
 	length float64 // in seconds of the SVG
 }
 
-// writeSVG writes the rows' texts as an SVG that CSS animates. Each text is an element that is visible for its time, in percent of the whole; the rows scroll up as on a terminal. A viewer without animation shows the last picture.
+// writeSVG writes the rows' texts as an SVG that CSS animates. Each text is an element that is
+// visible for its time, in percent of the whole; the rows scroll up as on a terminal. A viewer
+// without animation shows the last picture.
 func writeSVG(w io.Writer, set settings, lines []shown, seconds float64) error {
 	m := movie{settings: set, lines: lines, length: seconds/set.speed + rest}
 	var out bytes.Buffer

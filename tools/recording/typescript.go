@@ -23,7 +23,9 @@ func end(pieces []piece) float64 {
 	return pieces[len(pieces)-1].at
 }
 
-// cut splits a typescript at its recorded times. script adds a line of its own at the start and the end, which the timing file does not count. A character that two pieces share belongs to the later piece.
+// cut splits a typescript at its recorded times. script adds a line of its own at the start and the
+// end, which the timing file does not count. A character that two pieces share belongs to the later
+// piece.
 func cut(output []byte, times string) ([]piece, error) {
 	if bytes.HasPrefix(output, []byte("Script started on ")) {
 		_, output, _ = bytes.Cut(output, []byte("\n"))

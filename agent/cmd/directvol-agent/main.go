@@ -1,6 +1,6 @@
-// Command directvol-agent runs inside a guest, as PID 1 or as a service, and
-// mounts, measures, grows and watches the volumes that its host attaches. It
-// speaks ttrpc over vsock, wire-compatible with Kata Containers' agent.
+// Command directvol-agent runs inside a guest, as PID 1 or as a service, and mounts, measures,
+// grows and watches the volumes that its host attaches. It speaks ttrpc over vsock, wire-compatible
+// with Kata Containers' agent.
 package main
 
 import (

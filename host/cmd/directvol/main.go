@@ -1,5 +1,5 @@
-// Command directvol is the host side of direct-assigned volumes for containers
-// that run in virtual machines. Its verbs are in package cli.
+// Command directvol is the host side of direct-assigned volumes for containers that run in virtual
+// machines. Its verbs are in package cli.
 package main
 
 import (

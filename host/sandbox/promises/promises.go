@@ -1,6 +1,6 @@
-// Package promises records for tests what a sandbox's answers promise its callers. If a volume's last call was answered with
-// OK and no call has begun since, the volume's state is known. The same ledger checks a sandbox over fakes and over a real
-// machine.
+// Package promises records for tests what a sandbox's answers promise its callers. If a volume's
+// last call was answered with OK and no call has begun since, the volume's state is known. The same
+// ledger checks a sandbox over fakes and over a real machine.
 package promises
 
 import (
@@ -25,8 +25,8 @@ var names = [...]string{"attach", "mount", "unmount", "detach"}
 // String returns the verb's name.
 func (v Verb) String() string { return names[v] }
 
-// leadsTo returns the state that OK promises. Attached only promises that the disk is there: the volume may still be mounted
-// from an earlier call.
+// leadsTo returns the state that OK promises. Attached only promises that the disk is there: the
+// volume may still be mounted from an earlier call.
 func (v Verb) leadsTo() sandbox.State {
 	return [...]sandbox.State{sandbox.Attached, sandbox.Mounted, sandbox.Attached, sandbox.Absent}[v]
 }
@@ -84,7 +84,8 @@ func (l *Ledger) Begin(verb Verb, volume string) (end func(error)) {
 	}
 }
 
-// TakeBack forgets the promise for a volume, because something other than a call has changed the volume.
+// TakeBack forgets the promise for a volume, because something other than a call has changed the
+// volume.
 func (l *Ledger) TakeBack(volume string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,8 +94,8 @@ func (l *Ledger) TakeBack(volume string) {
 	e.begun++ // calls in progress promise nothing either
 }
 
-// Promise is what is known about a volume at one moment. If two Promises are equal, no call began and no TakeBack happened
-// between them.
+// Promise is what is known about a volume at one moment. If two Promises are equal, no call began
+// and no TakeBack happened between them.
 type Promise struct {
 	// State is the state that the volume must have, if Made is true.
 	State sandbox.State

@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// longest is how long a server may be stopped. Processes that wait for the store take no signal, and would outlive a test that
-// fails while the server is stopped.
+// longest is how long a server may be stopped. Processes that wait for the store take no signal,
+// and would outlive a test that fails while the server is stopped.
 const longest = time.Minute
 
-// Serve returns a store whose server decides how long closing a descriptor takes. stop stops the server, for a minute at most,
-// and answer lets it continue.
+// Serve returns a store whose server decides how long closing a descriptor takes. stop stops the
+// server, for a minute at most, and answer lets it continue.
 func Serve(t *testing.T) (path string, stop, answer func()) {
 	t.Helper()
 	dir := t.TempDir()

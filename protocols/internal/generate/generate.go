@@ -102,7 +102,8 @@ func goPackageOf(file protoreflect.FileDescriptor) string {
 	return protodesc.ToFileDescriptorProto(file).GetOptions().GetGoPackage()
 }
 
-// codeGeneratorRequest returns the request that protoc would send to its plugin: every file comes after those that it imports.
+// codeGeneratorRequest returns the request that protoc would send to its plugin: every file comes
+// after those that it imports.
 func codeGeneratorRequest(files []protoreflect.FileDescriptor) (*plugin.CodeGeneratorRequest, error) {
 	request := &plugin.CodeGeneratorRequest{}
 	added := map[string]bool{}
@@ -137,7 +138,8 @@ func codeGeneratorRequest(files []protoreflect.FileDescriptor) (*plugin.CodeGene
 	return request, nil
 }
 
-// messages runs gogo's generator with the options of protoc-gen-gogofaster: decoding skips unknown fields and does not keep them.
+// messages runs gogo's generator with the options of protoc-gen-gogofaster: decoding skips unknown
+// fields and does not keep them.
 func messages(request *plugin.CodeGeneratorRequest) (map[string][]byte, error) {
 	for _, choose := range []func(*gogodescriptor.FileDescriptorProto){
 		vanity.TurnOnMarshalerAll, vanity.TurnOnSizerAll, vanity.TurnOnUnmarshalerAll,

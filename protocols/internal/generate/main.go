@@ -1,6 +1,7 @@
-// Command generate writes the Go code for protocols/proto: the messages as gogofaster generates them, the ProtoReflect methods that
-// let ttrpc carry them, the names of the services and the table of their methods. It needs no protoc: protocompile compiles the
-// .proto files, and gogo's generator is called as a library. Run it at the root of the repository:
+// Command generate writes the Go code for protocols/proto: the messages as gogofaster generates
+// them, the ProtoReflect methods that let ttrpc carry them, the names of the services and the table
+// of their methods. It needs no protoc: protocompile compiles the .proto files, and gogo's
+// generator is called as a library. Run it at the root of the repository:
 //
 //	go run ./protocols/internal/generate [-proto DIR] [-out DIR]
 package main

@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// prune removes from a generated file everything that only serves gogo's registries and reflection: descriptors, registration, and
-// the XXX methods. The registries would keep every message and the text format linked, a fifth of a small agent, and nothing here
-// uses them.
+// prune removes from a generated file everything that only serves gogo's registries and reflection:
+// descriptors, registration, and the XXX methods. The registries would keep every message and the
+// text format linked, a fifth of a small agent, and nothing here uses them.
 func prune(name string, source []byte) ([]byte, error) {
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, name, source, parser.ParseComments)

@@ -1,5 +1,5 @@
-// Command directvol-rootfs makes a bootable guest image from Debian's kernel package and the given programs. It is the command line
-// of package rootfs.
+// Command directvol-rootfs makes a bootable guest image from Debian's kernel package and the given
+// programs. It is the command line of package rootfs.
 package main
 
 import (

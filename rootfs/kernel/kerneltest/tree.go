@@ -1,5 +1,6 @@
-// Package kerneltest makes small kernels for tests: directories with the layout of Debian's kernel package, whose modules are ELF
-// objects with nothing but a .modinfo section. These kernels cannot boot.
+// Package kerneltest makes small kernels for tests: directories with the layout of Debian's kernel
+// package, whose modules are ELF objects with nothing but a .modinfo section. These kernels cannot
+// boot.
 package kerneltest
 
 import (
@@ -15,8 +16,9 @@ import (
 // Version is the release of the kernels that this package makes.
 const Version = "6.1.0-1-cloud-amd64"
 
-// Tree makes a kernel in a new temporary directory and returns the directory. modules contains the .modinfo entries of each module,
-// by path below lib/modules/Version, such as kernel/fs/xfs/xfs.ko. builtIn contains the lines of modules.builtin.
+// Tree makes a kernel in a new temporary directory and returns the directory. modules contains the
+// .modinfo entries of each module, by path below lib/modules/Version, such as kernel/fs/xfs/xfs.ko.
+// builtIn contains the lines of modules.builtin.
 func Tree(t testing.TB, modules map[string][]string, builtIn ...string) string {
 	t.Helper()
 	dir := t.TempDir()

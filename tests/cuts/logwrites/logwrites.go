@@ -1,18 +1,16 @@
-// Package logwrites reads a record of a disk's writes and flushes, and makes the image
-// that a power cut at some point would have left. The record has the format of the
-// kernel's dm-log-writes (Documentation/admin-guide/device-mapper/log-writes.rst,
-// drivers/md/dm-log-writes.c), which QEMU's blklogwrites also writes: a sector with the
-// superblock, then for each request a sector with its entry, followed by the data. All
-// numbers are little endian.
+// Package logwrites reads a record of a disk's writes and flushes, and makes the image that a power
+// cut at some point would have left. The record has the format of the kernel's dm-log-writes
+// (Documentation/admin-guide/device-mapper/log-writes.rst, drivers/md/dm-log-writes.c), which
+// QEMU's blklogwrites also writes: a sector with the superblock, then for each request a sector
+// with its entry, followed by the data. All numbers are little endian.
 //
-// A cut leaves every write up to the last flush before the point, and of the later
-// writes none, all, or some (After). blklogwrites records a request when the request is
-// done, and before its sender gets the answer. Everything that was flushed before an
-// answer is therefore in the record, and a real cut can leave each such image. The
-// reverse is not true: a write that is done during a flush counts as flushed here. A
-// write with FUA counts as flushed too. Of any other write some pieces may have reached
-// the disk without the rest. A piece is 4096 bytes of the disk: today's disks write
-// pieces whole, and filesystems rely on that for their superblocks. A discard changes
+// A cut leaves every write up to the last flush before the point, and of the later writes none,
+// all, or some (After). blklogwrites records a request when the request is done, and before its
+// sender gets the answer. Everything that was flushed before an answer is therefore in the record,
+// and a real cut can leave each such image. The reverse is not true: a write that is done during a
+// flush counts as flushed here. A write with FUA counts as flushed too. Of any other write some
+// pieces may have reached the disk without the rest. A piece is 4096 bytes of the disk: today's
+// disks write pieces whole, and filesystems rely on that for their superblocks. A discard changes
 // nothing, because no disk promises any content after it.
 package logwrites
 
@@ -62,9 +60,9 @@ type Entry struct {
 func (e Entry) Writes(offset int64) bool { return e.Offset <= offset && offset-e.Offset < e.Bytes }
 
 // Read reads the entries of a record of size bytes. It ignores the count in the record's
-// superblock, which is older than the last entries: the record ends at the first
-// incomplete entry. An invalid entry is an error. A record that was cut off before its
-// superblock, which is written with the first flush, has no entries.
+// superblock, which is older than the last entries: the record ends at the first incomplete entry.
+// An invalid entry is an error. A record that was cut off before its superblock, which is written
+// with the first flush, has no entries.
 func Read(record io.ReaderAt, size int64) ([]Entry, error) {
 	sector, err := readSuper(record, size)
 	if errors.Is(err, errNotBegun) {

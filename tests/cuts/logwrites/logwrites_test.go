@@ -20,7 +20,8 @@ func begin() *maker {
 	return &maker{super}
 }
 
-// add adds an entry that fills count sectors with a letter. It returns the new length of the record.
+// add adds an entry that fills count sectors with a letter. It returns the new length of the
+// record.
 func (m *maker) add(flags, first, count uint64, letter byte) int64 {
 	entry := make([]byte, sector)
 	for i, word := range []uint64{first, count, flags, 0} {

@@ -34,7 +34,8 @@ type Point struct {
 // piece is the size of the blocks, aligned to their size, that reach a disk whole or not at all.
 const piece = 4096
 
-// Replay writes the content of the disk after a cut at the point into image. image has size bytes, and must be as it was when the record began.
+// Replay writes the content of the disk after a cut at the point into image. image has size bytes,
+// and must be as it was when the record began.
 func Replay(image io.WriterAt, size int64, record io.ReaderAt, entries []Entry, p Point) error {
 	flushed := 0 // number of entries before the last flush
 	for i, e := range entries {

@@ -23,7 +23,8 @@ func blockSize(asked int) (int, error) {
 	}
 }
 
-// writeBlocks is the checksummed writer. It emits a block only after fsync has returned success for it.
+// writeBlocks is the checksummed writer. It emits a block only after fsync has returned success for
+// it.
 func writeBlocks(ctx context.Context, args remote.WriteBlocks, emit func(remote.Block) error) error {
 	size, err := blockSize(args.BlockBytes)
 	if err != nil {
@@ -55,7 +56,8 @@ func writeBlocks(ctx context.Context, args remote.WriteBlocks, emit func(remote.
 	return nil
 }
 
-// verifyBlocks reads block after block and emits each, until the last one asked for or the first missing one.
+// verifyBlocks reads block after block and emits each, until the last one asked for or the first
+// missing one.
 func verifyBlocks(ctx context.Context, args remote.VerifyBlocks, emit func(remote.Block) error) error {
 	size, err := blockSize(args.BlockBytes)
 	if err != nil {

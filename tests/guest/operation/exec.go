@@ -38,7 +38,8 @@ func execute(ctx context.Context, args remote.Command) (remote.Exit, error) {
 	return exit, nil
 }
 
-// head keeps the first MaxOutput bytes that are written to it and discards the rest, so that the writer never blocks.
+// head keeps the first MaxOutput bytes that are written to it and discards the rest, so that the
+// writer never blocks.
 type head struct {
 	kept      bytes.Buffer
 	truncated bool

@@ -26,7 +26,8 @@ func readFile(_ context.Context, args remote.ReadFile) (remote.Data, error) {
 	return remote.Data{Data: data}, err
 }
 
-// writeFile writes all data in one write, because the kernel's own files accept a value only as a whole.
+// writeFile writes all data in one write, because the kernel's own files accept a value only as a
+// whole.
 func writeFile(args remote.WriteFile) error {
 	if len(args.Data) > remote.MaxData {
 		return fmt.Errorf("write %s: %d bytes are more than %d", args.Path, len(args.Data), remote.MaxData)

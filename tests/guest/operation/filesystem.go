@@ -11,7 +11,8 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// ioctlShutdown is _IOR('X', 125, __u32): XFS_IOC_GOINGDOWN in the kernel's fs/xfs/libxfs/xfs_fs.h and EXT4_IOC_SHUTDOWN in its include/uapi/linux/ext4.h.
+// ioctlShutdown is _IOR('X', 125, __u32): XFS_IOC_GOINGDOWN in the kernel's fs/xfs/libxfs/xfs_fs.h
+// and EXT4_IOC_SHUTDOWN in its include/uapi/linux/ext4.h.
 const ioctlShutdown = 0x8004587d
 
 func statFS(_ context.Context, args remote.Path) (remote.StatFS, error) {
@@ -45,7 +46,8 @@ func shutdownFS(args remote.ShutdownFS) error {
 	return ioctl(f, "shutdown", ioctlShutdown, unsafe.Pointer(&args.Flags))
 }
 
-// The ioctls that freeze and thaw, from the kernel's include/uapi/linux/fs.h: _IOWR('X', 119, int) and _IOWR('X', 120, int). The kernel ignores their argument.
+// The ioctls that freeze and thaw, from the kernel's include/uapi/linux/fs.h: _IOWR('X', 119, int)
+// and _IOWR('X', 120, int). The kernel ignores their argument.
 const (
 	ioctlFreeze = 0xc0045877
 	ioctlThaw   = 0xc0045878

@@ -14,7 +14,9 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// The ioctls that grow a filesystem: EXT4_IOC_RESIZE_FS of the kernel's include/uapi/linux/ext4.h, which takes a number of blocks, and XFS_IOC_FSGEOMETRY and XFS_IOC_FSGROWFSDATA of its fs/xfs/libxfs/xfs_fs.h.
+// The ioctls that grow a filesystem: EXT4_IOC_RESIZE_FS of the kernel's include/uapi/linux/ext4.h,
+// which takes a number of blocks, and XFS_IOC_FSGEOMETRY and XFS_IOC_FSGROWFSDATA of its
+// fs/xfs/libxfs/xfs_fs.h.
 const (
 	ioctlExt4Resize  = 0x40086610
 	ioctlXFSGeometry = 0x8100587e
@@ -28,7 +30,8 @@ const (
 	labelBytes    = 256
 )
 
-// growFS grows a filesystem. It measures only the time of the ioctl and of the calls that settle the growth.
+// growFS grows a filesystem. It measures only the time of the ioctl and of the calls that settle
+// the growth.
 func growFS(_ context.Context, args remote.Grow) (remote.Grown, error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(args.Path, &s); err != nil {
@@ -68,7 +71,9 @@ func growFS(_ context.Context, args remote.Grow) (remote.Grown, error) {
 	}
 }
 
-// settledXFS grows an xfs so that it survives a power cut. First it checks that the superblock and the last group's header, which begins at last, are on the disk. After the growth it makes the kernel write the superblock, checks that this happened, and flushes the disk.
+// settledXFS grows an xfs so that it survives a power cut. First it checks that the superblock and
+// the last group's header, which begins at last, are on the disk. After the growth it makes the
+// kernel write the superblock, checks that this happened, and flushes the disk.
 func settledXFS(f *os.File, device string, last uint64, grow func() error) (err error) {
 	disk, err := os.OpenFile(device, os.O_RDONLY|unix.O_DIRECT, 0)
 	if err != nil {

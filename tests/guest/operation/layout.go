@@ -11,7 +11,8 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// layout says where blocks lie. A write that returns without an error is durable, unless the layout is unsynced. A read after the last block returns io.EOF.
+// layout says where blocks lie. A write that returns without an error is durable, unless the layout
+// is unsynced. A read after the last block returns io.EOF.
 type layout interface {
 	io.Closer
 	write(index uint64, block []byte) error
@@ -52,7 +53,8 @@ func (f oneFile) read(index uint64, block []byte) (int, error) {
 	return f.ReadAt(block, int64(index)*int64(len(block)))
 }
 
-// filesApart is a directory with a file for each block, each in its own directory, because new directories make a filesystem use its new groups at once.
+// filesApart is a directory with a file for each block, each in its own directory, because new
+// directories make a filesystem use its new groups at once.
 type filesApart struct {
 	path     string
 	unsynced bool

@@ -13,7 +13,8 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// signal sends a signal to every process of a program. It ignores a process that has ended meanwhile.
+// signal sends a signal to every process of a program. It ignores a process that has ended
+// meanwhile.
 func signal(_ context.Context, args remote.Signal) (remote.Processes, error) {
 	var found remote.Processes
 	err := eachProcess(args.Program, func(id int) error {
@@ -41,7 +42,8 @@ func threads(_ context.Context, args remote.Threads) (remote.ThreadStates, error
 			if err != nil {
 				continue // the process has ended
 			}
-			// The format is "id (name) state …", where the name may contain any character (proc(5)).
+			// The format is "id (name) state …", where the name may contain any character
+			// (proc(5)).
 			if _, rest, ok := strings.Cut(string(text[strings.LastIndexByte(string(text), ')')+1:]), " "); ok && rest != "" {
 				found.States = append(found.States, rest[:1])
 			}

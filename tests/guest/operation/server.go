@@ -1,4 +1,6 @@
-// Package operation is the guest's side of tests/guest/remote. It serves the operations over any listener: vsock in a test guest, a unix socket in a unit test. It carries out the requests of everybody who connects, so it must only be in test images.
+// Package operation is the guest's side of tests/guest/remote. It serves the operations over any
+// listener: vsock in a test guest, a unix socket in a unit test. It carries out the requests of
+// everybody who connects, so it must only be in test images.
 package operation
 
 import (
@@ -11,7 +13,8 @@ import (
 	"github.com/directvol/directvol/tests/guest/remote"
 )
 
-// Serve answers connections until l is closed, and returns l's error. Operations that run then continue until they end.
+// Serve answers connections until l is closed, and returns l's error. Operations that run then
+// continue until they end.
 func Serve(l net.Listener) error {
 	for {
 		conn, err := l.Accept()

@@ -15,7 +15,9 @@ import (
 // Dial connects to a vsock port of the guest.
 type Dial func(ctx context.Context, port uint32) (net.Conn, error)
 
-// Client runs operations in one guest. It holds no connection between two calls and is safe for concurrent use. Every call ends with its context. A failure in the guest is returned as an [*Error].
+// Client runs operations in one guest. It holds no connection between two calls and is safe for
+// concurrent use. Every call ends with its context. A failure in the guest is returned as an
+// [*Error].
 type Client struct {
 	dial Dial
 }
@@ -23,7 +25,8 @@ type Client struct {
 // NewClient returns a client of the guest that dial reaches.
 func NewClient(dial Dial) *Client { return &Client{dial: dial} }
 
-// Exec runs a program and waits for its end. A program that ran and failed is not an error: look at Exit.
+// Exec runs a program and waits for its end. A program that ran and failed is not an error: look at
+// Exit.
 func (c *Client) Exec(ctx context.Context, cmd Command) (Exit, error) {
 	return ask[Exit](ctx, c, OpExec, cmd)
 }
@@ -92,7 +95,8 @@ func (c *Client) ShutdownFS(ctx context.Context, path string, flags uint32) erro
 	return c.call(ctx, OpShutdownFS, ShutdownFS{Path: path, Flags: flags}, nil)
 }
 
-// Grow grows a filesystem without the agent's knowledge, and returns the time that this took in the guest.
+// Grow grows a filesystem without the agent's knowledge, and returns the time that this took in the
+// guest.
 func (c *Client) Grow(ctx context.Context, g Grow) (time.Duration, error) {
 	grown, err := ask[Grown](ctx, c, OpGrowFS, g)
 	return time.Duration(grown.Nanoseconds), err
@@ -103,12 +107,14 @@ func (c *Client) Freeze(ctx context.Context, path string) error {
 	return c.call(ctx, OpFreezeFS, Freeze{Path: path}, nil)
 }
 
-// Sync writes all data of the filesystem that contains path to its disk (syncfs), or of all filesystems if path is empty.
+// Sync writes all data of the filesystem that contains path to its disk (syncfs), or of all
+// filesystems if path is empty.
 func (c *Client) Sync(ctx context.Context, path string) error {
 	return c.call(ctx, OpSync, Path{path}, nil)
 }
 
-// Signal sends a signal to every process of a program, and returns their ids. It fails if there is no such process.
+// Signal sends a signal to every process of a program, and returns their ids. It fails if there is
+// no such process.
 func (c *Client) Signal(ctx context.Context, program string, signal syscall.Signal) ([]int, error) {
 	found, err := ask[Processes](ctx, c, OpSignal, Signal{Program: program, Signal: signal})
 	return found.IDs, err
@@ -188,7 +194,8 @@ func (c *Client) begin(ctx context.Context, op string, args any) (*session, erro
 
 func (s *session) send(r Request) error { return s.cause(s.lines.Send(r)) }
 
-// next receives one reply into result and reports whether it was the last. A failure in the guest is an error, and the last reply.
+// next receives one reply into result and reports whether it was the last. A failure in the guest
+// is an error, and the last reply.
 func (s *session) next(result any) (done bool, err error) {
 	var reply Reply
 	if err := s.cause(s.lines.Receive(&reply)); err != nil {
@@ -205,7 +212,8 @@ func (s *session) next(result any) (done bool, err error) {
 	return reply.Done, nil
 }
 
-// cause adds the operation's name to an error, and the context's error if the end of the context broke the connection.
+// cause adds the operation's name to an error, and the context's error if the end of the context
+// broke the connection.
 func (s *session) cause(err error) error {
 	switch {
 	case err == nil:

@@ -7,7 +7,9 @@ import (
 	"time"
 )
 
-// Ledger is the host's memory of a writer: the sum of every acknowledged block, in order. The guest may crash, lie or lose its disk; the blocks in the Ledger were promised, and a later reading is compared with them. It is safe for concurrent use.
+// Ledger is the host's memory of a writer: the sum of every acknowledged block, in order. The guest
+// may crash, lie or lose its disk; the blocks in the Ledger were promised, and a later reading is
+// compared with them. It is safe for concurrent use.
 type Ledger struct {
 	blockBytes int
 	apart      bool // each block is a separate file
@@ -61,7 +63,8 @@ func (l *Ledger) Blocks() uint64 {
 	return uint64(len(l.sums))
 }
 
-// Took returns the duration of each block's write and fsync, by the guest's clock, from the first block on.
+// Took returns the duration of each block's write and fsync, by the guest's clock, from the first
+// block on.
 func (l *Ledger) Took() []time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,7 +96,8 @@ type Comparison struct {
 	Missing []uint64 // blocks that could not be read: the file ends before them, or reading failed
 }
 
-// Err returns nil if every acknowledged block was read back and is equal. Otherwise the error lists the other blocks.
+// Err returns nil if every acknowledged block was read back and is equal. Otherwise the error lists
+// the other blocks.
 func (c Comparison) Err() error {
 	if len(c.Differ) == 0 && len(c.Missing) == 0 {
 		return nil

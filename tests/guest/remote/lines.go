@@ -8,7 +8,8 @@ import (
 	"io"
 )
 
-// ErrLineTooLong reports a line of more than MaxLine bytes. The connection cannot be used any further.
+// ErrLineTooLong reports a line of more than MaxLine bytes. The connection cannot be used any
+// further.
 var ErrLineTooLong = fmt.Errorf("line longer than %d bytes", MaxLine)
 
 // Lines sends and receives values as lines of JSON. One goroutine may send while another receives.
@@ -35,7 +36,8 @@ func (l *Lines) Send(v any) error {
 	return err
 }
 
-// Receive reads one line into v. It returns io.EOF if the other side ended between two lines, and io.ErrUnexpectedEOF if it ended within a line.
+// Receive reads one line into v. It returns io.EOF if the other side ended between two lines, and
+// io.ErrUnexpectedEOF if it ended within a line.
 func (l *Lines) Receive(v any) error {
 	line, err := l.readLine()
 	if err != nil {
@@ -47,7 +49,8 @@ func (l *Lines) Receive(v any) error {
 	return nil
 }
 
-// readLine returns the next line without its line end. It holds at most MaxLine bytes of the line and one buffer.
+// readLine returns the next line without its line end. It holds at most MaxLine bytes of the line
+// and one buffer.
 func (l *Lines) readLine() ([]byte, error) {
 	var line []byte
 	for {

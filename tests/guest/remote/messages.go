@@ -124,22 +124,30 @@ type Unmount struct {
 	Flags int    `json:"flags,omitempty"` // MNT_* and UMOUNT_NOFOLLOW
 }
 
-// ShutdownFS shuts the filesystem that contains Path down, as if its device were gone, with the ioctl that ext4 and xfs share (XFS_IOC_GOINGDOWN, EXT4_IOC_SHUTDOWN). Only an unmount and a new mount bring it back.
+// ShutdownFS shuts the filesystem that contains Path down, as if its device were gone, with the
+// ioctl that ext4 and xfs share (XFS_IOC_GOINGDOWN, EXT4_IOC_SHUTDOWN). Only an unmount and a new
+// mount bring it back.
 type ShutdownFS struct {
 	Path  string `json:"path"`
 	Flags uint32 `json:"flags"` // 0 flushes everything first, 1 only the journal, 2 nothing
 }
 
-// Grow grows the mounted filesystem that contains Path to a size in bytes, with its kernel's ioctl only. A smaller size is refused.
+// Grow grows the mounted filesystem that contains Path to a size in bytes, with its kernel's ioctl
+// only. A smaller size is refused.
 type Grow struct {
 	Path   string `json:"path"`
 	FSType string `json:"fstype"` // ext4 or xfs
 	Bytes  uint64 `json:"bytes"`
-	// Settle, if set, is the block device of the filesystem. Grow then also makes the kernel calls that protect a grown xfs from a power cut, and includes them in the measured time: it reads the superblock and the last group's header from the device before the ioctl; afterwards it sets the filesystem's label again to the same value, reads the superblock once more, and syncs the device. The ioctl of ext4 needs no such calls.
+	// Settle, if set, is the block device of the filesystem. Grow then also makes the kernel calls
+	// that protect a grown xfs from a power cut, and includes them in the measured time: it reads
+	// the superblock and the last group's header from the device before the ioctl; afterwards it
+	// sets the filesystem's label again to the same value, reads the superblock once more, and
+	// syncs the device. The ioctl of ext4 needs no such calls.
 	Settle string `json:"settle,omitempty"`
 }
 
-// Freeze freezes the filesystem that contains Path, which stops all writing and makes the filesystem write its log and superblock, and thaws it at once (FIFREEZE, FITHAW).
+// Freeze freezes the filesystem that contains Path, which stops all writing and makes the
+// filesystem write its log and superblock, and thaws it at once (FIFREEZE, FITHAW).
 type Freeze struct {
 	Path string `json:"path"`
 }
@@ -149,7 +157,10 @@ type Grown struct {
 	Nanoseconds int64 `json:"nanoseconds"`
 }
 
-// WriteBlocks starts the checksummed writer, which writes block after block: block i at i*BlockBytes, with the content that Fill makes from Seed and i. An existing file is emptied first. The writer ends where the next block would exceed LimitBytes, when it is told to stop, or with the first error: it never retries.
+// WriteBlocks starts the checksummed writer, which writes block after block: block i at
+// i*BlockBytes, with the content that Fill makes from Seed and i. An existing file is emptied
+// first. The writer ends where the next block would exceed LimitBytes, when it is told to stop, or
+// with the first error: it never retries.
 type WriteBlocks struct {
 	Path       string `json:"path"`
 	BlockBytes int    `json:"block_bytes,omitempty"` // 0: DefaultBlock; else a multiple of 512, at most MaxBlock
@@ -169,7 +180,9 @@ type VerifyBlocks struct {
 	Apart      bool   `json:"apart,omitempty"` // as written; then it ends before the first block without a file
 }
 
-// Block is the acknowledgement of one block. From the writer it means that fsync returned success for the block. From the verifier it is the block as read, and Bytes is less than a block if the file ends inside it.
+// Block is the acknowledgement of one block. From the writer it means that fsync returned success
+// for the block. From the verifier it is the block as read, and Bytes is less than a block if the
+// file ends inside it.
 type Block struct {
 	Index uint64 `json:"index"`
 	Bytes int    `json:"bytes"`
@@ -179,7 +192,8 @@ type Block struct {
 	Nanoseconds int64 `json:"nanoseconds,omitempty"`
 }
 
-// DialVsock connects from inside the guest to a vsock address, sends Send, and reads until Await bytes have arrived or the other side has ended the connection.
+// DialVsock connects from inside the guest to a vsock address, sends Send, and reads until Await
+// bytes have arrived or the other side has ended the connection.
 type DialVsock struct {
 	CID   uint32 `json:"cid"` // or OwnCID
 	Port  uint32 `json:"port"`
@@ -187,7 +201,8 @@ type DialVsock struct {
 	Await int    `json:"await"` // at most MaxData
 }
 
-// OwnCID stands for the guest's own address, whatever that is. As a real address it leads nowhere (VMADDR_CID_HYPERVISOR of linux/vm_sockets.h).
+// OwnCID stands for the guest's own address, whatever that is. As a real address it leads nowhere
+// (VMADDR_CID_HYPERVISOR of linux/vm_sockets.h).
 const OwnCID = 0
 
 // Dialed is the received data. It is shorter than Await if the other side ended the connection.

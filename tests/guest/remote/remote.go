@@ -1,8 +1,14 @@
-// Package remote lets a test act inside a test guest: it has the messages that tests/guest answers, and the client that sends them.
+// Package remote lets a test act inside a test guest: it has the messages that tests/guest answers,
+// and the client that sends them.
 //
-// The protocol is one operation per connection. Both sides send lines of JSON, each at most MaxLine bytes: the client sends one [Request], the guest any number of [Reply], the last one with Done set. Any further data from the client, or the end of the connection, asks the operation to stop. Bytes are encoded as base64, as encoding/json does.
+// The protocol is one operation per connection. Both sides send lines of JSON, each at most MaxLine
+// bytes: the client sends one [Request], the guest any number of [Reply], the last one with Done
+// set. Any further data from the client, or the end of the connection, asks the operation to stop.
+// Bytes are encoded as base64, as encoding/json does.
 //
-// The client reaches the guest through a [Dial] function, so it does not depend on vsock. It trusts no length and no order from the guest, because a test guest that was broken on purpose must not break the test.
+// The client reaches the guest through a [Dial] function, so it does not depend on vsock. It trusts
+// no length and no order from the guest, because a test guest that was broken on purpose must not
+// break the test.
 package remote
 
 import (
@@ -16,35 +22,45 @@ const (
 	Port     uint32 = 2048 // operations, this package's protocol
 	EchoPort uint32 = 2049 // every byte comes back unchanged
 
-	// BareEchoPort is an echo too, from a process that does nothing else, and that has to be started: see [BareEcho]. It is the baseline of every round trip.
+	// BareEchoPort is an echo too, from a process that does nothing else, and that has to be
+	// started: see [BareEcho]. It is the baseline of every round trip.
 	BareEchoPort uint32 = 2050
 
 	// FaultyAgentPort is the port of an agent with a fault; see [FaultyAgent].
 	FaultyAgentPort uint32 = 2051
 )
 
-// AsService is the kernel option that makes a test guest run the agent as a service: PID 1 is then another init, which starts the agent again whenever it has ended.
+// AsService is the kernel option that makes a test guest run the agent as a service: PID 1 is then
+// another init, which starts the agent again whenever it has ended.
 const AsService = "agent_as_service"
 
-// OnDisk is the kernel option that makes a test guest switch to the root file system on its first disk, an ext4, and to the /sbin/init there.
+// OnDisk is the kernel option that makes a test guest switch to the root file system on its first
+// disk, an ext4, and to the /sbin/init there.
 const OnDisk = "root_on_disk"
 
 // Agent is the agent's program in a test guest.
 const Agent = "/init"
 
-// FaultyAgent is an argument of test-guest, for an OpExec. It runs an agent whose GetVolumeStats panics: the agent's own packages, but wired wrongly. No input is known that makes the real agent panic, and tests must see how it handles a panic.
+// FaultyAgent is an argument of test-guest, for an OpExec. It runs an agent whose GetVolumeStats
+// panics: the agent's own packages, but wired wrongly. No input is known that makes the real agent
+// panic, and tests must see how it handles a panic.
 const FaultyAgent = "faulty-agent"
 
-// OtherNamespace is an argument of test-guest, followed by a file's name, for an OpExec. It keeps all mounts in a separate mount namespace until it is killed, and makes the file when it has them.
+// OtherNamespace is an argument of test-guest, followed by a file's name, for an OpExec. It keeps
+// all mounts in a separate mount namespace until it is killed, and makes the file when it has them.
 const OtherNamespace = "other-namespace"
 
-// BareEcho is an argument of test-guest, for an OpExec. It runs the process that listens on BareEchoPort. The OpExec must set the environment GODEBUG=asyncpreemptoff=1, because Go's runtime otherwise signals its threads a hundred times a second. The process serves BareEchoes connections at once; more connections wait.
+// BareEcho is an argument of test-guest, for an OpExec. It runs the process that listens on
+// BareEchoPort. The OpExec must set the environment GODEBUG=asyncpreemptoff=1, because Go's runtime
+// otherwise signals its threads a hundred times a second. The process serves BareEchoes connections
+// at once; more connections wait.
 const (
 	BareEcho   = "bare-echo"
 	BareEchoes = 16
 )
 
-// FirstDisk is the kernel parameter, and therefore the environment variable of init, with the device of an ext4 that the minimal init mounts before it answers.
+// FirstDisk is the kernel parameter, and therefore the environment variable of init, with the
+// device of an ext4 that the minimal init mounts before it answers.
 const FirstDisk = "first_disk"
 
 // Bounds of the protocol, in bytes. The guest refuses larger values.
@@ -94,7 +110,8 @@ type Reply struct {
 	Done   bool            `json:"done,omitempty"`
 }
 
-// Error is a failure in the guest. It unwraps to the guest's errno, so errors.Is(err, syscall.EIO) works across the wire.
+// Error is a failure in the guest. It unwraps to the guest's errno, so errors.Is(err, syscall.EIO)
+// works across the wire.
 type Error struct {
 	Message string        `json:"message"`
 	Errno   syscall.Errno `json:"errno,omitempty"` // 0 if no system call failed

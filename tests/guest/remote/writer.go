@@ -15,7 +15,8 @@ type Writer struct {
 	err     error // valid once done is closed
 }
 
-// StartWriter starts a writer, which runs until its limit, until Stop, until an error, or until ctx ends.
+// StartWriter starts a writer, which runs until its limit, until Stop, until an error, or until ctx
+// ends.
 func (c *Client) StartWriter(ctx context.Context, blocks WriteBlocks) (*Writer, error) {
 	if blocks.BlockBytes == 0 {
 		blocks.BlockBytes = DefaultBlock
@@ -53,15 +54,18 @@ func (w *Writer) Ledger() *Ledger { return w.ledger }
 // Done is closed when the writer has ended.
 func (w *Writer) Done() <-chan struct{} { return w.done }
 
-// Err waits for the writer's end and returns the reason: nil if the writer reached its limit or was stopped.
+// Err waits for the writer's end and returns the reason: nil if the writer reached its limit or was
+// stopped.
 func (w *Writer) Err() error {
 	<-w.done
 	return w.err
 }
 
-// Stop lets the writer finish the block in flight, waits for its end, and returns the same as Err. A writer on a hanging disk does not end; Stop then returns when ctx ends.
+// Stop lets the writer finish the block in flight, waits for its end, and returns the same as Err.
+// A writer on a hanging disk does not end; Stop then returns when ctx ends.
 func (w *Writer) Stop(ctx context.Context) error {
-	// If sending fails, the connection has ended, and the writer with it. Err has the better reason.
+	// If sending fails, the connection has ended, and the writer with it. Err has the better
+	// reason.
 	_ = w.session.send(Request{Op: OpStop})
 	select {
 	case <-w.done:
@@ -74,7 +78,8 @@ func (w *Writer) Stop(ctx context.Context) error {
 // errEarly is the error of a wait for a writer that ended without an error, but too early.
 var errEarly = errors.New("it reached its limit")
 
-// Await waits until the writer has acknowledged this many bytes since its start. It fails if the writer ends earlier.
+// Await waits until the writer has acknowledged this many bytes since its start. It fails if the
+// writer ends earlier.
 func (w *Writer) Await(ctx context.Context, bytes uint64) error {
 	for {
 		have, changed := w.ledger.state()
@@ -94,7 +99,10 @@ func (w *Writer) Await(ctx context.Context, bytes uint64) error {
 	}
 }
 
-// Verify reads the blocks of the ledger back and compares them. The caller must unmount and mount the volume first, so that Verify reads the disk and not the page cache. If reading fails, Verify returns the error and a Comparison of the blocks read so far. progress, unless nil, is called after each block with the number of blocks read and the number of all blocks.
+// Verify reads the blocks of the ledger back and compares them. The caller must unmount and mount
+// the volume first, so that Verify reads the disk and not the page cache. If reading fails, Verify
+// returns the error and a Comparison of the blocks read so far. progress, unless nil, is called
+// after each block with the number of blocks read and the number of all blocks.
 func (c *Client) Verify(ctx context.Context, path string, ledger *Ledger, progress func(read, all uint64)) (Comparison, error) {
 	sums := ledger.snapshot()
 	found := Comparison{Blocks: uint64(len(sums))}

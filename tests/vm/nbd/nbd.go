@@ -1,4 +1,6 @@
-// Package nbd serves an image as a network block device to one client, and stops inside a flush if a test wants that. It implements the part of the newstyle protocol that QEMU needs; doc/proto.md of github.com/NetworkBlockDevice/nbd has the numbers.
+// Package nbd serves an image as a network block device to one client, and stops inside a flush if
+// a test wants that. It implements the part of the newstyle protocol that QEMU needs; doc/proto.md
+// of github.com/NetworkBlockDevice/nbd has the numbers.
 package nbd
 
 import (
@@ -31,7 +33,9 @@ type Server struct {
 	err  error      // error of the image
 }
 
-// Serve serves an image. Its first flush gets no answer until Answer. After that flush nothing is answered if all is set; otherwise everything except flushes is answered. The caller closes the Server.
+// Serve serves an image. Its first flush gets no answer until Answer. After that flush nothing is
+// answered if all is set; otherwise everything except flushes is answered. The caller closes the
+// Server.
 func Serve(image string, all bool) (*Server, error) {
 	s := &Server{all: all, inside: make(chan struct{}), goOn: make(chan struct{})}
 	s.come = sync.OnceFunc(func() { close(s.inside) })

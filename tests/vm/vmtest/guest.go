@@ -14,7 +14,8 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// Boot boots a guest for one test. The guest is killed at the test's end, if the test has not ended it in order before.
+// Boot boots a guest for one test. The guest is killed at the test's end, if the test has not ended
+// it in order before.
 func Boot(t *testing.T, o vm.Options) *vm.Guest {
 	t.Helper()
 	g, err := vm.Boot(t.Context(), o)
@@ -23,7 +24,8 @@ func Boot(t *testing.T, o vm.Options) *vm.Guest {
 	return g
 }
 
-// EndsWith kills a guest at the test's end. If the test has failed, it prints the guest's console first.
+// EndsWith kills a guest at the test's end. If the test has failed, it prints the guest's console
+// first.
 func EndsWith(t *testing.T, g *vm.Guest) {
 	t.Cleanup(func() {
 		g.Kill()
@@ -34,7 +36,8 @@ func EndsWith(t *testing.T, g *vm.Guest) {
 	Explain(t, g)
 }
 
-// Explain prints a guest's console, and the command that boots the same guest by hand, if the test fails.
+// Explain prints a guest's console, and the command that boots the same guest by hand, if the test
+// fails.
 func Explain(t *testing.T, g *vm.Guest) {
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -43,7 +46,8 @@ func Explain(t *testing.T, g *vm.Guest) {
 	})
 }
 
-// PowerOff ends a guest in order, and removes its files on the host. It also tests how every guest ends: Stop accepts only a SHUTDOWN by the guest and QEMU's exit status 0.
+// PowerOff ends a guest in order, and removes its files on the host. It also tests how every guest
+// ends: Stop accepts only a SHUTDOWN by the guest and QEMU's exit status 0.
 func PowerOff(g *vm.Guest) error {
 	ctx, cancel := context.WithTimeout(context.Background(), vm.Limit(CallLimit))
 	defer cancel()
@@ -115,7 +119,8 @@ func (s *Shared) boot(t *testing.T) {
 	Must(t, err)
 }
 
-// Image makes the usual test image with additional modules and programs, and returns its path. The file is removed at the test's end; a guest that was booted from it no longer needs it.
+// Image makes the usual test image with additional modules and programs, and returns its path. The
+// file is removed at the test's end; a guest that was booted from it no longer needs it.
 func Image(t *testing.T, modules []string, programs ...rootfs.Program) string {
 	t.Helper()
 	build, err := vm.FindBuild()

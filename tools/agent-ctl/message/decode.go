@@ -14,7 +14,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Decode reads a JSON object into an empty message. Field names are those of the .proto file, regardless of case; an unknown field is refused, and so is a duplicate. An enum is a name or a number, bytes are base64 (RFC 4648, section 4), an integer may be a string of digits, and null leaves a field unset. Errors name the field. After an error the caller must discard the message.
+// Decode reads a JSON object into an empty message. Field names are those of the .proto file,
+// regardless of case; an unknown field is refused, and so is a duplicate. An enum is a name or a
+// number, bytes are base64 (RFC 4648, section 4), an integer may be a string of digits, and null
+// leaves a field unset. Errors name the field. After an error the caller must discard the message.
 func Decode(text []byte, m proto.Message) error {
 	d := decoder{json.NewDecoder(bytes.NewReader(text))}
 	d.UseNumber()
@@ -31,7 +34,8 @@ func Decode(text []byte, m proto.Message) error {
 	return nil
 }
 
-// decoder walks through the tokens. The message's type bounds the depth of the recursion. The path of the current field is only used in errors.
+// decoder walks through the tokens. The message's type bounds the depth of the recursion. The path
+// of the current field is only used in errors.
 type decoder struct{ *json.Decoder }
 
 func (d decoder) next(path string) (json.Token, error) {

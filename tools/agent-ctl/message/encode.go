@@ -10,7 +10,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// JSON writes a message on one line, in the format that Decode reads. It writes every number, string, list and map, also empty ones, so that a program finds each field; it omits an absent message. 64-bit integers are plain numbers.
+// JSON writes a message on one line, in the format that Decode reads. It writes every number,
+// string, list and map, also empty ones, so that a program finds each field; it omits an absent
+// message. 64-bit integers are plain numbers.
 func JSON(m proto.Message) []byte {
 	return appendMessage(nil, reflect.ValueOf(m).Elem())
 }

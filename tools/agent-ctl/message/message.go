@@ -1,4 +1,10 @@
-// Package message reads and writes the generated messages of protocols/ in forms for people: it reads a request as JSON (RFC 8259), writes an answer as JSON or as text, and lists a message's fields. Names are those of the .proto files. The package walks through the generated structs by reflection, because they carry no descriptors. An alternative was tried: descriptors from the .proto files (protocompile, dynamicpb) with protojson. But protojson's errors name a line and column instead of the field's path and the possible fields, it accepts names in one case only, and it writes 64-bit integers as strings. The decoder and the encoder would still be needed.
+// Package message reads and writes the generated messages of protocols/ in forms for people: it
+// reads a request as JSON (RFC 8259), writes an answer as JSON or as text, and lists a message's
+// fields. Names are those of the .proto files. The package walks through the generated structs by
+// reflection, because they carry no descriptors. An alternative was tried: descriptors from the
+// .proto files (protocompile, dynamicpb) with protojson. But protojson's errors name a line and
+// column instead of the field's path and the possible fields, it accepts names in one case only,
+// and it writes 64-bit integers as strings. The decoder and the encoder would still be needed.
 package message
 
 import (
@@ -21,7 +27,8 @@ type Field struct {
 	Type string // such as "uint64", "repeated Storage" or "map<string, string>"; an enum is its names: "BYTES|INODES"
 }
 
-// Describe describes the types of the messages, followed by each message type inside them, once, in the order of their first use.
+// Describe describes the types of the messages, followed by each message type inside them, once, in
+// the order of their first use.
 func Describe(messages ...proto.Message) []Type {
 	var described []Type
 	var seen []reflect.Type
@@ -61,7 +68,8 @@ func fieldsOf(t reflect.Type) []field {
 
 var bytesType = reflect.TypeFor[[]byte]()
 
-// typeName returns the name of a field's type in a .proto file. Go's names of proto's scalar types are the same as proto's.
+// typeName returns the name of a field's type in a .proto file. Go's names of proto's scalar types
+// are the same as proto's.
 func typeName(t reflect.Type) string {
 	switch {
 	case enums[t] != nil:
@@ -79,7 +87,8 @@ func typeName(t reflect.Type) string {
 	}
 }
 
-// messageIn returns the message type of a field or of its elements, and nil if the field holds no messages.
+// messageIn returns the message type of a field or of its elements, and nil if the field holds no
+// messages.
 func messageIn(t reflect.Type) reflect.Type {
 	switch {
 	case t.Kind() == reflect.Slice, t.Kind() == reflect.Map:

@@ -15,7 +15,8 @@ import (
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
-// everyMessage returns a constructor of each message that a method takes or returns, by the message's name in Go.
+// everyMessage returns a constructor of each message that a method takes or returns, by the
+// message's name in Go.
 func everyMessage() map[string]func() proto.Message {
 	all := map[string]func() proto.Message{}
 	for _, m := range agentpb.Methods() {
@@ -68,7 +69,8 @@ func filled(create func() proto.Message) proto.Message {
 	return m.Interface().(proto.Message)
 }
 
-// descriptors compiles the .proto files and returns their descriptors: an authority that this package does not use.
+// descriptors compiles the .proto files and returns their descriptors: an authority that this
+// package does not use.
 func descriptors(t *testing.T) map[string]protoreflect.MessageDescriptor {
 	t.Helper()
 	compiler := protocompile.Compiler{Resolver: protocompile.WithStandardImports(&protocompile.SourceResolver{ImportPaths: []string{"../../../protocols/proto"}})}

@@ -9,7 +9,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Text writes a message for people: one line per field, with inner messages indented below. It writes zero numbers and booleans too; it omits empty lists, maps and messages. Each line begins with indent and ends with a newline. The text is safe for a terminal, whatever the strings contain.
+// Text writes a message for people: one line per field, with inner messages indented below. It
+// writes zero numbers and booleans too; it omits empty lists, maps and messages. Each line begins
+// with indent and ends with a newline. The text is safe for a terminal, whatever the strings
+// contain.
 func Text(m proto.Message, indent string) string {
 	var out strings.Builder
 	writeMessage(&out, indent, reflect.ValueOf(m).Elem())
@@ -69,7 +72,8 @@ func writeList(out *strings.Builder, indent, name string, v reflect.Value) {
 	fmt.Fprintf(out, "%s%s: %s\n", indent, name, strings.Join(elements, ", "))
 }
 
-// writeString writes a string of several lines below the name, and a string of one line next to the name.
+// writeString writes a string of several lines below the name, and a string of one line next to the
+// name.
 func writeString(out *strings.Builder, indent, name, text string) {
 	text = strings.TrimSuffix(text, "\n")
 	if !strings.Contains(text, "\n") {
@@ -82,7 +86,8 @@ func writeString(out *strings.Builder, indent, name, text string) {
 	}
 }
 
-// Printable turns a guest's text into one line without control characters, which could otherwise control the terminal.
+// Printable turns a guest's text into one line without control characters, which could otherwise
+// control the terminal.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

@@ -17,7 +17,8 @@ type experiment struct {
 	inMemory bool
 }
 
-// described returns the experiment's rows. Their text says if an image that should lie in memory does not.
+// described returns the experiment's rows. Their text says if an image that should lie in memory
+// does not.
 func (e experiment) described(imagesInMemory bool) []measure.Line {
 	if !e.inMemory || imagesInMemory {
 		return e.lines
@@ -29,7 +30,9 @@ func (e experiment) described(imagesInMemory bool) []measure.Line {
 	return lines
 }
 
-// all lists the experiments in the order in which they run: first those that need no VM; then those in the shared guest, with kata-agent last, because its processes stay; then those with guests of their own.
+// all lists the experiments in the order in which they run: first those that need no VM; then those
+// in the shared guest, with kata-agent last, because its processes stay; then those with guests of
+// their own.
 var all = []experiment{
 	binarySize, systemCalls,
 	roundTrips, roundTripsApart, streams, residentMemory, resizeExt4, resizeXFS, pauseExt4, pauseXFS, probeCost, besideHung, stuckThreads, diskGrown, attach, fioCounted, fioByHand, fioShared,
@@ -51,7 +54,9 @@ func Lines() (lines []measure.Line) {
 	return lines
 }
 
-// Experiments returns the experiments that measure a wanted row, to be run in the setup, with only these rows and their baselines. If several experiments measure a wanted echo, only the first of them runs for the echo's sake.
+// Experiments returns the experiments that measure a wanted row, to be run in the setup, with only
+// these rows and their baselines. If several experiments measure a wanted echo, only the first of
+// them runs for the echo's sake.
 func (l *Setup) Experiments(wanted func(row string) bool) (some []measure.Experiment) {
 	for _, e := range chosen(wanted) {
 		some = append(some, measure.Experiment{Name: e.name, Lines: e.described(l.inMemory), Open: func(ctx context.Context, runs int) (measure.Session, error) {

@@ -26,7 +26,9 @@ import (
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
-// bootAppend is the kernel command line of both guests. With earlyprintk the kernel's boot code (arch/x86/boot) has a console. Its first output marks the kernel's start, because the firmware prints nothing.
+// bootAppend is the kernel command line of both guests. With earlyprintk the kernel's boot code
+// (arch/x86/boot) has a console. Its first output marks the kernel's start, because the firmware
+// prints nothing.
 const bootAppend = "console=ttyS0 loglevel=1 panic=-1 earlyprintk=ttyS0 " + remote.FirstDisk + "=/dev/vda"
 
 var boot = experiment{
@@ -146,7 +148,8 @@ func (l *Setup) bootOnce(ctx context.Context, b bootable, t measure.Trial) (err 
 	return nil
 }
 
-// await repeats the check until the guest has reached the milestone. disk is the boot disk's PCI path.
+// await repeats the check until the guest has reached the milestone. disk is the boot disk's PCI
+// path.
 func (m milestone) await(ctx context.Context, to address.Address, disk string, ended <-chan struct{}) error {
 	again := time.NewTicker(dialInterval)
 	defer again.Stop()

@@ -11,7 +11,8 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// disk is a scratch disk of the guest. If possible, its image lies in the host's memory, so that the speed of the host's disk does not matter.
+// disk is a scratch disk of the guest. If possible, its image lies in the host's memory, so that
+// the speed of the host's disk does not matter.
 type disk struct {
 	sandbox.Volume
 	guest     *vm.Guest

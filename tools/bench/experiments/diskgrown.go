@@ -13,13 +13,16 @@ import (
 )
 
 const (
-	// ringBytes is the size of an xfs with four whole allocation groups. XFS makes no group of fewer than 64 blocks (XFS_MIN_AG_BLOCKS). After the disk has grown by less, the filesystem therefore cannot grow, and ResizeVolume waits for the disk and does nothing else.
+	// ringBytes is the size of an xfs with four whole allocation groups. XFS makes no group of
+	// fewer than 64 blocks (XFS_MIN_AG_BLOCKS). After the disk has grown by less, the filesystem
+	// therefore cannot grow, and ResizeVolume waits for the disk and does nothing else.
 	ringBytes = 320 << 20
 	ringBlock = 4096
 	ringRest  = 63 * ringBlock
 	sector    = 512
 
-	// growths is the number of growths of the disk in one run, if the disk has room for those of all runs.
+	// growths is the number of growths of the disk in one run, if the disk has room for those of
+	// all runs.
 	growths = 20
 )
 
@@ -117,7 +120,8 @@ func (d *growingDisk) grow(ctx context.Context) (time.Duration, error) {
 // looks is the number of checks whether the agent waits.
 const looks = 50
 
-// awaitWaiting returns when the agent waits for the disk: then it has one more socket for uevents than before.
+// awaitWaiting returns when the agent waits for the disk: then it has one more socket for uevents
+// than before.
 func (d *growingDisk) awaitWaiting(ctx context.Context, before int) error {
 	for range looks {
 		now, err := ueventSockets(ctx, d.guest.Remote)
@@ -137,7 +141,9 @@ func ueventSockets(ctx context.Context, a *remote.Client) (int, error) {
 // ueventProtocol is NETLINK_KOBJECT_UEVENT of <linux/netlink.h>.
 const ueventProtocol = "15"
 
-// countUeventSockets counts the sockets in /proc/net/netlink (net/netlink/af_netlink.c, netlink_native_seq_show) whose second column, the protocol, is ueventProtocol. It skips the kernel's own sockets, which have port 0.
+// countUeventSockets counts the sockets in /proc/net/netlink (net/netlink/af_netlink.c,
+// netlink_native_seq_show) whose second column, the protocol, is ueventProtocol. It skips the
+// kernel's own sockets, which have port 0.
 func countUeventSockets(table string) (n int) {
 	for text := range strings.Lines(table) {
 		if fields := strings.Fields(text); len(fields) > 3 && fields[1] == ueventProtocol && fields[2] != "0" {

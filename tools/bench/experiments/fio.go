@@ -14,7 +14,8 @@ import (
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
-// workloads maps the suffix of a row's name to fio's options. All workloads use one file, in blocks of 4 KiB, one at a time.
+// workloads maps the suffix of a row's name to fio's options. All workloads use one file, in blocks
+// of 4 KiB, one at a time.
 var workloads = []struct {
 	name, what string
 	options    []string
@@ -35,7 +36,8 @@ const (
 
 var fioByHand = experiment{
 	name: "fio on a volume that the agent has mounted, and on the same device mounted by hand",
-	// Times of two equal runs differ by more than one percent, so the target is for the number of requests instead: see fioCounted.
+	// Times of two equal runs differ by more than one percent, so the target is for the number of
+	// requests instead: see fioCounted.
 	lines: fioLines("fio_", "", "_by_hand", measure.Goal{},
 		"4 KiB %s, on an ext4 that the agent has mounted", "the same on the same device, mounted by hand"),
 	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
@@ -58,7 +60,8 @@ var fioByHand = experiment{
 	},
 }
 
-// fioCounted counts the requests that reach the disk. Their number is the same as by hand, except for the agent's own writes and syncs.
+// fioCounted counts the requests that reach the disk. Their number is the same as by hand, except
+// for the agent's own writes and syncs.
 var fioCounted = experiment{
 	name: "the disk's requests while fio does the same work on a volume that the agent has mounted, and on the same device mounted by hand",
 	lines: []measure.Line{
@@ -127,7 +130,8 @@ type fioBed struct {
 	words []string // the first words of its command line
 }
 
-// theFio returns fio in the guest, with its file laid out on a volume that experiments share. The first experiment brings fio into the guest, where it stays.
+// theFio returns fio in the guest, with its file laid out on a volume that experiments share. The
+// first experiment brings fio into the guest, where it stays.
 func (l *Setup) theFio(ctx context.Context) (f *fioBed, err error) {
 	if l.fio != nil {
 		return l.fio, nil
@@ -183,7 +187,8 @@ func (f *fioBed) run(ctx context.Context, path, suffix string, t measure.Trial) 
 	return nil
 }
 
-// count makes a fixed number of operations of every workload below a path, and adds the disk's requests to a row.
+// count makes a fixed number of operations of every workload below a path, and adds the disk's
+// requests to a row.
 func (f *fioBed) count(ctx context.Context, path, row string, t measure.Trial) error {
 	before, err := f.requests(ctx)
 	if err != nil {
@@ -207,7 +212,8 @@ func (f *fioBed) requests(ctx context.Context) (uint64, error) {
 	return parseRequests(string(text))
 }
 
-// parseRequests returns the sum of a disk's reads, writes and flushes (Documentation/block/stat.rst).
+// parseRequests returns the sum of a disk's reads, writes and flushes
+// (Documentation/block/stat.rst).
 func parseRequests(stat string) (sum uint64, err error) {
 	fields := strings.Fields(stat)
 	for _, at := range []int{0, 4, 15} {
@@ -223,7 +229,8 @@ func parseRequests(stat string) (sum uint64, err error) {
 	return sum, nil
 }
 
-// fio runs fio in the guest, one workload after the other, and returns the operations per second of each workload.
+// fio runs fio in the guest, one workload after the other, and returns the operations per second of
+// each workload.
 func (f *fioBed) fio(ctx context.Context, path string, options ...string) (map[string]float64, error) {
 	argv := append(slices.Clone(f.words), "--output-format=json", "--thread", "--ioengine=psync", "--bs=4k", "--size="+fioFile, "--filename="+path+"/fio")
 	argv = append(argv, options...)
@@ -240,7 +247,8 @@ func (f *fioBed) fio(ctx context.Context, path string, options ...string) (map[s
 	return parseFio(done.Stdout)
 }
 
-// parseFio reads fio's JSON (its HOWTO, "JSON output") and returns the operations per second of each job.
+// parseFio reads fio's JSON (its HOWTO, "JSON output") and returns the operations per second of
+// each job.
 func parseFio(output []byte) (map[string]float64, error) {
 	var answer struct {
 		Jobs []struct {

@@ -15,10 +15,12 @@ import (
 )
 
 const (
-	// hungCalls is the number of calls of each kind on the hanging volume, hungAtOnce of them at a time, each with a deadline.
+	// hungCalls is the number of calls of each kind on the hanging volume, hungAtOnce of them at a
+	// time, each with a deadline.
 	hungCalls, hungAtOnce = 1000, 100
 	hungDeadline          = 100 * time.Millisecond
-	// hungRounds is the number of calls that a run measures before the hang, and again during it. With fewer calls the 99th percentile would be just the few longest, which mean nothing.
+	// hungRounds is the number of calls that a run measures before the hang, and again during it.
+	// With fewer calls the 99th percentile would be just the few longest, which mean nothing.
 	hungRounds = 2000
 	// hungSettles is the time limit for calls whose callers have given up to end in the guest.
 	hungSettles = 10 * time.Second
@@ -107,8 +109,9 @@ func (h hanging) beside(ctx context.Context, say func(string)) (t measure.Trial,
 	})
 }
 
-// isHung returns when the agent says that the volume's disk does not answer, and one of its threads waits: before that nothing is
-// beside it. Requests may wait where the kernel does not count them as in flight: then the agent says IOSlow, 5 s after it has asked.
+// isHung returns when the agent says that the volume's disk does not answer, and one of its threads
+// waits: before that nothing is beside it. Requests may wait where the kernel does not count them
+// as in flight: then the agent says IOSlow, 5 s after it has asked.
 func (h hanging) isHung(ctx context.Context) error {
 	_, err := h.v.AwaitHealth(ctx, func(conditions []*volumepb.Condition) bool {
 		return slices.ContainsFunc(conditions, func(c *volumepb.Condition) bool { return c.Reason == "IOHung" || c.Reason == "IOSlow" })
@@ -136,7 +139,8 @@ func (h hanging) flooded(ctx context.Context, say func(string)) (t measure.Trial
 	return t, err
 }
 
-// whileItHangs makes the disk hang with data to write, makes a number of calls of each kind on its volume, and then runs do. When it returns, the volume is healthy again.
+// whileItHangs makes the disk hang with data to write, makes a number of calls of each kind on its
+// volume, and then runs do. When it returns, the volume is healthy again.
 func (h hanging) whileItHangs(ctx context.Context, calls int, say func(string), do func() error) (err error) {
 	if err := h.guest.Remote.WriteFile(ctx, h.v.GuestPath+"/dirty", make([]byte, 64<<10)); err != nil {
 		return err
@@ -161,7 +165,8 @@ func (h hanging) whileItHangs(ctx context.Context, calls int, say func(string), 
 	return do()
 }
 
-// settled returns the number of waiting threads, once at most one thread waits or hungSettles has passed.
+// settled returns the number of waiting threads, once at most one thread waits or hungSettles has
+// passed.
 func (h hanging) settled(ctx context.Context) (waiting int, err error) {
 	limit := time.NewTimer(hungSettles)
 	defer limit.Stop()

@@ -65,7 +65,8 @@ type kata struct {
 	address address.Address
 }
 
-// theKata returns the guest's kata-agent. The first experiment that needs kata-agent starts it; from then on our agent has no work.
+// theKata returns the guest's kata-agent. The first experiment that needs kata-agent starts it;
+// from then on our agent has no work.
 func (l *Setup) theKata(ctx context.Context) (kata, error) {
 	k := kata{program: os.Getenv(kataVariable)}
 	if k.program == "" {
@@ -76,7 +77,8 @@ func (l *Setup) theKata(ctx context.Context) (kata, error) {
 		return k, err
 	}
 	if l.kata == "" {
-		// kata-agent runs as long as its context: the bench's, because ctx ends when the experiment is set up.
+		// kata-agent runs as long as its context: the bench's, because ctx ends when the experiment
+		// is set up.
 		if l.kata, err = guest.StartKata(l.whole, k.program); err != nil {
 			return k, err
 		}

@@ -31,7 +31,8 @@ var binarySize = experiment{
 // agentProgram returns the path of the agent's program as it is shipped.
 func (l *Setup) agentProgram() string { return filepath.Join(l.build.Dir, "directvol-agent") }
 
-// strippedSize returns a program's size. A program that is not stripped is an error, because the shipped one is stripped.
+// strippedSize returns a program's size. A program that is not stripped is an error, because the
+// shipped one is stripped.
 func strippedSize(program string) (int64, error) {
 	object, err := elf.Open(program)
 	if err != nil {
@@ -49,7 +50,8 @@ func strippedSize(program string) (int64, error) {
 }
 
 const (
-	// callsBefore is the number of calls, half Check and half GetVolumeStats, that an agent answers before the first look at its memory, and callsBetween the number between two looks.
+	// callsBefore is the number of calls, half Check and half GetVolumeStats, that an agent answers
+	// before the first look at its memory, and callsBetween the number between two looks.
 	callsBefore, callsBetween = 10_000, 1_000
 )
 
@@ -127,7 +129,8 @@ func callAgent(ctx context.Context, client *agentclient.Client, volume string, c
 	return nil
 }
 
-// lastPID is the last number that findProcess checks: a test guest has started about two hundred processes.
+// lastPID is the last number that findProcess checks: a test guest has started about two hundred
+// processes.
 const lastPID = 2000
 
 // findProcess returns the number of the guest's first process with a name.
@@ -144,7 +147,8 @@ func findProcess(ctx context.Context, guest *vm.Guest, name string) (pid int, er
 	return 0, fmt.Errorf("no process of the guest is called %s", name)
 }
 
-// rssAnon reads a process's anonymous memory: the pages that it has written to, without the pages of its program.
+// rssAnon reads a process's anonymous memory: the pages that it has written to, without the pages
+// of its program.
 func rssAnon(ctx context.Context, a *remote.Client, pid int) (float64, error) {
 	path := fmt.Sprintf("/proc/%d/status", pid)
 	status, err := a.ReadFile(ctx, path)

@@ -16,11 +16,14 @@ import (
 const (
 	// pauseGrowths is the number of growths in one run, in each of the two ways.
 	pauseGrowths = 6
-	// pauseStep is the growth of each in bytes: more than an allocation group of the xfs or a block group of the ext4.
+	// pauseStep is the growth of each in bytes: more than an allocation group of the xfs or a block
+	// group of the ext4.
 	pauseStep = 160 << 20
-	// calmBlocks is the number of blocks written between two growths, which give the time of an fsync without a growth.
+	// calmBlocks is the number of blocks written between two growths, which give the time of an
+	// fsync without a growth.
 	calmBlocks = 70
-	// askAgain is the pause between two attempts to grow while the guest does not see the new size yet.
+	// askAgain is the pause between two attempts to grow while the guest does not see the new size
+	// yet.
 	askAgain = 20 * time.Millisecond
 	// pauseBlock is the size of the writer's block, in bytes.
 	pauseBlock = 4096
@@ -31,7 +34,8 @@ var (
 	pauseXFS  = pausing("xfs", 320<<20)
 )
 
-// pausing returns an experiment that grows a filesystem again and again under a writer that syncs each block, and measures the writer's longest wait.
+// pausing returns an experiment that grows a filesystem again and again under a writer that syncs
+// each block, and measures the writer's longest wait.
 func pausing(fstype string, from uint64) experiment {
 	name := "grow_pause_" + fstype
 	bare, calm := name+"_ioctl", "fsync_p99_"+fstype
@@ -72,7 +76,8 @@ type pauses struct {
 	disk   *disk
 }
 
-// measure adds the longest fsync around all growths to a row, and the p99 of the fsyncs without a growth to the row's baseline.
+// measure adds the longest fsync around all growths to a row, and the p99 of the fsyncs without a
+// growth to the row's baseline.
 func (p *pauses) measure(ctx context.Context, t measure.Trial, row string, grow func(context.Context) error, say func(string)) (err error) {
 	if p.disk, err = p.setup.newDisk(ctx, p.guest, "paused-"+p.fstype, p.fstype, p.size); err != nil {
 		return err
@@ -141,5 +146,6 @@ func (p *pauses) byIoctl(ctx context.Context) error {
 	}
 }
 
-// isBeyondDevice reports whether an ioctl failed because the device has not grown yet: xfs and ext4 return different errnos.
+// isBeyondDevice reports whether an ioctl failed because the device has not grown yet: xfs and ext4
+// return different errnos.
 func isBeyondDevice(err error) bool { return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENOSPC) }

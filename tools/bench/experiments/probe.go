@@ -12,13 +12,17 @@ import (
 )
 
 const (
-	// probedFor is how long the writer syncs in each way: longer than the six seconds during which the agent does not probe a volume that is written to.
+	// probedFor is how long the writer syncs in each way: longer than the six seconds during which
+	// the agent does not probe a volume that is written to.
 	probedFor = 7 * time.Second
-	// probedBytes is the maximum that the writer writes meanwhile, and probeDisk the volume's size, both in bytes.
+	// probedBytes is the maximum that the writer writes meanwhile, and probeDisk the volume's size,
+	// both in bytes.
 	probedBytes, probeDisk = 384 << 20, 512 << 20
 )
 
-// The agent writes to a volume to check that it accepts writes. A writer that syncs each block would suffer most from that. The disk's image lies in the host's memory, so that the host's own disk adds no spread.
+// The agent writes to a volume to check that it accepts writes. A writer that syncs each block
+// would suffer most from that. The disk's image lies in the host's memory, so that the host's own
+// disk adds no spread.
 var probeCost = experiment{
 	inMemory: true,
 	name:     "an fsync writer on a volume that the agent watches, and on the same one that nobody watches",
@@ -59,7 +63,8 @@ var probeCost = experiment{
 	},
 }
 
-// mean returns the mean. It includes the cost of a probe, which delays few fsyncs but those for long; a quantile would hide them.
+// mean returns the mean. It includes the cost of a probe, which delays few fsyncs but those for
+// long; a quantile would hide them.
 func mean(samples []float64) float64 {
 	sum := 0.0
 	for _, s := range samples {

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// The row promises an image in the host's memory. Elsewhere the host's disk adds a spread, and the reader must know.
+// The row promises an image in the host's memory. Elsewhere the host's disk adds a spread, and the
+// reader must know.
 func TestRowOfAnImageThatIsNotInMemorySaysSo(t *testing.T) {
 	for _, e := range []experiment{probeCost, boot} {
 		for _, inMemory := range []bool{true, false} {
@@ -22,7 +23,8 @@ func TestRowOfAnImageThatIsNotInMemorySaysSo(t *testing.T) {
 	}
 }
 
-// A probe every few seconds meets few fsyncs. A probe that delays each of those by a second misses the goal.
+// A probe every few seconds meets few fsyncs. A probe that delays each of those by a second misses
+// the goal.
 func TestProbeThatHoldsAFewFsyncsUpMissesTheGoal(t *testing.T) {
 	quiet := make([]float64, 1000)
 	for i := range quiet {

@@ -13,13 +13,15 @@ import (
 )
 
 const (
-	// resizePairs is the number of pairs of filesystems that one run grows: one by the agent and one by hand.
+	// resizePairs is the number of pairs of filesystems that one run grows: one by the agent and
+	// one by hand.
 	resizePairs = 5
 	// echoesBeside is the number of echoes measured together with each pair.
 	echoesBeside = 20
 )
 
-// Each filesystem grows by a group. The ioctl then takes long enough to be one that users make, and not so long that the difference between agent and ioctl disappears in its spread.
+// Each filesystem grows by a group. The ioctl then takes long enough to be one that users make, and
+// not so long that the difference between agent and ioctl disappears in its spread.
 var (
 	resizeExt4 = resizing("ext4", 256<<20, 384<<20)
 	// mkfs.xfs requires 300 MiB or more.
@@ -69,7 +71,8 @@ type growth struct {
 	from, to uint64
 }
 
-// pair grows two filesystems. It returns the time of the call and the time of growing by hand, in microseconds, and the echoes measured with them.
+// pair grows two filesystems. It returns the time of the call and the time of growing by hand, in
+// microseconds, and the echoes measured with them.
 func (g growth) pair(ctx context.Context, byHandFirst bool) (call, byHand float64, echoes []float64, err error) {
 	e, err := dialEcho(ctx, g.guest)
 	if err != nil {
@@ -116,7 +119,8 @@ func (g growth) grown(ctx context.Context, e *echo, by func(context.Context, *di
 	if err := d.mount(ctx); err != nil {
 		return 0, err
 	}
-	// After a mount the agent examines the volume by writing to it. That time must not count for either way; GetVolumeStats waits for the end of the examination.
+	// After a mount the agent examines the volume by writing to it. That time must not count for
+	// either way; GetVolumeStats waits for the end of the examination.
 	if _, err := g.guest.Agent().GetVolumeStats(ctx, d.GuestPath); err != nil {
 		return 0, err
 	}

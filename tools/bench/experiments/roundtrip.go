@@ -19,11 +19,13 @@ import (
 const (
 	// echoBytes is the length of an echo: about as much as a small call and its answer.
 	echoBytes = 64
-	// rounds is the number of rounds that one run measures, and warmUp the number of rounds before the measurement.
+	// rounds is the number of rounds that one run measures, and warmUp the number of rounds before
+	// the measurement.
 	rounds, warmUp = 400, 40
 )
 
-// The echo is the floor of every round trip. Each experiment that needs the echo measures it again, in turn with its own rows.
+// The echo is the floor of every round trip. Each experiment that needs the echo measures it again,
+// in turn with its own rows.
 var (
 	echoLine = measure.Line{Name: "vsock_echo_rtt", Unit: "µs",
 		What: "64 bytes to a thread in the guest that blocks in read and writes them back: the floor"}
@@ -38,7 +40,10 @@ var roundTrips = experiment{
 	},
 }
 
-// A process that has just answered is not idle at once: Go's runtime looks for work for some milliseconds, and the agent for a second. In a guest with one processor that slows the next echo down, and makes the ratios above too good. So the three are also measured apart from each other, and these rows have the targets.
+// A process that has just answered is not idle at once: Go's runtime looks for work for some
+// milliseconds, and the agent for a second. In a guest with one processor that slows the next echo
+// down, and makes the ratios above too good. So the three are also measured apart from each other,
+// and these rows have the targets.
 var roundTripsApart = experiment{
 	name:  "round trips: the same, each after the last has gone quiet",
 	lines: apartLines("", measure.AtMost(1.3), measure.AtMost(1.6)),
@@ -53,7 +58,8 @@ const apart, tail = "_apart", "_p99"
 // goals are the goals for the medians and the 99th percentiles of Check and GetVolumeStats.
 type goals struct{ check, stats, checkTail, statsTail measure.Goal }
 
-// inTurnLines returns the rows of the echo and of the agent's calls, measured in turn. prefix begins the names of the calls' rows.
+// inTurnLines returns the rows of the echo and of the agent's calls, measured in turn. prefix
+// begins the names of the calls' rows.
 func inTurnLines(prefix string, g goals) []measure.Line {
 	return []measure.Line{
 		echoLine,
@@ -95,10 +101,12 @@ func (l *Setup) openOurRoundTrips(ctx context.Context, by roundTripMeasure) (mea
 	return l.openRoundTrips(ctx, guest, to, "", by)
 }
 
-// roundTripMeasure measures the echo and the two calls, in microseconds. prefix begins the names of the rows.
+// roundTripMeasure measures the echo and the two calls, in microseconds. prefix begins the names of
+// the rows.
 type roundTripMeasure func(prefix string, calls []func() error, say func(string)) (measure.Trial, error)
 
-// openRoundTrips sets up the measurement of the agent at an address, with a volume that our agent has mounted. prefix begins the names of the rows.
+// openRoundTrips sets up the measurement of the agent at an address, with a volume that our agent
+// has mounted. prefix begins the names of the rows.
 func (l *Setup) openRoundTrips(ctx context.Context, guest *vm.Guest, to address.Address, prefix string, by roundTripMeasure) (measure.Session, error) {
 	volume, err := l.mountedDisk(ctx, guest)
 	if err != nil {
@@ -138,10 +146,13 @@ func measureInTurn(prefix string, calls []func() error, say func(string)) (measu
 	return t, nil
 }
 
-// quietAfter is how long a call is repeated before it is measured apart. By then the process that was called before is idle.
+// quietAfter is how long a call is repeated before it is measured apart. By then the process that
+// was called before is idle.
 const quietAfter = 1500 * time.Millisecond
 
-// measureApart measures each call in two blocks, once forward and once backward in order, so that a machine that becomes slower or faster within a run affects all calls alike. The two middle blocks are of the same call and become one block, because no other call comes before the second.
+// measureApart measures each call in two blocks, once forward and once backward in order, so that a
+// machine that becomes slower or faster within a run affects all calls alike. The two middle blocks
+// are of the same call and become one block, because no other call comes before the second.
 func measureApart(prefix string, calls []func() error, say func(string)) (measure.Trial, error) {
 	t := measure.Trial{}
 	names := []string{echoLine.Name, prefix + "health_check_rtt", prefix + "volume_stats_rtt"}
@@ -174,7 +185,8 @@ func quietBlock(call func() error, rounds int) ([]float64, error) {
 	return alone[0], nil
 }
 
-// inTurn makes the calls one after the other, again and again, and returns the time of each, in microseconds.
+// inTurn makes the calls one after the other, again and again, and returns the time of each, in
+// microseconds.
 func inTurn(calls []func() error, rounds int, progress func(round int)) ([][]float64, error) {
 	defer quiet()()
 	samples := make([][]float64, len(calls))
@@ -197,7 +209,8 @@ func inTurn(calls []func() error, rounds int, progress func(round int)) ([][]flo
 	return samples, nil
 }
 
-// quiet stops this program's garbage collector, so that it does not disturb the measurement, until the returned function is called.
+// quiet stops this program's garbage collector, so that it does not disturb the measurement, until
+// the returned function is called.
 func quiet() (end func()) {
 	runtime.GC()
 	percent := debug.SetGCPercent(-1)

@@ -18,7 +18,8 @@ import (
 	"github.com/directvol/directvol/tools/bench/report"
 )
 
-// Setup is the environment of the experiments: a folder for their files, and the one guest that most of them share.
+// Setup is the environment of the experiments: a folder for their files, and the one guest that
+// most of them share.
 type Setup struct {
 	build    vm.Build
 	dir      string // removed by Close
@@ -35,7 +36,8 @@ type Setup struct {
 	atEnd []func()  // end processes, also when the bench is interrupted
 }
 
-// NewSetup makes a setup, which the caller closes. log receives the log of the host's side. Guests of the setup end with ctx.
+// NewSetup makes a setup, which the caller closes. log receives the log of the host's side. Guests
+// of the setup end with ctx.
 func NewSetup(ctx context.Context, log io.Writer) (*Setup, error) {
 	build, err := vm.FindBuild()
 	if err != nil {
@@ -73,7 +75,8 @@ const (
 	runLimit   = 30 * time.Second
 )
 
-// Bench returns the bench of the setup, which shows its steps on progress. After a failure it prints an explanation to the standard error, and the next experiment gets a new guest.
+// Bench returns the bench of the setup, which shows its steps on progress. After a failure it
+// prints an explanation to the standard error, and the next experiment gets a new guest.
 func (l *Setup) Bench(progress *output.Progress) *measure.Bench {
 	return &measure.Bench{Progress: progress, SetUpLimit: vm.Limit(setUpLimit), RunLimit: vm.Limit(runLimit), Failed: func(error) {
 		if l.guest != nil {
@@ -83,7 +86,8 @@ func (l *Setup) Bench(progress *output.Progress) *measure.Bench {
 	}}
 }
 
-// patient is a kernel option that makes the agent wait longer for a disk than by default, so that a busy machine does not fail the bench.
+// patient is a kernel option that makes the agent wait longer for a disk than by default, so that a
+// busy machine does not fail the bench.
 const patient = "agent.hotplug_timeout=30"
 
 // theGuest returns the guest that experiments share. The first experiment that needs it boots it.

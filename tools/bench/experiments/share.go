@@ -44,10 +44,12 @@ func (l *Setup) share(ctx context.Context, guest *vm.Guest) (end func(context.Co
 	}, nil
 }
 
-// The PCI place of the device: the last slot of the last bridge, which a disk gets only when no other is free.
+// The PCI place of the device: the last slot of the last bridge, which a disk gets only when no
+// other is free.
 const shareBus, shareSlot = "b2", "0x1e"
 
-// plugShare adds the device to the guest, with a line interrupt like the guest's disks, and mounts it.
+// plugShare adds the device to the guest, with a line interrupt like the guest's disks, and mounts
+// it.
 func plugShare(ctx context.Context, guest *vm.Guest, socket string) error {
 	for _, command := range []struct {
 		name      string

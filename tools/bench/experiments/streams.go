@@ -13,13 +13,15 @@ import (
 )
 
 const (
-	// streamedBytes is the number of bytes that go each way in one measurement, over all streams together.
+	// streamedBytes is the number of bytes that go each way in one measurement, over all streams
+	// together.
 	streamedBytes = 32 << 20
 	// streamBlock is the size of one write or read.
 	streamBlock = 64 << 10
 )
 
-// The echo's streams share the guest's processors, the device's two queues and the backend's one thread. More streams must not make all streams together slower.
+// The echo's streams share the guest's processors, the device's two queues and the backend's one
+// thread. More streams must not make all streams together slower.
 var streams = experiment{
 	name: "streams at once: an echo's throughput with 1, 2, 4 and 8",
 	lines: []measure.Line{

@@ -21,7 +21,8 @@ import (
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
-// The system calls of an agent's start and end do not belong to a call. So the agent is traced with few calls and with many, and the difference counts.
+// The system calls of an agent's start and end do not belong to a call. So the agent is traced with
+// few calls and with many, and the difference counts.
 const fewCalls, manyCalls = 1000, 5000
 
 var systemCalls = experiment{
@@ -58,7 +59,8 @@ func takesServerAddress(ctx context.Context, agent string) bool {
 	return bytes.Contains(help, []byte("-server-addr"))
 }
 
-// memoryFilesystem returns the mount point of a tmpfs with nothing mounted above or below it: a volume without a disk, so that the agent watches nothing.
+// memoryFilesystem returns the mount point of a tmpfs with nothing mounted above or below it: a
+// volume without a disk, so that the agent watches nothing.
 func memoryFilesystem() (string, error) {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
@@ -80,7 +82,8 @@ func memoryFilesystem() (string, error) {
 // tracer runs the agent under strace.
 type tracer struct{ agent, dir, volume string }
 
-// count returns the number of system calls of an agent that answers the given number of calls, including its start and its end.
+// count returns the number of system calls of an agent that answers the given number of calls,
+// including its start and its end.
 func (t tracer) count(ctx context.Context, calls int, say func(string)) (int, error) {
 	socket, summary := filepath.Join(t.dir, "agent.sock"), filepath.Join(t.dir, "strace.txt")
 	os.Remove(socket)
@@ -123,7 +126,8 @@ func (t tracer) call(ctx context.Context, socket string, calls int, say func(str
 	return callAgent(ctx, client, t.volume, calls, say)
 }
 
-// dialInterval is the pause between attempts to reach an agent that does not listen yet: no event announces that it does.
+// dialInterval is the pause between attempts to reach an agent that does not listen yet: no event
+// announces that it does.
 const dialInterval = 10 * time.Millisecond
 
 func dialSoon(ctx context.Context, to address.Address) (*agentclient.Client, error) {

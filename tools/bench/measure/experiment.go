@@ -11,11 +11,13 @@ import (
 	"github.com/directvol/directvol/protocols/output"
 )
 
-// Experiment measures several rows together, because they are measured in turn or need the same set-up.
+// Experiment measures several rows together, because they are measured in turn or need the same
+// set-up.
 type Experiment struct {
 	Name  string
 	Lines []Line
-	// Open sets the experiment up for at most runs runs. An error from Unavailable omits the experiment's rows, and does not count as an error of the bench.
+	// Open sets the experiment up for at most runs runs. An error from Unavailable omits the
+	// experiment's rows, and does not count as an error of the bench.
 	Open func(ctx context.Context, runs int) (Session, error)
 }
 
@@ -33,7 +35,8 @@ type Trial map[string][]float64
 // ErrUnavailable is wrapped by the errors that Unavailable returns.
 var ErrUnavailable = errors.New("not available")
 
-// Unavailable returns an error that says why an experiment cannot run on this machine, and how to change that.
+// Unavailable returns an error that says why an experiment cannot run on this machine, and how to
+// change that.
 func Unavailable(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", ErrUnavailable, fmt.Errorf(format, args...))
 }
@@ -67,7 +70,9 @@ type Omission struct {
 	Why   error
 }
 
-// Measure runs each experiment the given number of times. A failed experiment omits its own rows and no others; Measure returns the errors at the end. If a row's target lies inside the spread of the runs, Measure makes as many runs again, and the row counts all of them.
+// Measure runs each experiment the given number of times. A failed experiment omits its own rows
+// and no others; Measure returns the errors at the end. If a row's target lies inside the spread of
+// the runs, Measure makes as many runs again, and the row counts all of them.
 func (b *Bench) Measure(ctx context.Context, all []Experiment, runs int) (*Result, error) {
 	result := &Result{Rows: []Row{}}
 	var failures []error
@@ -94,7 +99,8 @@ func (b *Bench) Measure(ctx context.Context, all []Experiment, runs int) (*Resul
 	return result, errors.Join(failures...)
 }
 
-// add adds rows that are not there yet: several experiments measure the echo, and the first one counts.
+// add adds rows that are not there yet: several experiments measure the echo, and the first one
+// counts.
 func (r *Result) add(rows []Row) {
 	for _, row := range rows {
 		if !slices.ContainsFunc(r.Rows, func(have Row) bool { return have.Name == row.Name }) {
@@ -174,7 +180,8 @@ func (b *Bench) end(ctx context.Context, s Session) error {
 	return s.Close(ctx)
 }
 
-// check checks a trial against its rows: each needs samples, and a positive baseline if it has a baseline.
+// check checks a trial against its rows: each needs samples, and a positive baseline if it has a
+// baseline.
 func (e Experiment) check(t Trial) error {
 	for _, l := range e.Lines {
 		if len(t[l.Name]) == 0 {
@@ -187,7 +194,8 @@ func (e Experiment) check(t Trial) error {
 	return nil
 }
 
-// brief returns the one-line result of a step: the rows with a comparison, or all rows if there are none.
+// brief returns the one-line result of a step: the rows with a comparison, or all rows if there are
+// none.
 func brief(rows []Row) string {
 	var compared, all []string
 	for _, row := range rows {

@@ -27,7 +27,8 @@ func AtMost(bound float64) Goal { return Goal{bound: bound} }
 // AtLeast is the goal of a figure that must not be below the bound.
 func AtLeast(bound float64) Goal { return Goal{bound: bound, atLeast: true} }
 
-// Behind is the goal of a figure that must not be below the figure of the rival, a row that is measured earlier.
+// Behind is the goal of a figure that must not be below the figure of the rival, a row that is
+// measured earlier.
 func Behind(rival string) Goal { return Goal{rival: rival, atLeast: true} }
 
 // None reports whether there is no goal.
@@ -50,7 +51,8 @@ func (g Goal) String() string {
 	}
 }
 
-// Row is a measured line, as in bench.json. A row without a baseline has no Comparison, and a row without a target no Verdict.
+// Row is a measured line, as in bench.json. A row without a baseline has no Comparison, and a row
+// without a target no Verdict.
 type Row struct {
 	Name  string    `json:"name"`
 	Unit  string    `json:"unit"`
@@ -64,7 +66,8 @@ type Row struct {
 	Line Line `json:"-"`
 }
 
-// Comparison is a row divided by its baseline, run by run: the median, the least and the largest ratio of the runs.
+// Comparison is a row divided by its baseline, run by run: the median, the least and the largest
+// ratio of the runs.
 type Comparison struct {
 	Baseline string  `json:"baseline"`
 	Ratio    float64 `json:"ratio"`
@@ -72,14 +75,16 @@ type Comparison struct {
 	RatioMax float64 `json:"ratio_max"`
 }
 
-// Verdict says whether a row reached its target, and whether the target lies inside the spread of the runs, so that another measurement may decide differently.
+// Verdict says whether a row reached its target, and whether the target lies inside the spread of
+// the runs, so that another measurement may decide differently.
 type Verdict struct {
 	Target    float64 `json:"target"`
 	Met       bool    `json:"met"`
 	Uncertain bool    `json:"uncertain"`
 }
 
-// Summarize computes a Row from all runs. earlier are the rows measured so far, which include the row's rival if it has one.
+// Summarize computes a Row from all runs. earlier are the rows measured so far, which include the
+// row's rival if it has one.
 func Summarize(l Line, trials []Trial, earlier []Row) Row {
 	r := Row{Name: l.Name, Unit: l.Unit, Line: l}
 	var all, ratios []float64
@@ -103,7 +108,8 @@ func Summarize(l Line, trials []Trial, earlier []Row) Row {
 	return r
 }
 
-// against replaces the rival's name with its figure. It returns false if there is no goal, or if the rival was not measured.
+// against replaces the rival's name with its figure. It returns false if there is no goal, or if
+// the rival was not measured.
 func (g Goal) against(earlier []Row) (Goal, bool) {
 	if g.rival == "" {
 		return g, !g.None()
@@ -115,7 +121,8 @@ func (g Goal) against(earlier []Row) (Goal, bool) {
 	return Goal{bound: earlier[i].Figure(), atLeast: g.atLeast}, true
 }
 
-// Figure returns the figure that is compared with the target: the ratio, or the value of a row without a baseline.
+// Figure returns the figure that is compared with the target: the ratio, or the value of a row
+// without a baseline.
 func (r Row) Figure() float64 {
 	if r.Comparison != nil {
 		return r.Ratio

@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// Quantile returns the smallest sample such that at least the fraction q of all samples does not exceed it (the nearest rank). It returns 0 if there are no samples.
+// Quantile returns the smallest sample such that at least the fraction q of all samples does not
+// exceed it (the nearest rank). It returns 0 if there are no samples.
 func Quantile(samples []float64, q float64) float64 {
 	if len(samples) == 0 {
 		return 0

@@ -15,7 +15,8 @@ import (
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
-// chart is a bar chart of some rows: a group of bars for each name, and in each group one bar per series.
+// chart is a bar chart of some rows: a group of bars for each name, and in each group one bar per
+// series.
 type chart struct {
 	file, title, axis string
 	names             []string
@@ -70,7 +71,8 @@ var charts = []chart{
 	},
 }
 
-// charts draws the charts whose first series was measured, into files whose names begin with stem, and returns the files' names.
+// charts draws the charts whose first series was measured, into files whose names begin with stem,
+// and returns the files' names.
 func (r *Report) charts(stem string) (files []string, err error) {
 	for _, c := range charts {
 		c.series = r.measured(c.series)
@@ -120,7 +122,8 @@ func (c chart) draw(r *Report, file string) error {
 	p := plot.New()
 	p.Title.Text, p.Title.Padding, p.Y.Label.Text = c.title, 2*vg.Millimeter, c.axis
 	p.Y.Min = 0
-	// With the legend at the left, the text follows its colour, so that a font wider than expected does not overlap anything.
+	// With the legend at the left, the text follows its colour, so that a font wider than expected
+	// does not overlap anything.
 	p.Legend.Top, p.Legend.Left, p.Legend.Padding = true, true, vg.Millimeter
 	var below *plotter.BarChart
 	for i, s := range c.series {
@@ -178,7 +181,8 @@ func (c chart) bars(r *Report, s series, i int) (*plotter.BarChart, []spread, er
 	return bars, values, nil
 }
 
-// height returns the height of a row's bar: the ratio if the chart has a floor, megabytes for a row in bytes, and otherwise the row's value.
+// height returns the height of a row's bar: the ratio if the chart has a floor, megabytes for a row
+// in bytes, and otherwise the row's value.
 func (c chart) height(row measure.Row) spread {
 	switch {
 	case c.floor > 0 && row.Comparison != nil:
@@ -225,7 +229,8 @@ func (s shifted) Plot(c draw.Canvas, p *plot.Plot) {
 	s.YErrorBars.Plot(c, p)
 }
 
-// save writes a canvas as SVG. A viewer without the SVG's fonts uses other fonts of the same widths, if it has them.
+// save writes a canvas as SVG. A viewer without the SVG's fonts uses other fonts of the same
+// widths, if it has them.
 func save(file string, canvas *vgsvg.Canvas) error {
 	var b bytes.Buffer
 	if _, err := canvas.WriteTo(&b); err != nil {

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// Machine describes the machine of the measurements. A field is empty if its value could not be read or does not exist.
+// Machine describes the machine of the measurements. A field is empty if its value could not be
+// read or does not exist.
 type Machine struct {
 	Date         string `json:"date"`
 	Commit       string `json:"commit"`
@@ -59,7 +60,8 @@ func hostFile(path string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// commit returns the commit of the checkout, or "" without a checkout or without git, because nothing else needs them.
+// commit returns the commit of the checkout, or "" without a checkout or without git, because
+// nothing else needs them.
 func commit() string {
 	out, err := exec.Command("git", "describe", "--always", "--dirty").Output()
 	if err != nil {

@@ -1,4 +1,5 @@
-// Package report writes the results of the bench: a table for the terminal, JSON for programs, and a page with charts. Package measure does the measuring.
+// Package report writes the results of the bench: a table for the terminal, JSON for programs, and
+// a page with charts. Package measure does the measuring.
 package report
 
 import (
@@ -67,7 +68,8 @@ func cellsOf(row measure.Row) []string {
 // ErrMissed is wrapped by the errors of Check.
 var ErrMissed = errors.New("target missed")
 
-// Check returns an ErrMissed that names the rows that missed their target, and the rows with a target that were not measured.
+// Check returns an ErrMissed that names the rows that missed their target, and the rows with a
+// target that were not measured.
 func (r *Report) Check() error {
 	var missed []string
 	for _, row := range r.Rows {
@@ -98,7 +100,8 @@ func (r *Report) Table(w io.Writer) error {
 	return table.Flush()
 }
 
-// Write writes the report as JSON to path, and next to it as markdown and as charts. It returns the names of the files.
+// Write writes the report as JSON to path, and next to it as markdown and as charts. It returns the
+// names of the files.
 func (r *Report) Write(path string) (written []string, err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
