@@ -6,7 +6,8 @@ import "time"
 // refusal (QMP's DEVICE_UNPLUG_GUEST_ERROR) does not say, and a caller that gave up leaves its
 // request pending.
 //
-//   - A refusal certainly answers the last request if QEMU has accepted all requests and the guest refused after that.
+//   - A refusal certainly answers the last request if QEMU has accepted all requests and the guest
+//     refused after that.
 //   - A refusal from before the last request was sent answers an earlier request.
 //   - Any other refusal is ambiguous, and the guest is asked again.
 //

@@ -1,10 +1,13 @@
 package house
 
 import (
+	"fmt"
 	"go/ast"
 	"go/token"
+	"io/fs"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // packageComments requires one file of each package to begin with a package comment. A folder with
@@ -114,3 +117,30 @@ func shortFunctions(t *tree) (broken []string) {
 }
 
 func (t *tree) line(p token.Pos) int { return t.Position(p).Line }
+
+// commentColumns is where comments wrap. A tab counts as four columns.
+const commentColumns = 100
+
+// wrappedComments requires the lines of a comment to end at commentColumns. Comments behind code,
+// lines in a comment's own format (after a tab), the output of an Example and lines of one word
+// may be longer.
+func wrappedComments(t *tree) (broken []string) {
+	for _, file := range t.sources {
+		if file.generated() {
+			continue
+		}
+		text, err := fs.ReadFile(t, file.path)
+		if err != nil {
+			return []string{err.Error()}
+		}
+		for number, line := range strings.Split(string(text), "\n") {
+			comment := strings.TrimLeft(line, "\t")
+			words, isComment := strings.CutPrefix(comment, "// ")
+			columns := 4*(len(line)-len(comment)) + utf8.RuneCountInString(comment)
+			if isComment && columns > commentColumns && strings.Contains(words, " ") && !strings.HasPrefix(words, "Output:") {
+				broken = append(broken, fmt.Sprintf("%s:%d: a comment of %d columns: wrap it at %d", file.path, number+1, columns, commentColumns))
+			}
+		}
+	}
+	return broken
+}

@@ -16,6 +16,7 @@ var rules = map[string]rule{
 	"programs start by package program":     programsAlike,
 	"packages say what they are":            packageComments,
 	"exported identifiers have a contract":  exportedComments,
+	"comments wrap at 100 columns":          wrappedComments,
 	"names say what a thing is":             forbiddenNames,
 	"functions fit a screen":                shortFunctions,
 	"nothing is waited for by sleeping":     noSleep,

@@ -47,6 +47,10 @@ var violations = map[string][]struct {
 		{files: one("agent/x/x.go", "package x\nvar a, B = 1, 2"), want: "B has no comment"},
 		{files: one("agent/x/x.go", "package x\nconst (\n\ta = 1\n\tC = 2\n)"), want: "x.go:4: C has no comment"},
 	},
+	"comments wrap at 100 columns": {
+		{files: one("agent/x/x.go", "// Package x "+strings.Repeat("is ", 29)+"x\npackage x"), want: "agent/x/x.go:1: a comment of 101 columns"},
+		{files: one("agent/x/x.go", "package x\nfunc f() {\n\t// "+strings.Repeat("é ", 48)+"x\n}"), want: "agent/x/x.go:3: a comment of 104 columns"},
+	},
 	"names say what a thing is": {
 		{files: one("agent/util/x.go", "package volume"), want: "agent/util: folder"},
 		{files: one("agent/x/x.go", "package helpers"), want: "package helpers"},
