@@ -23,5 +23,6 @@ func ExampleDiskID() {
 	fmt.Println(sandbox.DiskID("pvc-1"), len(sandbox.DiskID("pvc-1")), "bytes")
 	fmt.Println(sandbox.Holder("pvc-1"))
 	// Output:
-	// dv6kdi4gvhzk3gsul4 18 bytes volume-dv6kdi4gvhzk3gsul4
+	// dv6kdi4gvhzk3gsul4 18 bytes
+	// volume-dv6kdi4gvhzk3gsul4
 }

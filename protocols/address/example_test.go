@@ -24,10 +24,9 @@ func ExampleParse() {
 	}
 	// Output:
 	// vsock://3:1024: scheme vsock, context ID 3, port 1024, path ""
-	// hvsock:///run/vm/vsock.sock:1024: scheme hvsock, context ID 0, port 1024, path
-	// "/run/vm/vsock.sock" unix:///run/agent.sock: scheme unix, context ID 0, port 0, path
-	// "/run/agent.sock" address "3:1024": no scheme: want vsock://CID:PORT, hvsock:///path:PORT or
-	// unix:///path
+	// hvsock:///run/vm/vsock.sock:1024: scheme hvsock, context ID 0, port 1024, path "/run/vm/vsock.sock"
+	// unix:///run/agent.sock: scheme unix, context ID 0, port 0, path "/run/agent.sock"
+	// address "3:1024": no scheme: want vsock://CID:PORT, hvsock:///path:PORT or unix:///path
 }
 
 // The example makes a socket to which only its owner may connect, and connects to it.

@@ -133,11 +133,13 @@ func wrappedComments(t *tree) (broken []string) {
 		if err != nil {
 			return []string{err.Error()}
 		}
+		output := false // of an Example
 		for number, line := range strings.Split(string(text), "\n") {
 			comment := strings.TrimLeft(line, "\t")
 			words, isComment := strings.CutPrefix(comment, "// ")
+			output = isComment && (output || strings.HasPrefix(words, "Output:"))
 			columns := 4*(len(line)-len(comment)) + utf8.RuneCountInString(comment)
-			if isComment && columns > commentColumns && strings.Contains(words, " ") && !strings.HasPrefix(words, "Output:") {
+			if isComment && !output && columns > commentColumns && strings.Contains(words, " ") {
 				broken = append(broken, fmt.Sprintf("%s:%d: a comment of %d columns: wrap it at %d", file.path, number+1, columns, commentColumns))
 			}
 		}
