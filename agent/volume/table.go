@@ -136,7 +136,8 @@ func (t *Table) at(path string) *Volume {
 // known returns the volume that was last seen at path, even if it is hidden now.
 func (t *Table) known(path string) *Volume { return t.knownAs(path, mount.Identity{}) }
 
-// knownAs is known for a volume whose mount has an identity, of which fields may be missing.
+// knownAs returns the known volume at path whose mount has an identity. Fields of the identity may
+// be missing.
 func (t *Table) knownAs(path string, of mount.Identity) *Volume {
 	t.mu.Lock()
 	defer t.mu.Unlock()

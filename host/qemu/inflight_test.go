@@ -197,7 +197,7 @@ func TestOnlyARequestThatWasSeenToEndHasEnded(t *testing.T) {
 	}
 }
 
-// What a thread does that runs cannot be seen: for a moment it may still be in its request.
+// The system call of a running thread cannot be seen. For a moment it may still be the request.
 func TestRequestOfAThreadThatGoesOnRunningHasEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table requestTable

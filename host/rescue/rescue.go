@@ -90,7 +90,7 @@ type Report struct {
 	// Unseen is the number of processes on this host that could not be examined, so that they may
 	// use the disk.
 	Unseen int `json:"unseen_processes"`
-	// Holders are the users of the disk because of which the rescue was refused.
+	// Holders are the users of the disk. The rescue was refused because of them.
 	Holders []holders.Holder `json:"holders,omitempty"`
 	// Error is the reason of a failure; "" after success.
 	Error string `json:"error,omitempty"`
