@@ -1,27 +1,14 @@
 package cli
 
 import (
-	"bytes"
 	"net"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/directvol/directvol/protocols/program"
+	"github.com/directvol/directvol/protocols/program/programtest"
 )
-
-// result is the outcome of running a command line.
-type result struct {
-	exit        int
-	out, errors string
-}
-
-func run(t *testing.T, args ...string) result {
-	t.Helper()
-	var out, errs bytes.Buffer
-	exit := program.Run(t.Context(), New(), args, &out, &errs)
-	return result{exit, out.String(), errs.String()}
-}
 
 func TestErrorsAreOneLineThatTeaches(t *testing.T) {
 	dir := t.TempDir()
@@ -40,8 +27,8 @@ func TestErrorsAreOneLineThatTeaches(t *testing.T) {
 		"taken by a running process": {"vhost-vsock", "--socket", live, "--uds-path", other, "--guest-cid", "3"},
 		"choose a shorter one":       {"vhost-vsock", "--socket", other, "--uds-path", strings.Repeat("x", 200), "--guest-cid", "3"},
 	} {
-		got := run(t, args...)
-		if got.exit == program.OK || !strings.Contains(got.errors, want) || strings.Count(got.errors, "\n") != 1 || got.out != "" {
+		got := programtest.Run(t.Context(), New(), args...)
+		if got.Exit == program.OK || !strings.Contains(got.Stderr, want) || strings.Count(got.Stderr, "\n") != 1 || got.Stdout != "" {
 			t.Errorf("%q\nwant one line with %q\ngot  %+v", args, want, got)
 		}
 	}
@@ -55,7 +42,7 @@ func TestHelpShowsHowToUseIt(t *testing.T) {
 		{nil, "vhost-vsock"}, {nil, "rescue"}, {[]string{"--help"}, "vhost-vsock"}, {[]string{"vhost-vsock", "--help"}, "vhost-vsock"},
 		{[]string{"rescue", "--help"}, "EUCLEAN"}, {[]string{"rescue", "--help"}, "directvol rescue /"},
 	} {
-		if got := run(t, c.args...); got.exit != program.OK || !strings.Contains(got.out, c.want) {
+		if got := programtest.Run(t.Context(), New(), c.args...); got.Exit != program.OK || !strings.Contains(got.Stdout, c.want) {
 			t.Errorf("%q does not show %s:\n%+v", c.args, c.want, got)
 		}
 	}

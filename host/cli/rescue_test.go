@@ -10,6 +10,7 @@ import (
 	"github.com/directvol/directvol/host/fsck"
 	"github.com/directvol/directvol/host/rescue"
 	"github.com/directvol/directvol/protocols/program"
+	"github.com/directvol/directvol/protocols/program/programtest"
 )
 
 func TestWrongCommandLineEndsWithStatus2(t *testing.T) {
@@ -17,7 +18,7 @@ func TestWrongCommandLineEndsWithStatus2(t *testing.T) {
 		{"nonsense"}, {"rescue"}, {"rescue", "a", "b"}, {"rescue", "--nonsense", "a"}, {"rescue", "--timeout", "0s", "a"}, {"rescue", "--check-timeout", "-1s", "a"}, {"vhost-vsock", "--nonsense"},
 		{"vhost-vsock", "--socket", "s", "--uds-path", "u", "--guest-cid", "2"}, {"vhost-vsock", "--socket", "s", "--uds-path", "s", "--guest-cid", "3"},
 	} {
-		if got := run(t, args...); got.exit != program.WrongUsage || strings.Count(got.errors, "\n") != 1 {
+		if got := programtest.Run(t.Context(), New(), args...); got.Exit != program.WrongUsage || strings.Count(got.Stderr, "\n") != 1 {
 			t.Errorf("%q\nwant an error of one line, exit 2\ngot  %+v", args, got)
 		}
 	}
@@ -87,10 +88,10 @@ func TestFailedRescueIsOneJSONObject(t *testing.T) {
 		"it is empty":     {"rescue", "--json", "--kernel", disk, "--image", disk, disk},
 		"no-such-disk.im": {"rescue", "--json", "--kernel", disk, "--image", disk, "no-such-disk.img"},
 	} {
-		got := run(t, args...)
+		got := programtest.Run(t.Context(), New(), args...)
 		var report rescue.Report
-		if err := json.Unmarshal([]byte(got.out), &report); err != nil || got.exit != program.Failed ||
-			!strings.HasSuffix(got.errors, "directvol: "+report.Error+"\n") || !strings.Contains(report.Error, want) || report.Disk != args[len(args)-1] {
+		if err := json.Unmarshal([]byte(got.Stdout), &report); err != nil || got.Exit != program.Failed ||
+			!strings.HasSuffix(got.Stderr, "directvol: "+report.Error+"\n") || !strings.Contains(report.Error, want) || report.Disk != args[len(args)-1] {
 			t.Errorf("%q\nwant an object with the error %q\ngot  %+v, %v", args, want, got, err)
 		}
 	}

@@ -1,7 +1,6 @@
-package program
+package program_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -12,27 +11,18 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/protocols/program"
+	"github.com/directvol/directvol/protocols/program/programtest"
 	"github.com/directvol/directvol/protocols/version"
 )
 
 // example returns a program with one verb, which calls run.
 func example(run func(cmd *cobra.Command) error) *cobra.Command {
 	root := &cobra.Command{Use: "example", Short: "Be an example"}
-	verb := &cobra.Command{Use: "verb", Short: "Do it", Args: NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd) }}
+	verb := &cobra.Command{Use: "verb", Short: "Do it", Args: program.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd) }}
 	verb.Flags().Int("count", 1, "how often")
 	root.AddCommand(verb)
 	return root
-}
-
-type result struct {
-	status      int
-	out, errors string
-}
-
-func try(ctx context.Context, root *cobra.Command, args ...string) result {
-	var out, errs bytes.Buffer
-	status := Run(ctx, root, args, &out, &errs)
-	return result{status, out.String(), errs.String()}
 }
 
 func TestExitStatusSaysHowItEnded(t *testing.T) {
@@ -41,22 +31,22 @@ func TestExitStatusSaysHowItEnded(t *testing.T) {
 	for name, c := range map[string]struct {
 		ctx  context.Context
 		err  error
-		want result
+		want programtest.Result
 	}{
-		"success":             {t.Context(), nil, result{OK, "", ""}},
-		"success at last":     {over, nil, result{OK, "", ""}},
-		"failure":             {t.Context(), errors.New("no such volume"), result{Failed, "", "example: no such volume\n"}},
-		"its own status":      {t.Context(), WithStatus(3, errors.New("missed")), result{3, "", "example: missed\n"}},
-		"no error":            {t.Context(), WithStatus(3, nil), result{OK, "", ""}},
-		"reported":            {t.Context(), ErrReported, result{Failed, "", ""}},
-		"usage":               {t.Context(), Usagef("--count %d: want more", 0), result{WrongUsage, "", "example: --count 0: want more; see example verb --help\n"}},
-		"usage, in two lines": {t.Context(), Usage(errors.New("a\n\n\tb")), result{WrongUsage, "", "example: a b; see example verb --help\n"}},
-		"interrupted":         {over, context.Canceled, result{Interrupted, "", "example: interrupted\n"}},
-		"interrupted, and":    {over, errors.New("it is left"), result{Interrupted, "", "example: interrupted: it is left\n"}},
-		"it says so":          {over, errors.New("interrupted while it mounted"), result{Interrupted, "", "example: interrupted while it mounted\n"}},
-		"reported, and":       {over, ErrReported, result{Interrupted, "", "example: interrupted\n"}},
+		"success":             {t.Context(), nil, programtest.Result{}},
+		"success at last":     {over, nil, programtest.Result{}},
+		"failure":             {t.Context(), errors.New("no such volume"), programtest.Result{Exit: program.Failed, Stderr: "example: no such volume\n"}},
+		"its own status":      {t.Context(), program.WithStatus(3, errors.New("missed")), programtest.Result{Exit: 3, Stderr: "example: missed\n"}},
+		"no error":            {t.Context(), program.WithStatus(3, nil), programtest.Result{}},
+		"reported":            {t.Context(), program.ErrReported, programtest.Result{Exit: program.Failed}},
+		"usage":               {t.Context(), program.Usagef("--count %d: want more", 0), programtest.Result{Exit: program.WrongUsage, Stderr: "example: --count 0: want more; see example verb --help\n"}},
+		"usage, in two lines": {t.Context(), program.Usage(errors.New("a\n\n\tb")), programtest.Result{Exit: program.WrongUsage, Stderr: "example: a b; see example verb --help\n"}},
+		"interrupted":         {over, context.Canceled, programtest.Result{Exit: program.Interrupted, Stderr: "example: interrupted\n"}},
+		"interrupted, and":    {over, errors.New("it is left"), programtest.Result{Exit: program.Interrupted, Stderr: "example: interrupted: it is left\n"}},
+		"it says so":          {over, errors.New("interrupted while it mounted"), programtest.Result{Exit: program.Interrupted, Stderr: "example: interrupted while it mounted\n"}},
+		"reported, and":       {over, program.ErrReported, programtest.Result{Exit: program.Interrupted, Stderr: "example: interrupted\n"}},
 	} {
-		if got := try(c.ctx, example(func(*cobra.Command) error { return c.err }), "verb"); got != c.want {
+		if got := programtest.Run(c.ctx, example(func(*cobra.Command) error { return c.err }), "verb"); got != c.want {
 			t.Errorf("%s\nwant %+v\ngot  %+v", name, c.want, got)
 		}
 	}
@@ -70,20 +60,20 @@ func TestWrongCommandLineIsUsageAndTriesNothing(t *testing.T) {
 		`"x" for "--count"`:                    {"verb", "--count", "x"},
 		`unexpected argument "stray"`:          {"verb", "stray"},
 	} {
-		got := try(t.Context(), example(func(*cobra.Command) error { t.Errorf("%q ran", args); return nil }), args...)
-		if got.status != WrongUsage || got.out != "" || !strings.Contains(got.errors, says) || !strings.Contains(got.errors, "; see example") || strings.Count(got.errors, "\n") != 1 {
+		got := programtest.Run(t.Context(), example(func(*cobra.Command) error { t.Errorf("%q ran", args); return nil }), args...)
+		if got.Exit != program.WrongUsage || got.Stdout != "" || !strings.Contains(got.Stderr, says) || !strings.Contains(got.Stderr, "; see example") || strings.Count(got.Stderr, "\n") != 1 {
 			t.Errorf("%q\nwant exit 2, and one line with %s\ngot  %+v", args, says, got)
 		}
 	}
 }
 
 func TestVersionAndHelpAreAnswers(t *testing.T) {
-	want := result{OK, "example " + version.String() + "\n", ""}
-	if got := try(t.Context(), example(nil), "--version"); got != want {
+	want := programtest.Result{Stdout: "example " + version.String() + "\n"}
+	if got := programtest.Run(t.Context(), example(nil), "--version"); got != want {
 		t.Errorf("--version\nwant %+v\ngot  %+v", want, got)
 	}
 	for _, args := range [][]string{nil, {"--help"}, {"help"}} {
-		if got := try(t.Context(), example(nil), args...); got.status != OK || got.errors != "" || !strings.Contains(got.out, "Do it") {
+		if got := programtest.Run(t.Context(), example(nil), args...); got.Exit != program.OK || got.Stderr != "" || !strings.Contains(got.Stdout, "Do it") {
 			t.Errorf("%q\nwant the help\ngot  %+v", args, got)
 		}
 	}
@@ -102,12 +92,12 @@ func TestReaderThatHasGoneIsKnownFromASocket(t *testing.T) {
 	for name, c := range map[string]struct {
 		to   io.Writer
 		want int
-	}{"the standard output": {stdout, Unread}, "something else": {w, Failed}} {
-		got := try(t.Context(), example(func(*cobra.Command) error {
+	}{"the standard output": {stdout, program.Unread}, "something else": {w, program.Failed}} {
+		got := programtest.Run(t.Context(), example(func(*cobra.Command) error {
 			_, err := io.WriteString(c.to, "x")
 			return err
 		}), "verb")
-		if got.status != c.want || (got.errors == "") != (c.want == Unread) {
+		if got.Exit != c.want || (got.Stderr == "") != (c.want == program.Unread) {
 			t.Errorf("%s\nwant exit %d\ngot  %+v", name, c.want, got)
 		}
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,21 +16,14 @@ import (
 
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/program"
+	"github.com/directvol/directvol/protocols/program/programtest"
 )
 
-// result is the result of a run.
-type result struct {
-	exit        int
-	out, errors string
+func ctl(ctx context.Context, args ...string) programtest.Result {
+	return programtest.Run(ctx, newRootCommand(), args...)
 }
 
-func ctl(ctx context.Context, args ...string) result {
-	var stdout, stderr bytes.Buffer
-	exit := program.Run(ctx, newRootCommand(), args, &stdout, &stderr)
-	return result{exit, stdout.String(), stderr.String()}
-}
-
-func connect(t *testing.T, a *agent, args ...string) result {
+func connect(t *testing.T, a *agent, args ...string) programtest.Result {
 	t.Helper()
 	return ctl(t.Context(), append([]string{"connect", "--server-address", a.address}, args...)...)
 }
@@ -48,14 +40,14 @@ func TestEveryMethodIsCalledByItsName(t *testing.T) {
 	for _, m := range allMethods() {
 		before, _ := a.seen()
 		got := connect(t, a, "--json", "-c", examples[m.Method].command(strings.ToLower(m.Method)))
-		same(t, m.Method+"\nexit", program.OK, got.exit)
+		same(t, m.Method+"\nexit", program.OK, got.Exit)
 		var answer struct {
 			Method   string
 			Response map[string]any
 			Error    any
 		}
-		if err := json.Unmarshal([]byte(got.out), &answer); err != nil || answer.Method != m.Method || answer.Response == nil || answer.Error != nil {
-			t.Errorf("%s: want an answer with a response\ngot  %s%s (%v)", m.Method, got.out, got.errors, err)
+		if err := json.Unmarshal([]byte(got.Stdout), &answer); err != nil || answer.Method != m.Method || answer.Response == nil || answer.Error != nil {
+			t.Errorf("%s: want an answer with a response\ngot  %s%s (%v)", m.Method, got.Stdout, got.Stderr, err)
 		}
 		if after, _ := a.seen(); !strings.HasPrefix(strings.TrimPrefix(after[len(before):], "\n"), m.Method+" {") {
 			t.Errorf("want the agent to be called %s\ngot  %s", m.Method, after[len(before):])
@@ -70,7 +62,7 @@ func TestCallsGoInOrderOverOneConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := connect(t, a, "-c", "Check", "-c", `GetVolumeStats json://{"volume_guest_path":"/a, b"}`, "-c", "ResizeVolume  file://"+file, "-c", "Version")
-	same(t, "exit", program.OK, got.exit)
+	same(t, "exit", program.OK, got.Exit)
 	requests, connections := a.seen()
 	same(t, "requests", `Check {"service":""}
 GetVolumeStats {"volume_guest_path":"/a, b"}
@@ -98,10 +90,10 @@ func TestEveryWayInReachesTheAgent(t *testing.T) {
 		{"--server-address", "unix://" + path, "--hybrid-vsock", "false"},
 	} {
 		got := ctl(t.Context(), append([]string{"connect", "-c", "Check"}, args...)...)
-		same(t, fmt.Sprint(args), result{program.OK, "Check\n  status: UNKNOWN\n", ""}, got)
+		same(t, fmt.Sprint(args), programtest.Result{Stdout: "Check\n  status: UNKNOWN\n"}, got)
 	}
 	got := ctl(t.Context(), "connect", "-c", "Check", "--server-address", "unix://"+hybridPath, "--hybrid-vsock", "--hybrid-vsock-port", "1025")
-	if got.exit != program.Failed || !strings.Contains(got.errors, "1025") {
+	if got.Exit != program.Failed || !strings.Contains(got.Stderr, "1025") {
 		t.Errorf("another port\nwant exit 1 and the port named\ngot  %+v", got)
 	}
 }
@@ -110,7 +102,7 @@ func TestHybridSocketWithoutItsFlagIsNamed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "h")
 	serve(t, hybrid{listen(t, path), 1024}, "", empty)
 	got := ctl(t.Context(), "connect", "-c", "Check", "--server-address", "unix://"+path)
-	if got.exit != program.Failed || !strings.Contains(got.errors, "CONNECT") || !strings.Contains(got.errors, "--hybrid-vsock") {
+	if got.Exit != program.Failed || !strings.Contains(got.Stderr, "CONNECT") || !strings.Contains(got.Stderr, "--hybrid-vsock") {
 		t.Errorf("want exit 1, and the flag that is missing\ngot  %+v", got)
 	}
 }
@@ -123,8 +115,8 @@ func TestResizeWithoutStatsIsOK(t *testing.T) {
 		}
 		return nil, nil
 	})
-	same(t, "text", result{program.OK, "ResizeVolume: OK\n", ""}, connect(t, a, "-c", `ResizeVolume json://{"size":3}`))
-	same(t, "JSON", result{program.OK, `{"method":"ResizeVolume","response":{}}` + "\n", ""}, connect(t, a, "--json", "-c", `ResizeVolume json://{"size":3}`))
+	same(t, "text", programtest.Result{Stdout: "ResizeVolume: OK\n"}, connect(t, a, "-c", `ResizeVolume json://{"size":3}`))
+	same(t, "JSON", programtest.Result{Stdout: `{"method":"ResizeVolume","response":{}}` + "\n"}, connect(t, a, "--json", "-c", `ResizeVolume json://{"size":3}`))
 }
 
 func TestAnswersAreReadable(t *testing.T) {
@@ -144,7 +136,7 @@ func TestAnswersAreReadable(t *testing.T) {
 		return nil, nil
 	})
 	got := connect(t, a, "-c", "GetVolumeStats", "-c", `ResizeVolume json://{"size": 3221225472}`, "-c", "GetMetrics", "-c", "CreateSandbox")
-	same(t, "answers", result{program.OK, `GetVolumeStats
+	same(t, "answers", programtest.Result{Stdout: `GetVolumeStats
   bytes: total 2.0 GiB, used 512.0 MiB, available 1.5 GiB
   inodes: total 65536, used 11, available 65525
   condition: abnormal: broken [2J indeed
@@ -157,11 +149,11 @@ GetMetrics
     # HELP a b
     a 1` + " " + `
 CreateSandbox: OK
-`, ""}, got)
+`}, got)
 	got = connect(t, a, "--json", "-c", "GetVolumeStats", "-c", "CreateSandbox")
 	same(t, "JSON", `{"method":"GetVolumeStats","response":{"usage":[`+
 		`{"available":1610612736,"total":2147483648,"used":536870912,"unit":"BYTES"},{"available":65525,"total":65536,"used":11,"unit":"INODES"}],`+
-		`"volume_condition":{"abnormal":true,"message":"broken\u001b[2J\nindeed"}}}`+"\n"+`{"method":"CreateSandbox","response":{}}`+"\n", got.out)
+		`"volume_condition":{"abnormal":true,"message":"broken\u001b[2J\nindeed"}}}`+"\n"+`{"method":"CreateSandbox","response":{}}`+"\n", got.Stdout)
 }
 
 func refusing(code codes.Code, text string) func(context.Context, string, proto.Message) (proto.Message, error) {
@@ -176,11 +168,11 @@ func refusing(code codes.Code, text string) func(context.Context, string, proto.
 func TestErrorHasItsCodesNameAndEndsTheRun(t *testing.T) {
 	a := newAgent(t, refusing(codes.NotFound, "no volume \x1b[31m"))
 	got := connect(t, a, "-c", "GetVolumeStats", "-c", "Check")
-	same(t, "text", result{program.Failed, "", "GetVolumeStats: NOT_FOUND: no volume  [31m\n"}, got)
+	same(t, "text", programtest.Result{Exit: program.Failed, Stderr: "GetVolumeStats: NOT_FOUND: no volume  [31m\n"}, got)
 	got = connect(t, a, "--json", "-c", "GetVolumeStats", "-c", "Check")
-	same(t, "JSON", result{program.Failed, `{"method":"GetVolumeStats","error":{"code":"NOT_FOUND","message":"no volume \u001b[31m"}}` + "\n", ""}, got)
+	same(t, "JSON", programtest.Result{Exit: program.Failed, Stdout: `{"method":"GetVolumeStats","error":{"code":"NOT_FOUND","message":"no volume \u001b[31m"}}` + "\n"}, got)
 	got = connect(t, a, "--ignore-errors", "-c", "GetVolumeStats", "-c", "Check")
-	same(t, "ignored", result{program.Failed, "Check\n  status: UNKNOWN\n", "GetVolumeStats: NOT_FOUND: no volume  [31m\n"}, got)
+	same(t, "ignored", programtest.Result{Exit: program.Failed, Stdout: "Check\n  status: UNKNOWN\n", Stderr: "GetVolumeStats: NOT_FOUND: no volume  [31m\n"}, got)
 }
 
 // Package codes can parse these names, though it does not print them.
@@ -222,7 +214,7 @@ func TestWrongCommandLineIsUsageAndCallsNobody(t *testing.T) {
 		"example of what not": {[]string{"examples", "Chekc"}, "Chekc"},
 	} {
 		got := ctl(t.Context(), c.args...)
-		if got.exit != program.WrongUsage || got.out != "" || !strings.Contains(got.errors, c.says) || !strings.Contains(got.errors, "--help") {
+		if got.Exit != program.WrongUsage || got.Stdout != "" || !strings.Contains(got.Stderr, c.says) || !strings.Contains(got.Stderr, "--help") {
 			t.Errorf("%s\nwant exit 2, and %q on the standard error\ngot  %+v", name, c.says, got)
 		}
 	}
@@ -234,7 +226,7 @@ func TestWrongCommandLineIsUsageAndCallsNobody(t *testing.T) {
 func TestAgentThatIsNotThereIsAFailure(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "none")
 	got := ctl(t.Context(), "connect", "--server-address", "unix://"+path, "-c", "Check")
-	if got.exit != program.Failed || !strings.Contains(got.errors, path) {
+	if got.Exit != program.Failed || !strings.Contains(got.Stderr, path) {
 		t.Errorf("want exit 1 and the address\ngot  %+v", got)
 	}
 }
@@ -252,7 +244,7 @@ func hanging(t *testing.T) (a *agent, asked chan struct{}) {
 func TestTimeoutLimitsACall(t *testing.T) {
 	a, _ := hanging(t)
 	got := connect(t, a, "--timeout", "50ms", "-c", "GetOOMEvent")
-	if got.exit != program.Failed || !strings.Contains(got.errors, "DEADLINE_EXCEEDED: no answer within 50ms") {
+	if got.Exit != program.Failed || !strings.Contains(got.Stderr, "DEADLINE_EXCEEDED: no answer within 50ms") {
 		t.Errorf("want exit 1 and DEADLINE_EXCEEDED\ngot  %+v", got)
 	}
 }
@@ -266,7 +258,7 @@ func TestAgentThatDoesNotReadIsGivenUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := ctl(t.Context(), "connect", "--server-address", "unix://"+l.Addr().String(), "--timeout", "100ms", "-c", "SetPolicy file://"+file)
-	if got.exit != program.Failed || !strings.Contains(got.errors, "DEADLINE_EXCEEDED") {
+	if got.Exit != program.Failed || !strings.Contains(got.Stderr, "DEADLINE_EXCEEDED") {
 		t.Errorf("want exit 1 and DEADLINE_EXCEEDED\ngot  %+v", got)
 	}
 }
@@ -279,7 +271,7 @@ func TestInterruptEndsACallThatHangs(t *testing.T) {
 		cancel()
 	}()
 	got := ctl(ctx, "connect", "--server-address", a.address, "--timeout", "0", "--json", "-c", "WaitProcess", "-c", "Check")
-	same(t, "interrupted", result{program.Interrupted, `{"method":"WaitProcess","error":{"code":"CANCELLED","message":"interrupted"}}` + "\n", "agent-ctl: interrupted\n"}, got)
+	same(t, "interrupted", programtest.Result{Exit: program.Interrupted, Stdout: `{"method":"WaitProcess","error":{"code":"CANCELLED","message":"interrupted"}}` + "\n", Stderr: "agent-ctl: interrupted\n"}, got)
 }
 
 func TestConnectionThatEndsEndsTheRun(t *testing.T) {
@@ -293,7 +285,7 @@ func TestConnectionThatEndsEndsTheRun(t *testing.T) {
 		}
 	}()
 	got := ctl(t.Context(), "connect", "--server-address", "unix://"+l.Addr().String(), "--ignore-errors", "--repeat", "-1", "-c", "Check")
-	if got.exit != program.Failed || strings.Count(got.errors, "UNAVAILABLE") != 1 {
+	if got.Exit != program.Failed || strings.Count(got.Stderr, "UNAVAILABLE") != 1 {
 		t.Errorf("want exit 1 and UNAVAILABLE once\ngot  %+v", got)
 	}
 }
@@ -301,7 +293,7 @@ func TestConnectionThatEndsEndsTheRun(t *testing.T) {
 func TestRepeatMakesAllCallsAgain(t *testing.T) {
 	a := newAgent(t, empty)
 	got := connect(t, a, "--repeat", "3", "--interval", "1ms", "-c", "Check", "-c", "DestroySandbox")
-	same(t, "exit", program.OK, got.exit)
+	same(t, "exit", program.OK, got.Exit)
 	requests, connections := a.seen()
 	same(t, "requests", strings.TrimSpace(strings.Repeat("Check {\"service\":\"\"}\nDestroySandbox {}\n", 3)), requests)
 	same(t, "connections", 1, connections)
@@ -318,7 +310,7 @@ func TestRepetitionWithoutEndEndsWithAnInterrupt(t *testing.T) {
 		return nil, nil
 	})
 	got := ctl(ctx, "connect", "--server-address", a.address, "--repeat", "-1", "-c", "Check")
-	same(t, "exit", program.Interrupted, got.exit)
+	same(t, "exit", program.Interrupted, got.Exit)
 	if requests, _ := a.seen(); strings.Count(requests, "Check") < 20 {
 		t.Errorf("want 20 calls or more\ngot  %s", requests)
 	}
@@ -329,7 +321,7 @@ func TestMalformedAnswerIsInternal(t *testing.T) {
 		return &agentpb.Metrics{Metrics: "text"}, nil
 	})
 	got := connect(t, a, "-c", "Check")
-	if got.exit != program.Failed || !strings.Contains(got.errors, "INTERNAL") {
+	if got.Exit != program.Failed || !strings.Contains(got.Stderr, "INTERNAL") {
 		t.Errorf("want exit 1 and INTERNAL\ngot  %+v", got)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/directvol/directvol/agent/rpc"
 	"github.com/directvol/directvol/protocols/program"
+	"github.com/directvol/directvol/protocols/program/programtest"
 	"github.com/directvol/directvol/tools/agent-ctl/message"
 )
 
@@ -40,30 +41,30 @@ func TestMethodsThatTheAgentLacksAreMarked(t *testing.T) {
 	}
 	const mark = "[not in directvol's agent]"
 	for _, verb := range []string{"list", "examples"} {
-		same(t, verb+" StartContainer", true, strings.Contains(ctl(t.Context(), verb, "StartContainer").out, mark))
-		same(t, verb+" GetVolumeStats", false, strings.Contains(ctl(t.Context(), verb, "GetVolumeStats").out, mark))
+		same(t, verb+" StartContainer", true, strings.Contains(ctl(t.Context(), verb, "StartContainer").Stdout, mark))
+		same(t, verb+" GetVolumeStats", false, strings.Contains(ctl(t.Context(), verb, "GetVolumeStats").Stdout, mark))
 	}
 }
 
 func TestExamplesAreWrittenToBeCopied(t *testing.T) {
 	got := ctl(t.Context(), "examples")
-	same(t, "exit", program.OK, got.exit)
+	same(t, "exit", program.OK, got.Exit)
 	a := newAgent(t, empty)
 	args := []string{}
-	for line := range strings.Lines(got.out) {
+	for line := range strings.Lines(got.Stdout) {
 		if command, ok := strings.CutPrefix(line, "-c '"); ok {
 			args = append(args, "-c", strings.TrimSuffix(command, "'\n"))
 		}
 	}
 	same(t, "examples", 2*len(allMethods()), len(args))
-	same(t, "exit of all of them", program.OK, connect(t, a, args...).exit)
+	same(t, "exit of all of them", program.OK, connect(t, a, args...).Exit)
 }
 
 func TestListShowsEveryMethodAndField(t *testing.T) {
 	got := ctl(t.Context(), "list")
-	same(t, "exit", program.OK, got.exit)
+	same(t, "exit", program.OK, got.Exit)
 	for _, m := range allMethods() {
-		_, own, found := strings.Cut("\n"+got.out, "\n"+m.Method+" ("+m.Service+"): ")
+		_, own, found := strings.Cut("\n"+got.Stdout, "\n"+m.Method+" ("+m.Service+"): ")
 		if !found {
 			t.Errorf("%s is not listed", m.Method)
 			continue
@@ -77,14 +78,14 @@ func TestListShowsEveryMethodAndField(t *testing.T) {
 			}
 		}
 	}
-	if strings.Contains(got.out, "\n  VolumeUsage\n") {
+	if strings.Contains(got.Stdout, "\n  VolumeUsage\n") {
 		t.Error("messages inside are listed though no method was named")
 	}
 }
 
 func TestListOfNamedMethodsShowsWhatIsInside(t *testing.T) {
 	got := ctl(t.Context(), "list", "getvolumestats")
-	same(t, "list", result{program.OK, `GetVolumeStats (grpc.AgentService): usage and condition of a volume
+	same(t, "list", programtest.Result{Stdout: `GetVolumeStats (grpc.AgentService): usage and condition of a volume
   takes VolumeStatsRequest
     volume_guest_path  string
   answers VolumeStatsResponse
@@ -98,18 +99,18 @@ func TestListOfNamedMethodsShowsWhatIsInside(t *testing.T) {
   VolumeCondition
     abnormal  bool
     message   string
-`, ""}, got)
+`}, got)
 }
 
 func TestShellCompletesMethodNames(t *testing.T) {
 	for _, args := range [][]string{{"connect", "-c", "getvolumes"}, {"connect", "--cmd", "GetVolumeS"}, {"list", "GetVolumeS"}, {"examples", "getvolumes"}} {
 		got := ctl(t.Context(), append([]string{"__complete"}, args...)...)
 		want := "GetVolumeStats\tusage and condition of a volume\n:4\n"
-		same(t, strings.Join(args, " "), want, got.out)
+		same(t, strings.Join(args, " "), want, got.Stdout)
 	}
 	got := ctl(t.Context(), "__complete", "connect", "--server-address", "")
-	same(t, "addresses", "vsock://\nhvsock:///\nunix:///\nunix://@/\n:6\n", got.out)
-	if got := ctl(t.Context(), "completion", "bash"); got.exit != program.OK || !strings.Contains(got.out, "agent-ctl") {
+	same(t, "addresses", "vsock://\nhvsock:///\nunix:///\nunix://@/\n:6\n", got.Stdout)
+	if got := ctl(t.Context(), "completion", "bash"); got.Exit != program.OK || !strings.Contains(got.Stdout, "agent-ctl") {
 		t.Errorf("bash's completion: %+v", got)
 	}
 }
@@ -117,7 +118,7 @@ func TestShellCompletesMethodNames(t *testing.T) {
 func TestHelpTeachesByExample(t *testing.T) {
 	for _, args := range [][]string{{"--help"}, {"connect", "--help"}, {"list", "--help"}, {"examples", "--help"}} {
 		got := ctl(t.Context(), args...)
-		if got.exit != program.OK || !strings.Contains(got.out, "Examples:\n  agent-ctl ") {
+		if got.Exit != program.OK || !strings.Contains(got.Stdout, "Examples:\n  agent-ctl ") {
 			t.Errorf("%v: want exit 0 and examples\ngot  %+v", args, got)
 		}
 	}

@@ -1,41 +1,34 @@
 package main
 
 import (
-	"bytes"
 	"errors"
-	"io"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
 
 	"github.com/directvol/directvol/protocols/program"
+	"github.com/directvol/directvol/protocols/program/programtest"
 	"github.com/directvol/directvol/tools/bench/experiments"
 	"github.com/directvol/directvol/tools/bench/measure"
 	"github.com/directvol/directvol/tools/bench/report"
 )
 
-func try(t *testing.T, args ...string) (status int, stdout, stderr string) {
-	var out, errs bytes.Buffer
-	status = program.Run(t.Context(), newCommand(), args, &out, &errs)
-	return status, out.String(), errs.String()
-}
-
 func TestHelpTeachesAndListsEveryRowOnce(t *testing.T) {
-	status, help, _ := try(t, "--help")
-	if status != program.OK {
-		t.Errorf("exit status\nwant 0\ngot  %d", status)
+	got := programtest.Run(t.Context(), newCommand(), "--help")
+	if got.Exit != program.OK {
+		t.Errorf("exit status\nwant 0\ngot  %d", got.Exit)
 	}
 	want := []string{"Examples:", "KATA_AGENT", "--rows REGEX", "--row NAME,...", "--runs N", "--json FILE", "--check"}
 	for _, l := range experiments.Lines() {
 		want = append(want, "\n  "+l.Name+" ")
 	}
 	for _, w := range want {
-		if !strings.Contains(help, w) {
+		if !strings.Contains(got.Stdout, w) {
 			t.Errorf("the help says nothing of %q", w)
 		}
 	}
-	if n := strings.Count(help, "\n  vsock_echo_rtt "); n != 1 {
+	if n := strings.Count(got.Stdout, "\n  vsock_echo_rtt "); n != 1 {
 		t.Errorf("vsock_echo_rtt is listed\nwant once\ngot  %d times", n)
 	}
 }
@@ -52,9 +45,9 @@ func TestWrongCommandLineIsNamed(t *testing.T) {
 		{[]string{"now"}, `"now"`},
 		{[]string{"--fast"}, "fast"},
 	} {
-		status, stdout, stderr := try(t, c.args...)
-		if status != program.WrongUsage || stdout != "" || !strings.Contains(stderr, c.want) || !strings.Contains(stderr, "see bench --help") {
-			t.Errorf("%v\nwant exit 2 and %q\ngot  exit %d, %q, %q", c.args, c.want, status, stdout, stderr)
+		got := programtest.Run(t.Context(), newCommand(), c.args...)
+		if got.Exit != program.WrongUsage || got.Stdout != "" || !strings.Contains(got.Stderr, c.want) || !strings.Contains(got.Stderr, "see bench --help") {
+			t.Errorf("%v\nwant exit 2 and %q\ngot  %+v", c.args, c.want, got)
 		}
 	}
 }
@@ -98,8 +91,8 @@ func TestMissedTargetHasAnExitStatusOfItsOwn(t *testing.T) {
 		cmd.RunE = func(*cobra.Command, []string) error {
 			return checked(report.New(report.Machine{}, &measure.Result{LeftOut: c.leftOut}))
 		}
-		if status := program.Run(t.Context(), cmd, nil, io.Discard, io.Discard); status != c.want {
-			t.Errorf("left out: %v\nwant exit %d\ngot  exit %d", c.leftOut, c.want, status)
+		if got := programtest.Run(t.Context(), cmd); got.Exit != c.want {
+			t.Errorf("left out: %v\nwant exit %d\ngot  %+v", c.leftOut, c.want, got)
 		}
 	}
 }

@@ -12,20 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/protocols/program"
+	"github.com/directvol/directvol/protocols/program/programtest"
 )
-
-// result is the result of a run.
-type result struct {
-	exit        int
-	out, errors string
-}
-
-func demo(t *testing.T, args ...string) result {
-	t.Helper()
-	var out, errs bytes.Buffer
-	exit := program.Run(t.Context(), newCommand(), args, &out, &errs)
-	return result{exit, out.String(), errs.String()}
-}
 
 // A disk that cannot grow because the host's disk is full would look like a fault of the volume,
 // minutes into the demo.
@@ -37,8 +25,8 @@ func TestSmallFolderIsRefusedBeforeTheBoot(t *testing.T) {
 	defer unix.Unmount(small, unix.MNT_DETACH)
 	facts := filepath.Join(t.TempDir(), "facts.json")
 	t.Setenv("TMPDIR", small)
-	got := demo(t, "--json", facts)
-	if got.exit != program.Failed || !strings.Contains(got.errors, "TMPDIR") || strings.Contains(got.out, "Boot") {
+	got := programtest.Run(t.Context(), newCommand(), "--json", facts)
+	if got.Exit != program.Failed || !strings.Contains(got.Stderr, "TMPDIR") || strings.Contains(got.Stdout, "Boot") {
 		t.Errorf("want exit 1 before the boot, and TMPDIR named\ngot  %+v", got)
 	}
 	if text, err := os.ReadFile(facts); err != nil || !strings.Contains(string(text), `"ok": false`) {
@@ -48,7 +36,7 @@ func TestSmallFolderIsRefusedBeforeTheBoot(t *testing.T) {
 
 func TestFactsGoToAFolderThatIsThere(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "nope")
-	if got := demo(t, "--json", filepath.Join(missing, "x")); got.exit != program.Failed || got.out != "" || !strings.Contains(got.errors, "top of the checkout") {
+	if got := programtest.Run(t.Context(), newCommand(), "--json", filepath.Join(missing, "x")); got.Exit != program.Failed || got.Stdout != "" || !strings.Contains(got.Stderr, "top of the checkout") {
 		t.Errorf("want exit 1, nothing begun, and where it starts from\ngot  %+v", got)
 	}
 	if _, err := os.Stat(missing); err == nil {

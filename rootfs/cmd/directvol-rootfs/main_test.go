@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -11,27 +10,19 @@ import (
 
 	"github.com/directvol/directvol/protocols/modulelist"
 	"github.com/directvol/directvol/protocols/program"
+	"github.com/directvol/directvol/protocols/program/programtest"
 	"github.com/directvol/directvol/rootfs"
 	"github.com/directvol/directvol/rootfs/kernel/kerneltest"
 )
 
-// result is the outcome of a run.
-type result struct {
-	exit        int
-	out, errors string
-}
-
-func run(t *testing.T, args ...string) result {
-	t.Helper()
-	var out, errs bytes.Buffer
-	exit := program.Run(t.Context(), newCommand(), args, &out, &errs)
-	return result{exit, out.String(), errs.String()}
+func run(t *testing.T, args ...string) programtest.Result {
+	return programtest.Run(t.Context(), newCommand(), args...)
 }
 
 func TestHelpShowsAnExampleAndEveryFlag(t *testing.T) {
 	got := run(t, "--help")
 	for _, want := range []string{"--program /init=", "--program ", "--module ", "--suite ", "--kernel-deb ", "--kernel-dir ", "--cache ", "--out ", "--kernel-out ", "--json ", "--version"} {
-		if got.exit != program.OK || !strings.Contains(got.out, want) {
+		if got.Exit != program.OK || !strings.Contains(got.Stdout, want) {
 			t.Errorf("help does not say %s:\n%+v", want, got)
 		}
 	}
@@ -49,7 +40,7 @@ func TestWrongCommandLineIsOneLineAndExit2(t *testing.T) {
 		{"--kernel-deb", "a", "--kernel-deb", "b", "--suite", "trixie"},
 		{"--suite", "trixie\nTrusted: yes"},
 	} {
-		if got := run(t, args...); got.exit != program.WrongUsage || strings.Count(got.errors, "\n") != 1 || got.out != "" {
+		if got := run(t, args...); got.Exit != program.WrongUsage || strings.Count(got.Stderr, "\n") != 1 || got.Stdout != "" {
 			t.Errorf("%q\nwant exit 2, and an error of one line alone\ngot  %+v", args, got)
 		}
 	}
@@ -66,12 +57,12 @@ func TestAnswerIsForPeopleOrPrograms(t *testing.T) {
 	args := []string{"--kernel-dir", kerneltest.Tree(t, modules), "--program", "/init=" + init,
 		"--out", filepath.Join(dir, "guest.cpio"), "--kernel-out", filepath.Join(dir, "vmlinuz")}
 	line := run(t, args...)
-	if want := "kernel " + kerneltest.Version + fmt.Sprintf(", %d modules, ", len(modules)); line.exit != program.OK || !strings.HasPrefix(line.out, want) {
+	if want := "kernel " + kerneltest.Version + fmt.Sprintf(", %d modules, ", len(modules)); line.Exit != program.OK || !strings.HasPrefix(line.Stdout, want) {
 		t.Errorf("line\nwant it to begin with %q\ngot  %+v", want, line)
 	}
 	object := run(t, append(args, "--json")...)
 	var got rootfs.Result
-	if err := json.Unmarshal([]byte(object.out), &got); err != nil {
+	if err := json.Unmarshal([]byte(object.Stdout), &got); err != nil {
 		t.Fatal(err)
 	}
 	if got.Kernel != kerneltest.Version || len(got.Modules) != len(modules) || got.ImageBytes == 0 || got.KernelBytes == 0 {
@@ -88,7 +79,7 @@ func TestMissingFolderIsRefusedAndNotMade(t *testing.T) {
 	for _, flag := range []string{"--out", "--kernel-out"} {
 		missing := filepath.Join(dir, "nope")
 		got := run(t, "--program", "/init="+init, "--cache", filepath.Join(dir, "cache"), "--out", filepath.Join(dir, "i"), "--kernel-out", filepath.Join(dir, "k"), flag, filepath.Join(missing, "x"))
-		if got.exit != program.Failed || !strings.Contains(got.errors, missing+"/x: its folder is missing") {
+		if got.Exit != program.Failed || !strings.Contains(got.Stderr, missing+"/x: its folder is missing") {
 			t.Errorf("%s\nwant exit 1, and the file whose folder is missing\ngot  %+v", flag, got)
 		}
 		if made, err := os.ReadDir(dir); err != nil || len(made) > 0 {
