@@ -93,11 +93,11 @@ func (o *Order) Claim(ctx context.Context) (Call, error) {
 	}
 	ticket, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
-		return Call{}, status.Errorf(codes.InvalidArgument, "metadata %s: %.40q is no ticket", Key, text)
+		return Call{}, status.Errorf(codes.InvalidArgument, "metadata %s: %.40q is not a ticket", Key, text)
 	}
 	place := o.claim(ticket)
 	if place == nil {
-		return Call{}, status.Error(codes.DeadlineExceeded, "its connection ended before it began: nothing was done")
+		return Call{}, status.Error(codes.DeadlineExceeded, "the connection ended before the call began: nothing was done")
 	}
 	return Call{place}, nil
 }
@@ -120,7 +120,7 @@ func (c Call) Begin(ctx context.Context) (context.Context, error) {
 	early, cancel := deadline.Early(ctx)
 	defer cancel()
 	if err := c.place.Await(early); err != nil {
-		return nil, status.Errorf(codes.DeadlineExceeded, "a call that came before it still waits to begin: nothing was done: %v", err)
+		return nil, status.Errorf(codes.DeadlineExceeded, "an earlier call still waits to begin: nothing was done: %v", err)
 	}
 	return context.WithValue(ctx, placeKey{}, c.place), nil
 }

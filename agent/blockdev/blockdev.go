@@ -49,7 +49,7 @@ func NumberOf(path string) (uint64, error) {
 		return 0, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return 0, errkind.New(errkind.InvalidArgument, "%s is no block device", path)
+		return 0, errkind.New(errkind.InvalidArgument, "%s is not a block device", path)
 	}
 	return st.Rdev, nil
 }
@@ -187,7 +187,7 @@ func awaitDevice(ctx context.Context, serial string, look func() ([]Device, erro
 			devices, err = promised(ctx, devices, serial)
 		}
 		if err == nil && len(devices) > 1 {
-			err = errkind.New(errkind.FailedPrecondition, "%s and %s are both there: which one is meant?", devices[0].Path, devices[1].Path)
+			err = errkind.New(errkind.FailedPrecondition, "%s and %s both match the source: name one of them", devices[0].Path, devices[1].Path)
 		}
 		if err == nil {
 			device = devices[0]

@@ -32,7 +32,7 @@ func parseSCSI(text string) (scsiAddress, error) {
 	t, err1 := strconv.ParseUint(target, 10, 16)
 	u, err2 := strconv.ParseUint(unit, 10, 16)
 	if !ok || err1 != nil || err2 != nil || t >= scsiTargets || u >= scsiUnits {
-		return scsiAddress{}, fmt.Errorf("%.40q is no SCSI address: want ID:LUN, such as 0:1, below %d:%d", text, scsiTargets, scsiUnits)
+		return scsiAddress{}, fmt.Errorf("%.40q is not a SCSI address: want ID:LUN, such as 0:1, below %d:%d", text, scsiTargets, scsiUnits)
 	}
 	return scsiAddress{t, u}, nil
 }
@@ -106,7 +106,7 @@ func (a scsiAddress) scan(ctx context.Context, root string) error {
 		return err
 	}
 	if len(hosts) == 0 {
-		return fmt.Errorf("the guest has no virtio-scsi controller, or not its module: %w", fs.ErrNotExist)
+		return fmt.Errorf("the guest has no virtio-scsi controller, or its module is not loaded: %w", fs.ErrNotExist)
 	}
 	errs := make([]error, len(hosts))
 	var wait sync.WaitGroup

@@ -77,7 +77,7 @@ type errOtherDisk struct {
 }
 
 func (e *errOtherDisk) Error() string {
-	return fmt.Sprintf("%s has serial %v, and not %q", e.device.Path, e.has, e.promised)
+	return fmt.Sprintf("%s has serial %v, not %q", e.device.Path, e.has, e.promised)
 }
 
 // promised returns the devices that have the serial text, or all devices if text is "". If none has
@@ -107,7 +107,7 @@ func promised(ctx context.Context, devices []Device, text string) (those []Devic
 // another one.
 func refuseOther(err error) error {
 	if other, ok := errors.AsType[*errOtherDisk](err); ok {
-		return errkind.New(errkind.FailedPrecondition, "the disk is not the promised one: %w", other)
+		return errkind.New(errkind.FailedPrecondition, "the disk has another serial than the requested one: %w", other)
 	}
 	return err
 }

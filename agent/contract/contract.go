@@ -55,7 +55,7 @@ func check(v reflect.Value, in string) error {
 			}
 		case ignored:
 		default:
-			return errkind.New(errkind.Unimplemented, "%s: this agent does not do that: %s", path, f.why)
+			return errkind.New(errkind.Unimplemented, "%s: not supported by this agent: %s", path, f.why)
 		}
 	}
 	return nil
@@ -108,14 +108,14 @@ func of(message, name string) field {
 			return m.fields[i]
 		}
 	}
-	return field{name, refused, "it is not known"}
+	return field{name, refused, "the field is unknown"}
 }
 
 // Text returns the list in the form of docs/messages.md.
 func Text() string {
 	var text strings.Builder
-	text.WriteString("# What becomes of each field of a message\n\n" +
-		"The fields of Kata's messages that make sandboxes, containers and storages. One that is refused ends its call\n" +
+	text.WriteString("# Which message fields the agent honours, ignores or refuses\n\n" +
+		"The fields of Kata's messages that make sandboxes, containers and storages. A field that is refused ends its call\n" +
 		"with UNIMPLEMENTED and its name, before anything is done. This file is made from agent/contract, by\n" +
 		"`go test ./agent/contract -update`.\n")
 	for _, m := range fields {

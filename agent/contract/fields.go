@@ -8,7 +8,7 @@ var HostOptions = []string{"defaults", "bind", "rbind", "_netdev", "nofail", "au
 // Reasons that several fields share.
 const (
 	noProcess = "no process is started yet: StartContainer answers UNIMPLEMENTED"
-	noStream  = "no process is started yet, and nothing would ever come out of that port"
+	noStream  = "no process is started yet, so the port would never carry data"
 )
 
 // fields are all fields, by message. Messages that occur only inside an ignored or refused field
@@ -20,23 +20,23 @@ var fields = []struct {
 	{"CreateSandboxRequest", []field{
 		{"hostname", honoured, "the guest gets the name"},
 		{"dns", honoured, "the lines of /etc/resolv.conf, where the agent is PID 1; in a guest with another init the call is refused"},
-		{"storages", honoured, "mounted, for as long as the sandbox is there"},
+		{"storages", honoured, "mounted while the sandbox exists"},
 		{"sandbox_pidns", refused, "no process is started yet that could share a PID namespace"},
 		{"sandbox_id", ignored, "a guest has one sandbox, whatever its name"},
 		{"guest_hook_path", refused, "no hook is run"},
-		{"kernel_modules", honoured, "loaded; one that is nowhere in the guest ends the call"},
+		{"kernel_modules", honoured, "loaded; a module that the guest does not have ends the call"},
 	}},
 	{"KernelModule", []field{
-		{"name", honoured, "with `_` or `-`, as modprobe takes it; modules that it needs must be there"},
-		{"parameters", honoured, "given to a module that is loaded now; one that is there already must have them, as far as its kernel shows them: a parameter that is not shown is taken for granted"},
+		{"name", honoured, "with `_` or `-`, as for modprobe; the modules that it depends on must be in the guest"},
+		{"parameters", honoured, "given to a module when it is loaded; a module that is loaded already must have the same values. A parameter that the kernel does not show is not compared"},
 	}},
 	{"CreateContainerRequest", []field{
-		{"container_id", honoured, "whom the storages are held for"},
+		{"container_id", honoured, "the holder of the storages"},
 		{"exec_id", ignored, noProcess},
 		{"string_user", ignored, noProcess},
-		{"devices", honoured, "waited for as for storages; one that does not come ends the call"},
-		{"storages", honoured, "mounted, for as long as the container is there"},
-		{"OCI", honoured, "looked at; a container without one is a holder of storages, as is any other so far"},
+		{"devices", honoured, "waited for, as for storages; a device that does not appear ends the call"},
+		{"storages", honoured, "mounted while the container exists"},
+		{"OCI", honoured, "checked; a container without it is accepted, because every container only holds storages so far"},
 		{"sandbox_pidns", refused, "no process is started yet that could share a PID namespace"},
 		{"shared_mounts", refused, "nothing is mounted from one container into another"},
 		{"stdin_port", refused, noStream},
@@ -44,25 +44,25 @@ var fields = []struct {
 		{"stderr_port", refused, noStream},
 	}},
 	{"RemoveContainerRequest", []field{
-		{"container_id", honoured, "of one that there is not, nothing is held: that is success"},
-		{"timeout", honoured, "seconds after which the call gives up; 0 means the caller's own deadline, or 8 s where it has none"},
+		{"container_id", honoured, "an unknown container holds nothing: the call succeeds"},
+		{"timeout", honoured, "seconds after which the call gives up; 0 means the caller's own deadline, or 8 s without one"},
 	}},
 	{"Device", []field{
-		{"id", honoured, "of type blk a PCI path, of type scsi an address: the device is waited for"},
-		{"type", honoured, "blk and scsi; another is refused"},
-		{"vm_path", honoured, "names the device where there is no id; beside one it is what the host expects the node to be called, and not needed"},
+		{"id", honoured, "a PCI path for type blk, a SCSI address for type scsi: the device is waited for"},
+		{"type", honoured, "blk and scsi; another type is refused"},
+		{"vm_path", honoured, "names the device if there is no id; otherwise it is the device node's name that the host expects, and is not used"},
 		{"container_path", ignored, noProcess},
-		{"options", refused, "no type of device has any"},
+		{"options", refused, "no device type has options"},
 	}},
 	{"Storage", []field{
-		{"driver", honoured, "GetGuestDetails lists those that there are; another is refused"},
-		{"driver_options", honoured, "`serial=…` of a disk: the device at the source is waited for until it has that serial; another option is refused"},
+		{"driver", honoured, "GetGuestDetails lists the drivers; another driver is refused"},
+		{"driver_options", honoured, "`serial=…` of a disk: the call waits until the device at the source has that serial; another option is refused"},
 		{"source", honoured, "the driver finds it"},
-		{"fstype", honoured, "the driver mounts it; another than its own is refused"},
-		{"options", honoured, "given to the kernel, of two that undo one another (ro, rw) the last one, and without those that mean something on the host alone or are the default: " + strings.Join(HostOptions, ", ")},
-		{"mount_point", honoured, "made where it is missing"},
+		{"fstype", honoured, "the driver mounts it; a filesystem that the driver does not have is refused"},
+		{"options", honoured, "given to the kernel; of two contrary options (ro, rw) the last one counts; options that concern only the host, or are the default, are dropped: " + strings.Join(HostOptions, ", ")},
+		{"mount_point", honoured, "created if it is missing"},
 		{"fs_group", refused, "ownership is not built yet"},
-		{"shared", honoured, "held by the sandbox, and outlives the container"},
+		{"shared", honoured, "the sandbox holds it, so it outlives the container"},
 	}},
 	{"Spec", []field{
 		{"Version", ignored, noProcess},
@@ -70,7 +70,7 @@ var fields = []struct {
 		{"Root", ignored, noProcess},
 		{"Hostname", ignored, noProcess},
 		{"Mounts", ignored, noProcess},
-		{"Hooks", refused, "no hook is run; Kata's runtime runs them on the host and sends none"},
+		{"Hooks", refused, "no hook is run; Kata's runtime runs hooks on the host and sends none"},
 		{"Annotations", ignored, "they are for the runtime"},
 		{"Linux", ignored, noProcess},
 		{"Solaris", refused, "the guest runs Linux"},

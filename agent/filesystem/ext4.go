@@ -77,7 +77,7 @@ func parseExt4Super(b []byte) (ext4Super, error) {
 		return ext4Super{}, fmt.Errorf("ext4 superblock: magic %#x, not %#x", u16(0x38), ext4Magic)
 	}
 	if u32(0x60)&ext4JournalDevice != 0 {
-		return ext4Super{}, errors.New("ext4 superblock: it is that of another one's journal")
+		return ext4Super{}, errors.New("ext4 superblock: it belongs to another ext4's external journal")
 	}
 	logBlock, logCluster := u32(0x18), u32(0x1c)
 	if logBlock > 6 || logCluster < logBlock || logCluster > 20 {
@@ -159,12 +159,12 @@ func (s ext4Super) canGrow(device string, blocks uint64) error {
 	}
 	switch groups := ceil(blocks-min(blocks, s.firstBlock), s.blocksPerGroup); {
 	case s.sparseSuper2:
-		return refuse("the kernel grows none with the sparse_super2 feature: unmount it and run resize2fs on the detached disk")
+		return refuse("the kernel does not grow an ext4 with the sparse_super2 feature: unmount it and run resize2fs on the detached disk")
 	case !s.wide && blocks > math.MaxUint32:
 		// The kernel does not refuse this at the start, and fails in the middle.
-		return refuse("it lacks the 64bit feature and ends before 2^32 blocks of %d bytes: convert it offline with resize2fs -b", s.blockSize)
+		return refuse("without the 64bit feature it is limited to 2^32 blocks of %d bytes: convert it offline with resize2fs -b", s.blockSize)
 	case s.inodesPerGroup > 0 && groups > math.MaxUint32/s.inodesPerGroup:
-		return refuse("%d bytes would take more than 2^32 inodes: it ends at %d groups of %d bytes", blocks*s.blockSize, math.MaxUint32/s.inodesPerGroup, s.blocksPerGroup*s.blockSize)
+		return refuse("%d bytes would need more than 2^32 inodes: it is limited to %d groups of %d bytes", blocks*s.blockSize, math.MaxUint32/s.inodesPerGroup, s.blocksPerGroup*s.blockSize)
 	}
 	return nil
 }
@@ -191,14 +191,14 @@ func ext4Options(disk *os.File) string {
 func ext4MountRefused(disk *os.File, err error) string {
 	switch {
 	case errors.Is(err, unix.EINVAL) && isSenselessExt4(disk):
-		return "its superblock makes no sense: detach it and run on the host: e2fsck DISK, which looks for a copy of it"
+		return "its superblock is invalid: detach the disk and run on the host: e2fsck DISK, which looks for a backup superblock"
 	case errors.Is(err, unix.EUCLEAN):
 		// The kernel checks the group descriptors before it replays the journal.
-		return "if it was cut off while it grew, detach it and run on the host: directvol rescue DISK, or e2fsck -p DISK. Both replay the journal first"
+		return "if its growth was cut off, detach the disk and run on the host: directvol rescue DISK, or e2fsck -p DISK. Both replay the journal first"
 	case errors.Is(err, unix.ESRCH): // dquot_load_quota_sb in fs/quota/dquot.c
-		return "it keeps quotas in a format that the guest's kernel does not have: detach it and run on the host: tune2fs -O ^quota DISK"
+		return "it has quotas in a format that the guest's kernel does not support: detach the disk and run on the host: tune2fs -O ^quota DISK"
 	case errors.Is(err, unix.EBADMSG):
-		return "its metadata is damaged: detach it and run on the host: e2fsck -p DISK"
+		return "its metadata is damaged: detach the disk and run on the host: e2fsck -p DISK"
 	}
 	return ""
 }

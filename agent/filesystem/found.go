@@ -28,21 +28,21 @@ var marks = []mark{
 	{"btrfs", 0x10040, "_BHRfS_M"},          // BTRFS_MAGIC, include/uapi/linux/btrfs_tree.h, in the superblock at 64 KiB
 	{"swap space", 4096 - 10, "SWAPSPACE2"}, // union swap_header, include/linux/swap.h: at a page's end
 	{"swap space", 4096 - 10, "SWAP-SPACE"},
-	{"a part of an md array", 0, "\xfc\x4e\x2b\xa9"},    // MD_SB_MAGIC, include/uapi/linux/raid/md_p.h: version 1.1
-	{"a part of an md array", 4096, "\xfc\x4e\x2b\xa9"}, // version 1.2
-	{"squashfs", 0, "hsqs"},                             // SQUASHFS_MAGIC, include/uapi/linux/magic.h
-	{"erofs", 1024, "\xe2\xe1\xf5\xe0"},                 // EROFS_SUPER_MAGIC_V1
-	{"f2fs", 1024, "\x10\x20\xf5\xf2"},                  // F2FS_SUPER_MAGIC
-	{"an ISO 9660 image", 32769, "CD001"},               // ECMA-119, 8.1.2
-	{"NTFS", 3, "NTFS    "},                             // fs/ntfs3/ntfs.h, struct NTFS_BOOT
-	{"exFAT", 3, "EXFAT   "},                            // fs/exfat/exfat_raw.h, STR_EXFAT
-	{"FAT", 54, "FAT1"},                                 // fs/fat: struct fat_boot_sector's fs_type
+	{"a member of an md array", 0, "\xfc\x4e\x2b\xa9"},    // MD_SB_MAGIC, include/uapi/linux/raid/md_p.h: version 1.1
+	{"a member of an md array", 4096, "\xfc\x4e\x2b\xa9"}, // version 1.2
+	{"squashfs", 0, "hsqs"},                               // SQUASHFS_MAGIC, include/uapi/linux/magic.h
+	{"erofs", 1024, "\xe2\xe1\xf5\xe0"},                   // EROFS_SUPER_MAGIC_V1
+	{"f2fs", 1024, "\x10\x20\xf5\xf2"},                    // F2FS_SUPER_MAGIC
+	{"an ISO 9660 image", 32769, "CD001"},                 // ECMA-119, 8.1.2
+	{"NTFS", 3, "NTFS    "},                               // fs/ntfs3/ntfs.h, struct NTFS_BOOT
+	{"exFAT", 3, "EXFAT   "},                              // fs/exfat/exfat_raw.h, STR_EXFAT
+	{"FAT", 54, "FAT1"},                                   // fs/fat: struct fat_boot_sector's fs_type
 	{"FAT", 82, "FAT32"},
-	{"an xfs whose superblock makes no sense", 0, "XFSB"},              // XFS_SB_MAGIC
-	{"an ext4 whose superblock makes no sense", 1080, "\x53\xef"},      // EXT4_SUPER_MAGIC
-	{"a table of partitions (GPT)", 512, "EFI PART"},                   // GPT_HEADER_SIGNATURE, block/partitions/efi.h
-	{"a table of partitions (GPT)", 4096, "EFI PART"},                  // on sectors of 4 KiB
-	{"a boot sector, or a table of partitions (MBR)", 510, "\x55\xaa"}, // MSDOS_LABEL_MAGIC1, block/partitions/msdos.c
+	{"an xfs with an invalid superblock", 0, "XFSB"},              // XFS_SB_MAGIC
+	{"an ext4 with an invalid superblock", 1080, "\x53\xef"},      // EXT4_SUPER_MAGIC
+	{"a partition table (GPT)", 512, "EFI PART"},                  // GPT_HEADER_SIGNATURE, block/partitions/efi.h
+	{"a partition table (GPT)", 4096, "EFI PART"},                 // on sectors of 4 KiB
+	{"a boot sector or a partition table (MBR)", 510, "\x55\xaa"}, // MSDOS_LABEL_MAGIC1, block/partitions/msdos.c
 }
 
 // Found describes, with its article, what a disk seems to hold if Identify does not know it. It
@@ -64,7 +64,7 @@ func found(begin []byte) string {
 		}
 	}
 	if len(begin) > 0 && len(bytes.TrimLeft(begin, "\x00")) == 0 {
-		return fmt.Sprintf("nothing, %d zeroes to begin with", len(begin))
+		return fmt.Sprintf("nothing known: its first %d bytes are zero", len(begin))
 	}
 	return ""
 }

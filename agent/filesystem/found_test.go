@@ -56,8 +56,8 @@ func TestSuperblockThatMkfsWroteHasNoFault(t *testing.T) {
 // xfs_db writes fields with a valid checksum, as a kernel would.
 func TestFaultOfASuperblockIsNamed(t *testing.T) {
 	for field, want := range map[string]string{
-		"inprogress 1":           "the mkfs.xfs or xfs_copy that made it did not come to its end (inprogress)",
-		"features_incompat 0x1b": "it is marked as one to be repaired first (needsrepair)",
+		"inprogress 1":           "the mkfs.xfs or xfs_copy that made it did not finish (inprogress)",
+		"features_incompat 0x1b": "it is marked as needing repair (needsrepair)",
 		"sectsize 513":           "its superblock is damaged: it has sectors of 513 bytes",
 	} {
 		image := makeXFS(t, 304<<20)

@@ -95,7 +95,7 @@ func xfsCanGrow(m Mounted, blocks uint64) error {
 		return err
 	}
 	if blocks > g.dataBlocks() && g.flags()&xfsVersion5 == 0 {
-		return errkind.New(errkind.FailedPrecondition, "xfs on %s is of version 4, which a power cut after a growth may cost: copy it to one that mkfs.xfs makes today", m.Disk.Name())
+		return errkind.New(errkind.FailedPrecondition, "xfs on %s has format version 4, which a power cut after a growth may destroy: copy its files to an xfs that a current mkfs.xfs has made", m.Disk.Name())
 	}
 	return nil
 }

@@ -24,7 +24,7 @@ type xfsSuper struct {
 // xfsSuperSize is the size of the part that holds these fields.
 const xfsSuperSize = 96
 
-var errNoXFS = errors.New("no superblock of an xfs")
+var errNoXFS = errors.New("not the superblock of an xfs")
 
 // parseXFSSuper parses an untrusted superblock.
 func parseXFSSuper(b []byte) (xfsSuper, error) {
@@ -86,21 +86,21 @@ func (s xfsSuper) grownTo(disk *os.File) (blocks uint64) {
 // superblock in the log.)
 func xfsMountRefused(disk *os.File, err error) string {
 	if errors.Is(err, unix.EBADMSG) || errors.Is(err, unix.EIO) {
-		return "its metadata is damaged, or cannot be read: detach it and run on the host: xfs_repair -n DISK, which changes nothing and says what is wrong"
+		return "its metadata is damaged or cannot be read: detach the disk and run on the host: xfs_repair -n DISK, which reports the damage and changes nothing"
 	}
 	if !errors.Is(err, unix.EUCLEAN) {
 		return ""
 	}
-	const rescue = "detach it and run on the host: directvol rescue DISK. That boots a newer kernel, which recovers the disk"
+	const rescue = "detach the disk and run on the host: directvol rescue DISK. It boots a newer kernel, which recovers the disk"
 	if fault := xfsSuperFault(disk); fault != "" {
-		return fault + ": detach it and run on the host: xfs_repair -n DISK, which changes nothing and says what is wrong, then xfs_repair DISK"
+		return fault + ": detach the disk and run on the host: xfs_repair -n DISK, which reports the damage and changes nothing, then xfs_repair DISK"
 	}
 	super, readErr := readXFSSuper(disk, 0)
 	if readErr != nil {
 		return ""
 	}
 	if to := super.grownTo(disk); to != 0 {
-		return fmt.Sprintf("it was cut off while it grew from %d to %d bytes, which this kernel cannot recover: %s", super.blocks*super.blockSize, to*super.blockSize, rescue)
+		return fmt.Sprintf("its growth from %d to %d bytes was cut off, which this kernel cannot recover: %s", super.blocks*super.blockSize, to*super.blockSize, rescue)
 	}
 	return "if it was cut off within a minute of a growth, this kernel cannot recover it: " + rescue
 }
@@ -136,11 +136,11 @@ func xfsFaultOf(b []byte) string {
 	}
 	switch {
 	case five && xfsChecksum(b[:size]) != binary.LittleEndian.Uint32(b[xfsSuperCRC:]):
-		return "its superblock is damaged: the checksum does not fit"
+		return "its superblock is damaged: the checksum does not match"
 	case b[xfsSuperInProgress] != 0:
-		return "the mkfs.xfs or xfs_copy that made it did not come to its end (inprogress)"
+		return "the mkfs.xfs or xfs_copy that made it did not finish (inprogress)"
 	case five && binary.BigEndian.Uint32(b[xfsSuperIncompat:])&xfsNeedsRepair != 0:
-		return "it is marked as one to be repaired first (needsrepair)"
+		return "it is marked as needing repair (needsrepair)"
 	}
 	return ""
 }

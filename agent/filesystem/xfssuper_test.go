@@ -39,8 +39,8 @@ func TestXFSSuperblockOfRealMkfs(t *testing.T) {
 // test makes such a disk by hand; tests/cuts makes the kernel do it.
 func TestGrowthThatWasCutOffIsNamedWithTheWayOut(t *testing.T) {
 	image := makeXFS(t, 304<<20)
-	if said := xfsMountRefused(open(t, image), unix.EUCLEAN); strings.Contains(said, "while it grew") || !strings.Contains(said, "directvol rescue") {
-		t.Errorf("of one that never grew\ngot %s", said)
+	if said := xfsMountRefused(open(t, image), unix.EUCLEAN); strings.Contains(said, "its growth from") || !strings.Contains(said, "directvol rescue") {
+		t.Errorf("xfs that never grew\ngot %s", said)
 	}
 	file, err := os.OpenFile(image, os.O_WRONLY, 0)
 	if err != nil {
@@ -51,7 +51,7 @@ func TestGrowthThatWasCutOffIsNamedWithTheWayOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	said := xfsMountRefused(open(t, image), unix.EUCLEAN)
-	for _, want := range []string{"while it grew from 318767104 to 524288000 bytes", "directvol rescue DISK"} {
+	for _, want := range []string{"its growth from 318767104 to 524288000 bytes was cut off", "directvol rescue DISK"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("\nwant it to say %q\ngot  %s", want, said)
 		}

@@ -88,7 +88,7 @@ func (d *xfsDisk) awaitWritten(ctx context.Context, g *xfsGeom, before uint64) e
 		select {
 		case <-looks.C:
 		case <-ctx.Done():
-			return errkind.New(errkind.DeadlineExceeded, "xfs on %s, %d blocks: the header of its group %d is still to be written, and groups behind it have to wait for that: try again: %w", d.Disk.Name(), g.dataBlocks(), d.Proven.whole, ctx.Err())
+			return errkind.New(errkind.DeadlineExceeded, "xfs on %s, %d blocks: the header of group %d is not written to the disk yet, and later groups must wait for it: try again: %w", d.Disk.Name(), g.dataBlocks(), d.Proven.whole, ctx.Err())
 		}
 	}
 	return nil
@@ -120,7 +120,7 @@ func (d *xfsDisk) isWhole(g *xfsGeom, group uint64) (bool, error) {
 // (fs/xfs/libxfs/xfs_format.h) have the group's number at 8 and its length at 12.
 func xfsHeaderLength(header []byte, magic string, group uint64) (blocks uint32, err error) {
 	if len(header) < 16 || !bytes.HasPrefix(header, []byte(magic)) || uint64(binary.BigEndian.Uint32(header[8:])) != group {
-		return 0, fmt.Errorf("no %s of it: %w", magic, unix.EUCLEAN)
+		return 0, fmt.Errorf("its %s header is invalid: %w", magic, unix.EUCLEAN)
 	}
 	return binary.BigEndian.Uint32(header[12:]), nil
 }

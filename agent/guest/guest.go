@@ -118,7 +118,7 @@ func (g Guest) LoadModules(modules []*agentpb.KernelModule) error {
 			return errkind.New(errkind.InvalidArgument, "kernel_modules: empty message")
 		}
 		if len(m.Name) > moduleBytes || m.Name == "" || strings.ContainsFunc(m.Name, func(r rune) bool { return !strings.ContainsRune(moduleRunes, r) }) {
-			return errkind.New(errkind.InvalidArgument, "kernel_modules: %.80q is no module's name", m.Name)
+			return errkind.New(errkind.InvalidArgument, "kernel_modules: %.80q is not a module name", m.Name)
 		}
 		if err := g.loadOne(strings.ReplaceAll(m.Name, "-", "_"), m.Parameters); err != nil {
 			return errkind.New(errkind.Of(err), "kernel module %s: %w", m.Name, err)
@@ -142,7 +142,7 @@ func (g Guest) loadOne(name string, parameters []string) error {
 		return err
 	}
 	if path == builtIn {
-		return errkind.New(errkind.FailedPrecondition, "it is a part of the kernel, which takes %q on its command line alone", parameters)
+		return errkind.New(errkind.FailedPrecondition, "it is built into the kernel, which takes %q only on its command line", parameters)
 	}
 	log := health.OpenKernelLog()
 	defer log.Close()
@@ -189,7 +189,7 @@ func (g Guest) find(name string) (path string, err error) {
 	case errors.Is(err, errFound):
 		return path, nil
 	case err == nil || errors.Is(err, fs.ErrNotExist):
-		return "", errkind.New(errkind.NotFound, "this guest does not have it, neither loaded nor below %s", dir)
+		return "", errkind.New(errkind.NotFound, "it is neither loaded in this guest nor found below %s", dir)
 	}
-	return "", fmt.Errorf("look for it: %w", err)
+	return "", fmt.Errorf("find it: %w", err)
 }

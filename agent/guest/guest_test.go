@@ -148,8 +148,8 @@ func TestModuleThatIsRefusedSaysWhy(t *testing.T) {
 		t.Errorf("want a FailedPrecondition in the kernel's words\ngot  %v", err)
 	}
 	g.load = func(string, string) error { return unix.EKEYREJECTED }
-	if err := g.LoadModules([]*agentpb.KernelModule{{Name: "tmpfs"}}); err == nil || !strings.Contains(err.Error(), "says nothing of it") {
-		t.Errorf("of which the kernel says nothing\nwant it said\ngot  %v", err)
+	if err := g.LoadModules([]*agentpb.KernelModule{{Name: "tmpfs"}}); err == nil || !strings.Contains(err.Error(), "has logged nothing about it") {
+		t.Errorf("a module that the kernel has logged nothing about\nwant an error that says so\ngot  %v", err)
 	}
 }
 

@@ -20,7 +20,7 @@ func hasParameters(folder string, parameters, given []string, ours bool) error {
 	for _, p := range parameters {
 		name, want, has := strings.Cut(p, "=")
 		if name == "" || name != filepath.Base(name) || name == ".." {
-			return errkind.New(errkind.InvalidArgument, "%.80q is no parameter", p)
+			return errkind.New(errkind.InvalidArgument, "%.80q is not a parameter", p)
 		}
 		if slices.Contains(given, p) {
 			continue
@@ -32,7 +32,7 @@ func hasParameters(folder string, parameters, given []string, ours bool) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist) && !ours, errors.Is(err, fs.ErrPermission): // it may be write-only
 		case err != nil || !sameValue(strings.TrimSpace(string(shown)), want):
-			return errkind.New(errkind.FailedPrecondition, "it is loaded already, and parameter %.80q is not as asked for", p)
+			return errkind.New(errkind.FailedPrecondition, "it is loaded already, but without the requested parameter %.80q", p)
 		}
 	}
 	return nil

@@ -108,7 +108,7 @@ func familyOf(message []byte) (family, group uint32, err error) {
 		return 0, 0, fmt.Errorf("generic netlink family %s: %w", acpiFamily, unix.Errno(errno))
 	}
 	if len(message) < netlinkHeaders || binary.NativeEndian.Uint16(message[4:]) != unix.GENL_ID_CTRL {
-		return 0, 0, fmt.Errorf("generic netlink family %s: %d bytes are no answer", acpiFamily, len(message))
+		return 0, 0, fmt.Errorf("generic netlink family %s: the answer of %d bytes is malformed", acpiFamily, len(message))
 	}
 	attributes(message[netlinkHeaders:], func(kind uint16, value []byte) {
 		switch {
@@ -124,7 +124,7 @@ func familyOf(message []byte) (family, group uint32, err error) {
 		}
 	})
 	if family == 0 || group == 0 {
-		return 0, 0, fmt.Errorf("generic netlink family %s: the kernel does not say its numbers", acpiFamily)
+		return 0, 0, fmt.Errorf("generic netlink family %s: the kernel's answer lacks its id or its group's", acpiFamily)
 	}
 	return family, group, nil
 }

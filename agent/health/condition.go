@@ -60,9 +60,9 @@ func Unanswered(conditions []Condition, fstype, mountpoint string, waited time.D
 		message += fmt.Sprintf(" for %v", waited.Round(time.Millisecond))
 	}
 	if !of.IsZero() {
-		message += ": its statistics are those of " + of.UTC().Format(time.RFC3339)
+		message += ": its statistics date from " + of.UTC().Format(time.RFC3339)
 	}
-	return append(slices.Clone(conditions), Condition{Degraded, ReasonIOSlow, message + "; look at the path to its storage"})
+	return append(slices.Clone(conditions), Condition{Degraded, ReasonIOSlow, message + "; check the path to its storage"})
 }
 
 func isInaccessible(c Condition) bool { return c.Status == Inaccessible }

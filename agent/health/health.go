@@ -107,7 +107,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 func (m *Monitor) Beat(ctx context.Context) error {
 	file, err := os.Open(diskStats)
 	if err != nil {
-		return fmt.Errorf("health: a disk that hangs is not seen: %w", err)
+		return fmt.Errorf("health: hung disks are not detected: %w", err)
 	}
 	defer file.Close()
 	again := time.NewTicker(beatInterval)
@@ -124,7 +124,7 @@ func (m *Monitor) Beat(ctx context.Context) error {
 		}
 		text, err := io.ReadAll(io.NewSectionReader(file, 0, diskStatsBytes))
 		if err != nil {
-			return fmt.Errorf("health: a disk that hangs is not seen any more: %w", err)
+			return fmt.Errorf("health: hung disks are no longer detected: %w", err)
 		}
 		now := parseDiskStats(string(text))
 		for _, w := range watches {

@@ -96,8 +96,8 @@ func TestEveryFailureOfAProbeIsAConditionToActOn(t *testing.T) {
 	}{
 		unix.EROFS:     {"ext4", Inaccessible, ReasonReadOnly, "e2fsck -p"},
 		unix.ESHUTDOWN: {"xfs", Inaccessible, ReasonShutdown, "unmount and mount it again"},
-		unix.EIO:       {"xfs", Inaccessible, ReasonIOError, "mend the disk"},
-		unix.ENXIO:     {"ext4", Inaccessible, ReasonIOError, "mend the disk"},
+		unix.EIO:       {"xfs", Inaccessible, ReasonIOError, "repair the disk"},
+		unix.ENXIO:     {"ext4", Inaccessible, ReasonIOError, "repair the disk"},
 		unix.ENOSPC:    {"xfs", Degraded, ReasonOutOfSpace, "grow the volume"},
 	} {
 		target := Target{Mountpoint: "/v", Device: blockdev.Device{Path: "/dev/vda", Name: "vda"}, FSType: test.fstype}

@@ -243,13 +243,13 @@ func (w *Watch) remember(found []Condition) []Condition {
 	}
 	past := w.Past()
 	if !past.Failed.IsZero() {
-		add(ReasonPastIOError, "writes failed until %s and work again: what was written then and not fsynced may be lost; unmount and mount it to clear this", past.Failed.UTC().Format(time.RFC3339))
+		add(ReasonPastIOError, "writes failed until %s and succeed again: data written before then without fsync may be lost; unmount and mount it to clear this", past.Failed.UTC().Format(time.RFC3339))
 	}
 	if !past.Smaller.IsZero() {
-		add(ReasonPastDeviceTooSmall, "its disk ended before it until %s, and is large enough again: what lay beyond may be lost: unmount it and check the detached disk; mounting it again clears this", past.Smaller.UTC().Format(time.RFC3339))
+		add(ReasonPastDeviceTooSmall, "its disk was smaller than the filesystem until %s and is large enough again: the data beyond that size may be lost: unmount it and check the detached disk; mounting it again clears this", past.Smaller.UTC().Format(time.RFC3339))
 	}
 	if past.Unreadable > 0 {
-		add(ReasonReadError, "%d reads have failed since it was mounted, the last with %q: part of the disk cannot be read; restore what lies there", past.Unreadable, past.LastRead)
+		add(ReasonReadError, "%d reads have failed since it was mounted, the last with %q: part of the disk cannot be read; restore the data in that part", past.Unreadable, past.LastRead)
 	}
 	return found
 }

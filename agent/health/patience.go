@@ -41,7 +41,7 @@ func patient(ctx context.Context, silence time.Duration, meant func(uint64) bool
 			}
 			last = now
 			if time.Since(came) >= silence {
-				cancel(fmt.Errorf("no disk has ended a request for %v", silence))
+				cancel(fmt.Errorf("no disk has completed a request for %v", silence))
 				return
 			}
 		}

@@ -86,7 +86,7 @@ func tooSmall(t Target, fstype filesystem.Type) (end uint64, small []Condition) 
 		return extent.Bytes(), nil
 	}
 	return extent.Bytes(), []Condition{{Inaccessible, ReasonDeviceTooSmall, fmt.Sprintf(
-		"%s on %s: its disk has %d bytes, and it ends at %d: what lies beyond the disk's end fails: unmount, give the disk its size and its content back, check it and mount it",
+		"%s on %s: its disk has %d bytes, but the filesystem ends at %d: reads and writes beyond the disk's end fail: unmount, restore the disk's size and content, check it and mount it",
 		t.FSType, t.Device.Path, size, extent.Bytes())}}
 }
 
@@ -203,11 +203,11 @@ func judge(t Target, repair string, err error) finding {
 	case is(unix.ENOSPC, unix.EDQUOT):
 		return one(Degraded, ReasonOutOfSpace, "out of space or inodes (%v): delete files or grow the volume", cause(err))
 	case is(unix.EROFS):
-		return one(Inaccessible, ReasonReadOnly, "takes no writes any more (%v), the kernel stopped it after an error: mend the disk, unmount, run %s on it and mount it again", cause(err), repair)
+		return one(Inaccessible, ReasonReadOnly, "rejects writes (%v), the kernel stopped it after an error: repair the disk, unmount, run %s on it and mount it again", cause(err), repair)
 	case is(unix.ESHUTDOWN):
-		return one(Inaccessible, ReasonShutdown, "reads and writes fail (%v), it has shut itself down: mend the disk, unmount and mount it again", cause(err))
+		return one(Inaccessible, ReasonShutdown, "reads and writes fail (%v), the filesystem has shut down: repair the disk, unmount and mount it again", cause(err))
 	case is(unix.EIO, unix.ENXIO, unix.ENODEV, unix.EUCLEAN):
-		return one(Inaccessible, ReasonIOError, "writes fail (%v): mend the disk, unmount and mount it again", cause(err))
+		return one(Inaccessible, ReasonIOError, "writes fail (%v): repair the disk, unmount and mount it again", cause(err))
 	}
 	return finding{failure: err}
 }

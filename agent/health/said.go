@@ -47,7 +47,7 @@ func (l *KernelLog) Words(about ...string) string {
 			return "the guest's kernel says: " + said
 		}
 	}
-	return "the guest's kernel says nothing of it"
+	return "the guest's kernel has logged nothing about it"
 }
 
 // Said quotes the last lines that the kernel has logged since OpenKernelLog about name, or returns

@@ -103,7 +103,7 @@ func (w *Watch) Conditions(ctx context.Context) ([]Condition, error) {
 	select {
 	case <-w.looked:
 	case <-ctx.Done():
-		return nil, fmt.Errorf("%s on %s has not been looked at yet: %w", w.target.FSType, w.target.Device.Path, ctx.Err())
+		return nil, fmt.Errorf("%s on %s has not been examined yet: %w", w.target.FSType, w.target.Device.Path, ctx.Err())
 	}
 	conditions, _ := w.Latest()
 	return conditions, nil
@@ -226,10 +226,10 @@ func (w *Watch) all() []Condition {
 	}
 	switch {
 	case w.stall.hangs():
-		return one(Inaccessible, ReasonIOHung, "its disk hangs: requests are in flight (%d), and none has ended for %v or more: look at the path to its storage; it goes on by itself when that answers",
+		return one(Inaccessible, ReasonIOHung, "its disk hangs: requests are in flight (%d), and none has completed for %v or more: check the path to its storage; the volume recovers by itself when the storage answers",
 			w.stall.last.inFlight, hungBeats*beatInterval)
 	case w.slow:
-		return one(Degraded, ReasonIOSlow, "a few requests of its disk have taken %v or more: look at the path to its storage", slowLimit)
+		return one(Degraded, ReasonIOSlow, "some requests to its disk have taken %v or more: check the path to its storage", slowLimit)
 	}
 	return w.found
 }

@@ -172,7 +172,7 @@ func (j *Buffer) take(r *Reader, batch []byte) ([]byte, <-chan struct{}) {
 	defer j.mu.Unlock()
 	r.written = r.next
 	if lost := int64(j.first - r.next); lost > 0 {
-		batch = append(batch, j.told(logrus.Fields{"lost": lost}, "log lines are lost: nobody has read them in time")...)
+		batch = append(batch, j.told(logrus.Fields{"lost": lost}, "log lines are lost: the host did not read them in time")...)
 		r.next = j.first
 	}
 	for _, line := range j.lines[r.next-j.first:] {

@@ -80,7 +80,7 @@ const (
 func (c *Calls) Write(t *Text) {
 	methods := c.known()
 	names := slices.Sorted(maps.Keys(methods))
-	t.Family(callsName, Counter, "Calls that were answered, by method and by gRPC's name of the code.")
+	t.Family(callsName, Counter, "Answered calls, by method and gRPC status code.")
 	for _, name := range names {
 		m := methods[name]
 		for code := range m.codes {
@@ -89,7 +89,7 @@ func (c *Calls) Write(t *Text) {
 			}
 		}
 	}
-	t.Family(durationName, Histogram, "How long calls took, less those that were answered at once: these are counted and not timed.")
+	t.Family(durationName, Histogram, "Duration of calls; calls that are answered at once are counted but not timed.")
 	for _, name := range names {
 		methods[name].writeDurations(t, name)
 	}

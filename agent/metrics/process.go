@@ -23,8 +23,8 @@ func WriteProcess(t *Text) error {
 		name, help string
 		scale      float64
 	}{
-		{"RssAnon", "kB", "directvol_agent_anonymous_memory_bytes", "Memory of this process that no file backs.", 1024},
-		{"VmRSS", "kB", "directvol_agent_resident_memory_bytes", "Memory of this process, its program included.", 1024},
+		{"RssAnon", "kB", "directvol_agent_anonymous_memory_bytes", "Anonymous memory of this process (RssAnon).", 1024},
+		{"VmRSS", "kB", "directvol_agent_resident_memory_bytes", "Resident memory of this process, its program included (VmRSS).", 1024},
 		{"Threads", "", "directvol_agent_threads", "Threads of this process.", 1},
 	} {
 		value, err := statusField(string(text), f.key, f.unit)
@@ -47,9 +47,9 @@ func statusField(text, key, unit string) (uint64, error) {
 		value, ok = strings.CutSuffix(strings.TrimSpace(value), unit)
 		n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 48)
 		if !ok || err != nil {
-			return 0, fmt.Errorf("%.80q is no number of %s", line, unit)
+			return 0, fmt.Errorf("%.80q is not a number of %s", line, unit)
 		}
 		return n, nil
 	}
-	return 0, fmt.Errorf("no %s", key)
+	return 0, fmt.Errorf("no line %s", key)
 }

@@ -44,7 +44,7 @@ func elsewhere(one search) (processes []string) {
 	defer cancel()
 	processes, ok := looks.Ask(ctx, one, one.at)
 	if !ok {
-		return []string{"a process does not let its mounts be read"}
+		return []string{"a process whose mounts cannot be read"}
 	}
 	return processes
 }
@@ -66,7 +66,7 @@ func (s search) at() (processes []string) {
 			continue
 		}
 		name, _ := os.ReadFile(filepath.Join(s.proc, pid, "comm"))
-		processes = append(processes, fmt.Sprintf("mounted where process %s runs, %.15q", pid, strings.TrimSpace(string(name))))
+		processes = append(processes, fmt.Sprintf("mounted in the mount namespace of process %s, %.15q", pid, strings.TrimSpace(string(name))))
 	}
 	return processes
 }

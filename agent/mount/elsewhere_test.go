@@ -23,7 +23,7 @@ func TestProcessThatCannotBeLookedAtKeepsNobody(t *testing.T) {
 	if err := unix.Mkfifo(stuck, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	want := "a process does not let its mounts be read"
+	want := "a process whose mounts cannot be read"
 	for range 2 {
 		if got := elsewhere(search{proc, 1}); strings.Join(got, ", ") != want {
 			t.Errorf("users\nwant %s\ngot  %q", want, got)

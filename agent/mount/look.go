@@ -16,7 +16,7 @@ var (
 	ErrNoMount = errors.New("nothing is mounted there")
 	// ErrUnknown means that the root cannot be examined, for instance that of an xfs that has shut
 	// down, or on a kernel before 5.8. mountinfo has the answer then.
-	ErrUnknown = errors.New("its root does not tell")
+	ErrUnknown = errors.New("its root cannot be examined")
 )
 
 // Mark identifies a mount with what the kernel can report without blocking. It is unique for this

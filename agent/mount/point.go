@@ -38,13 +38,13 @@ func MakePoint(path string) (made bool, err error) {
 	} else if err != nil {
 		return refuse("%w", err)
 	} else if !info.IsDir() {
-		return refuse("%s is no directory", path)
+		return refuse("%s is not a directory", path)
 	}
 	switch real, err := filepath.EvalSymlinks(path); {
 	case err != nil:
 		return refuse("%w", err)
 	case real != path:
-		return refuse("%s leads through a symbolic link to %s: name that", path, real)
+		return refuse("%s leads through a symbolic link to %s: use that path", path, real)
 	}
 	return made, nil
 }

@@ -14,7 +14,7 @@ import (
 
 func (a *Agent) getMetrics(ctx context.Context, _ *agentpb.GetMetricsRequest) (*agentpb.Metrics, error) {
 	var text metrics.Text
-	text.Family("directvol_agent_info", metrics.Gauge, "This agent, by its version.")
+	text.Family("directvol_agent_info", metrics.Gauge, "Version of this agent.")
 	text.Sample("directvol_agent_info", 1, "version", a.Version)
 	a.Counts.Write(&text)
 	a.writeVolumes(ctx, &text)
@@ -47,9 +47,9 @@ func (a *Agent) writeVolumes(ctx context.Context, text *metrics.Text) {
 		text.Sample(volumes, float64(n), "driver", driver)
 	}
 	abnormal, counts := a.conditions(ctx, mounted)
-	text.One("directvol_agent_volumes_abnormal", metrics.Gauge, "Of these, how many something is wrong of.", float64(abnormal))
+	text.One("directvol_agent_volumes_abnormal", metrics.Gauge, "Mounted storages with at least one abnormal condition.", float64(abnormal))
 	const conditions = "directvol_agent_volume_conditions"
-	text.Family(conditions, metrics.Gauge, "Conditions of these that are abnormal, by status and reason.")
+	text.Family(conditions, metrics.Gauge, "Abnormal conditions of mounted storages, by status and reason.")
 	found := slices.SortedFunc(maps.Keys(counts), func(a, b condition) int {
 		return cmp.Or(cmp.Compare(a.status, b.status), cmp.Compare(a.reason, b.reason))
 	})

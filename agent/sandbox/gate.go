@@ -32,7 +32,7 @@ func (g *gate) enter(ctx context.Context) (leave func(), err error) {
 }
 
 // errGoesOn is why a gate cannot be closed: a call inside may stay there forever.
-var errGoesOn = errors.New("a call that was given up has not ended")
+var errGoesOn = errors.New("an abandoned call has not ended")
 
 // lateLimit is how long close waits for late calls: a late call that waits for no disk is undone at
 // once.

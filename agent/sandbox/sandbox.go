@@ -110,7 +110,7 @@ func (s *Sandbox) createSandbox(ctx context.Context, storages []*agentpb.Storage
 }
 
 // errAgain means that the sandbox was destroyed, and that Create must run again, alone.
-var errAgain = errors.New("after a destroy a sandbox is made alone")
+var errAgain = errors.New("after DestroySandbox a sandbox is created only when no other call runs")
 
 func (s *Sandbox) createIn(ctx context.Context, turn turn, alone bool, storages []*agentpb.Storage, before []step) error {
 	return s.create(ctx, "the sandbox", storage.Sandbox, turn, func(ctx context.Context, agreed func() bool) error {
@@ -205,7 +205,7 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 
 // UnmountEach unmounts every storage that can be unmounted, for the shutdown of the guest.
 func (s *Sandbox) UnmountEach(ctx context.Context) error {
-	return s.call(ctx, thing{what: "the guest's end"}, func(context.Context) (func(), error) { return func() {}, nil }, nil, s.storages.UnmountEach)
+	return s.call(ctx, thing{what: "shutdown of the guest"}, func(context.Context) (func(), error) { return func() {}, nil }, nil, s.storages.UnmountEach)
 }
 
 // Update gives ephemeral storages new options.
@@ -236,7 +236,7 @@ func (s *Sandbox) inTurn(id string) turn {
 		if err := place.Await(ctx); err != nil {
 			place.Leave()
 			leave()
-			return nil, fmt.Errorf("another call of it goes on, a disk may not answer%s: %w", s.waiting(holdersOf(id)), context.Cause(ctx))
+			return nil, fmt.Errorf("another call for it has not ended, a disk may not answer%s: %w", s.waiting(holdersOf(id)), context.Cause(ctx))
 		}
 		return func() { place.Leave(); leave() }, nil
 	}
@@ -245,7 +245,7 @@ func (s *Sandbox) inTurn(id string) turn {
 // alone waits until no call is in progress.
 func (s *Sandbox) alone(ctx context.Context) (func(), error) {
 	if err := s.gate.close(ctx); err != nil {
-		return nil, fmt.Errorf("calls of its containers go on, a disk may not answer%s: %w", s.waiting(nil), err)
+		return nil, fmt.Errorf("calls for its containers have not ended, a disk may not answer%s: %w", s.waiting(nil), err)
 	}
 	return s.gate.open, nil
 }

@@ -242,7 +242,7 @@ func (s *Server) isReady() bool {
 // awaitReady waits for Ready until ctx ends.
 func (s *Server) awaitReady(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
-		return status.Errorf(codes.DeadlineExceeded, "its time was over when it arrived: call again with more: %v", err)
+		return status.Errorf(codes.DeadlineExceeded, "its deadline had passed when it arrived: call again with a longer one: %v", err)
 	}
 	if s.Ready == nil {
 		return nil

@@ -60,8 +60,8 @@ func TestCallWaitsForTheGuestToBeReady(t *testing.T) {
 	defer cancel()
 	<-soon.Done()
 	for range 100 { // the error must name the deadline, even though the modules are not loaded yet
-		if _, err := call.answer(soon, nothing); status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "over when it arrived") {
-			t.Fatalf("of a call whose time was over\nwant DeadlineExceeded, and that said\ngot  %v", err)
+		if _, err := call.answer(soon, nothing); status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "had passed when it arrived") {
+			t.Fatalf("call whose deadline had passed\nwant a DeadlineExceeded that says so\ngot  %v", err)
 		}
 	}
 	waits, giveUp := context.WithCancel(t.Context())

@@ -57,7 +57,7 @@ func Open(path string) (*File, error) {
 		return nil, fmt.Errorf("state: %w", err)
 	}
 	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("state %s: it is there, and no regular file: name another one", path)
+		return nil, fmt.Errorf("state %s: it exists and is not a regular file: name another one", path)
 	}
 	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -65,7 +65,7 @@ func Open(path string) (*File, error) {
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		lock.Close()
-		return nil, fmt.Errorf("state %s: another agent has it: give this one its own: %w", path, err)
+		return nil, fmt.Errorf("state %s: another agent uses it: give this agent its own: %w", path, err)
 	}
 	return &File{path: path, boot: strings.TrimSpace(string(boot)), lock: lock}, nil
 }
@@ -110,7 +110,7 @@ func (f *File) Save(contents func() any) error {
 
 func (f *File) write(text []byte) error {
 	if len(text) > maxBytes {
-		return fmt.Errorf("%d bytes are more than the %d that are read back", len(text), maxBytes)
+		return fmt.Errorf("%d bytes: at most %d can be read back", len(text), maxBytes)
 	}
 	next := f.path + ".new"
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -107,7 +107,7 @@ func TestPathThatIsNoFileIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{dir, pipe, link, "/dev/null"} {
-		if _, err := Open(path); err == nil || !strings.Contains(err.Error(), "no regular file") {
+		if _, err := Open(path); err == nil || !strings.Contains(err.Error(), "not a regular file") {
 			t.Errorf("%s\nwant it refused\ngot  %v", path, err)
 		}
 	}

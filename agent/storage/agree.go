@@ -16,6 +16,6 @@ func (r request) mustAgree(top *mount.Info, from origin) error {
 	if len(missing) == 0 && len(extra) == 0 {
 		return nil
 	}
-	return errkind.New(errkind.AlreadyExists, "storage %s: %s is mounted there by somebody else and with other options: %v asked for and not there, %v there and not asked for: unmount it or ask for it as it is",
+	return errkind.New(errkind.AlreadyExists, "storage %s: %s is mounted there by somebody else with other options: %v requested but missing, %v present but not requested: unmount it or request the present options",
 		r.mountPoint, from.path, missing, extra)
 }

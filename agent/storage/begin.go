@@ -67,7 +67,7 @@ func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 	t.mu.Lock()
 	m.made, m.found = m.made || did.made, false
 	t.mu.Unlock()
-	t.log.WithField("mountpoint", m.mountPoint).Warn("storage mounted again: it was not there")
+	t.log.WithField("mountpoint", m.mountPoint).Warn("storage was not mounted any more, and is mounted again")
 	return nil
 }
 
@@ -115,7 +115,7 @@ func (t *Table) refuseToHide(m *mounted) error {
 			return err
 		}
 		if !already && (there || t.begins(inner)) {
-			return errkind.New(errkind.FailedPrecondition, "storage %s: it would hide storage %s: ask for that after it", m.mountPoint, inner.mountPoint)
+			return errkind.New(errkind.FailedPrecondition, "storage %s: it would hide storage %s: request that one after it", m.mountPoint, inner.mountPoint)
 		}
 	}
 	for _, outer := range t.known(func(o *mounted) bool { return o.driver.volume && o.hasNested([]*mounted{m}) }) {

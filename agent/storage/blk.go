@@ -14,7 +14,7 @@ var blk = &driver{
 	name: "blk", device: true, volume: true,
 	check: func(r request) error {
 		if r.source == "" {
-			return errkind.New(errkind.InvalidArgument, "source %q is no device: give a PCI path such as 02/01 or a path below /dev", r.source)
+			return errkind.New(errkind.InvalidArgument, "source %q is not a device: give a PCI path such as 02/01 or a path below /dev", r.source)
 		}
 		return checkDiskFilesystem(r)
 	},
@@ -30,7 +30,7 @@ func checkDiskFilesystem(r request) error {
 		return errkind.New(errkind.InvalidArgument, "unknown fstype %.40q, this agent has %v", r.fstype, filesystem.Names())
 	}
 	if r.options.Has("errors=panic") {
-		return errkind.New(errkind.InvalidArgument, "option errors=panic: a volume never ends its VM: ask for errors=remount-ro")
+		return errkind.New(errkind.InvalidArgument, "option errors=panic: a volume must not panic its VM: use errors=remount-ro")
 	}
 	return nil
 }

@@ -357,7 +357,7 @@ func (t *Table) putBack(m *mounted, gone layer) error {
 	case err != nil || there && gone.kept != nil:
 		return err
 	case gone.kept == nil && m.driver == foreign:
-		return errkind.New(errkind.FailedPrecondition, "storage %s is unmounted, and how it was mounted is not known", m.mountPoint)
+		return errkind.New(errkind.FailedPrecondition, "storage %s is unmounted, and cannot be mounted again: its options are unknown", m.mountPoint)
 	case gone.kept == nil:
 		err = t.mountAgain(context.Background(), m)
 	default:

@@ -104,7 +104,7 @@ func (t *Table) follow(m *mounted, r request, from origin) error {
 		return err
 	}
 	m.set(from, mount.Identity{})
-	t.log.WithField("mountpoint", m.mountPoint).WithField("device", from.path).Warn("storage has lost its disk, and gets the one that has taken its place")
+	t.log.WithField("mountpoint", m.mountPoint).WithField("device", from.path).Warn("storage lost its disk and is mounted from the disk that replaced it")
 	return nil
 }
 

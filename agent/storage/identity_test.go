@@ -177,7 +177,7 @@ func TestGrowthIsNoOtherOption(t *testing.T) {
 	}
 	grown := &mount.Info{FSType: "ext4", Options: "rw,relatime", VFSOptions: "rw,mb_optimize_scan=0"}
 	if missing, extra := r.options.Differences(grown); len(missing) != 0 || len(extra) != 0 {
-		t.Errorf("want no difference\ngot  %q asked for and not there, %q there and not asked for", missing, extra)
+		t.Errorf("want no difference\ngot  %q requested but missing, %q present but not requested", missing, extra)
 	}
 }
 

@@ -72,7 +72,7 @@ func wayOut(r request, from origin, err error, log *health.KernelLog) (errkind.K
 	}
 	defer disk.Close()
 	if short := tooShort(fstype, disk); short != "" {
-		return errkind.FailedPrecondition, short + ": give the disk its size and its content back"
+		return errkind.FailedPrecondition, short + ": restore the disk's size and content"
 	}
 	if said := fstype.MountRefused(disk, err); said != "" {
 		return errkind.FailedPrecondition, said
@@ -84,7 +84,7 @@ func wayOut(r request, from origin, err error, log *health.KernelLog) (errkind.K
 	case found == r.fstype && mount.Reason(err) != "":
 		return kind, kernel
 	case found == r.fstype && r.options.Data != "":
-		return kind, fmt.Sprintf("is each of its options one that %s has? %s", r.fstype, kernel)
+		return kind, fmt.Sprintf("check that %s has each of its options. %s", r.fstype, kernel)
 	case found == r.fstype:
 		return errkind.FailedPrecondition, kernel
 	case found != "":
@@ -92,9 +92,9 @@ func wayOut(r request, from origin, err error, log *health.KernelLog) (errkind.K
 	}
 	found := filesystem.Found(disk)
 	if found == "" {
-		found = "nothing that is known here"
+		found = "nothing known"
 	}
-	return kind, fmt.Sprintf("the disk holds %s: is it formatted with %s, and not partitioned? %s", found, r.fstype, kernel)
+	return kind, fmt.Sprintf("the disk holds %s: check that it is formatted with %s and not partitioned. %s", found, r.fstype, kernel)
 }
 
 // tooShort returns a message if the disk is smaller than its filesystem, or than any filesystem.
@@ -107,7 +107,7 @@ func tooShort(fstype filesystem.Type, disk *os.File) string {
 		return fmt.Sprintf("the disk has only %d bytes", size)
 	}
 	if extent, err := fstype.OnDisk(disk); err == nil && !extent.EndsWithin(size) {
-		return fmt.Sprintf("the %s ends at %d bytes, and its disk has only %d", fstype.Name, extent.Bytes(), size)
+		return fmt.Sprintf("the %s ends at %d bytes, but its disk has only %d", fstype.Name, extent.Bytes(), size)
 	}
 	return ""
 }

@@ -55,7 +55,7 @@ func (t *Table) Recover() error {
 	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 	if len(errs) > 0 {
 		aside, err := t.state.Aside()
-		errs = append([]error{fmt.Errorf("state %s, kept as %s: what follows is not known, and no container that may have it is removed before it is asked for again", t.state.Path(), aside)}, errs...)
+		errs = append([]error{fmt.Errorf("state %s, kept as %s, is not understood in part; a container that may hold such a storage cannot be removed until the storage is requested again", t.state.Path(), aside)}, errs...)
 		if err != nil {
 			errs = append(errs, err)
 		}
@@ -88,7 +88,7 @@ func (t *Table) recover(r record) error {
 		if m.made {
 			os.Remove(m.mountPoint)
 		}
-		entry.Info("storage is not there any more")
+		entry.Info("storage is not mounted any more")
 		return nil
 	}
 	t.mu.Lock()

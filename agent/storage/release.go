@@ -109,7 +109,7 @@ func (t *Table) unmount(ctx context.Context, m *mounted) error {
 	if m.driver.device { // otherwise two proofs, or a proof and a mount, would collide on the exclusive claim
 		done, err := t.devices.turns.Take(ctx, m.origin().path)
 		if err != nil {
-			return errkind.New(errkind.DeadlineExceeded, "unmount %s: another call is at its device %s: %w", m.mountPoint, m.origin().path, err)
+			return errkind.New(errkind.DeadlineExceeded, "unmount %s: another call uses its device %s: %w", m.mountPoint, m.origin().path, err)
 		}
 		defer done()
 	}

@@ -38,7 +38,7 @@ func (t *Table) CheckReleased(ctx context.Context, driverName, source string) er
 	}
 	done, err := t.devices.turns.Take(ctx, from.path)
 	if err != nil {
-		return errkind.New(errkind.DeadlineExceeded, "device %s: another call is at it: %w", from.path, err)
+		return errkind.New(errkind.DeadlineExceeded, "device %s: another call uses it: %w", from.path, err)
 	}
 	defer done()
 	disk, err := claim(from.path)
@@ -50,7 +50,7 @@ func (t *Table) CheckReleased(ctx context.Context, driverName, source string) er
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
 		return nil // the device has just gone
 	default:
-		return fmt.Errorf("whether device %s is free is not known: %w", from.path, err)
+		return fmt.Errorf("device %s may still be in use: %w", from.path, err)
 	}
 }
 
@@ -109,7 +109,7 @@ func (t *Table) proveFree(m *mounted) error {
 	case errors.Is(err, unix.EBUSY):
 		return stillInUse(m.mountPoint, m.origin().path, m.origin().device.Number, err)
 	default:
-		return fmt.Errorf("volume %s is unmounted, but whether its device is free is not known: %w", m.mountPoint, err)
+		return fmt.Errorf("volume %s is unmounted, but its device may still be in use: %w", m.mountPoint, err)
 	}
 }
 

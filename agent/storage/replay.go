@@ -31,7 +31,7 @@ func (d *devices) mount(ctx context.Context, r request, from origin) error {
 	}
 	done, err := d.turns.Take(ctx, from.path)
 	if err != nil {
-		return errkind.New(errkind.DeadlineExceeded, "mount %s: another call is at its device %s, which may not answer: %w", r.mountPoint, from.path, err)
+		return errkind.New(errkind.DeadlineExceeded, "mount %s: another call uses its device %s, which may not answer: %w", r.mountPoint, from.path, err)
 	}
 	defer done()
 	disk, err := keepDisk(from)
@@ -54,7 +54,7 @@ func mountInTree(r request, from origin) error {
 func keepDisk(from origin) (*os.File, error) {
 	disk, err := os.Open(from.path)
 	if err != nil {
-		return nil, errkind.New(errkind.FailedPrecondition, "the disk that was found at %s is not there any more: call again: %w", from.path, err)
+		return nil, errkind.New(errkind.FailedPrecondition, "the disk that was found at %s is gone: call again: %w", from.path, err)
 	}
 	var st unix.Stat_t
 	if err = unix.Fstat(int(disk.Fd()), &st); err != nil {
@@ -77,12 +77,12 @@ func takeBackOther(r request, from origin) error {
 		return nil
 	}
 	if len(mounts) > 0 && mounts[len(mounts)-1].Source != from.path {
-		return errkind.New(errkind.FailedPrecondition, "storage %s: %s is mounted there, and %s is not any more: call again", r.mountPoint, nameOf(mounts[len(mounts)-1]), from.named(r.fstype))
+		return errkind.New(errkind.FailedPrecondition, "storage %s: %s is mounted there instead of %s: call again", r.mountPoint, nameOf(mounts[len(mounts)-1]), from.named(r.fstype))
 	}
 	if undo := mount.Unmount(r.mountPoint); undo != nil && !errors.Is(undo, unix.EINVAL) {
 		err = errors.Join(err, &fs.PathError{Op: "unmount", Path: r.mountPoint, Err: undo})
 	}
-	return errors.Join(errkind.New(errkind.FailedPrecondition, "storage %s: what was mounted is not %s: call again", r.mountPoint, from.named(r.fstype)), err)
+	return errors.Join(errkind.New(errkind.FailedPrecondition, "storage %s: the mounted disk is not %s: call again", r.mountPoint, from.named(r.fstype)), err)
 }
 
 // mountDisk mounts a disk. It mounts the disk twice if the first mount has replayed a log that
@@ -121,7 +121,7 @@ func mountDisk(fstype filesystem.Type, r request, from origin) error {
 	first.Close() // this unmounts it
 	disk, err := claim(from.path)
 	if err != nil { // check: if it is mounted elsewhere, the wrong group count would stay
-		return errkind.New(errkind.FailedPrecondition, "%s was cut off while it grew and has to be mounted twice, but somebody in the guest has mounted it meanwhile: unmount it there and try again: %w", from.path, err)
+		return errkind.New(errkind.FailedPrecondition, "the growth of %s was cut off, so it has to be mounted twice, but somebody in the guest has mounted it meanwhile: unmount it there and try again: %w", from.path, err)
 	}
 	disk.Close()
 	return mountInTree(r, from)

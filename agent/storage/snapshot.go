@@ -107,7 +107,7 @@ func (r record) mounted() (*mounted, error) {
 		return nil, fmt.Errorf("storage %.200q: unknown driver %.40q", r.MountPoint, r.Driver)
 	}
 	if !mount.IsPoint(r.MountPoint) {
-		return nil, fmt.Errorf("storage %.200q: no absolute path below /", r.MountPoint)
+		return nil, fmt.Errorf("storage %.200q: the mount point must be an absolute path below /", r.MountPoint)
 	}
 	if len(r.Holders) == 0 {
 		return nil, fmt.Errorf("storage %.200q: held by %q", r.MountPoint, r.Holders)

@@ -92,7 +92,7 @@ func (t *Table) refuseStrangers(ctx context.Context, holder string) error {
 		return err
 	}
 	for _, s := range left {
-		return errkind.New(errkind.FailedPrecondition, "storage %s is mounted, and was written down by another agent, or not: whose it is cannot be known: ask for it again, or destroy the sandbox", s.mountPoint)
+		return errkind.New(errkind.FailedPrecondition, "storage %s is mounted, but this agent's state does not say who holds it: request it again, or destroy the sandbox", s.mountPoint)
 	}
 	return nil
 }
@@ -101,7 +101,7 @@ func (t *Table) refuseStrangers(ctx context.Context, holder string) error {
 var foreign = &driver{
 	name: "foreign", volume: true,
 	mount: func(_ context.Context, _ *devices, r request, _ origin) (did, error) {
-		return did{}, errkind.New(errkind.FailedPrecondition, "storage %s is unmounted, and how it was mounted is not known", r.mountPoint)
+		return did{}, errkind.New(errkind.FailedPrecondition, "storage %s is unmounted, and cannot be mounted again: its options are unknown", r.mountPoint)
 	},
 	unmount: func(m *mounted) error { // unmounts the topmost mount
 		if there, err := m.driver.there(m); !there || err != nil {
@@ -178,7 +178,7 @@ func (t *Table) refuseToHideStranger(m *mounted) error {
 		}
 		comesBack := len(s.leaving) > 0 && !slices.Contains(s.leaving, m.departure)
 		if len(mounts) > 0 || comesBack {
-			return errkind.New(errkind.FailedPrecondition, "storage %s: it would hide the mount at %s, whose it is cannot be known: unmount that, or destroy the sandbox", m.mountPoint, s.mountPoint)
+			return errkind.New(errkind.FailedPrecondition, "storage %s: it would hide the mount at %s, whose holder is unknown: unmount that, or destroy the sandbox", m.mountPoint, s.mountPoint)
 		}
 	}
 	return nil
@@ -232,7 +232,7 @@ func (d *devices) inUseStill(ctx context.Context, disk mount.Device) (path strin
 	}
 	done, err := d.turns.Take(ctx, device.Path)
 	if err != nil {
-		return device.Path, errkind.New(errkind.DeadlineExceeded, "whether device %s is free is not known, another call is at it: %w", device.Path, err)
+		return device.Path, errkind.New(errkind.DeadlineExceeded, "device %s may still be in use, another call uses it: %w", device.Path, err)
 	}
 	defer done()
 	claimed, err := claim(device.Path)

@@ -127,7 +127,7 @@ var errEnded = errkind.New(errkind.FailedPrecondition, "the sandbox is destroyed
 func (t *Table) inTurn(ctx context.Context, what, mountPoint string, do func() error) error {
 	done, err := t.turns.Take(ctx, mountPoint)
 	if err != nil {
-		return errkind.New(errkind.DeadlineExceeded, "%s %s: another call is at it and has not ended, its disk may not answer: %w", what, mountPoint, err)
+		return errkind.New(errkind.DeadlineExceeded, "%s %s: another call for it has not ended, its disk may not answer: %w", what, mountPoint, err)
 	}
 	defer done()
 	return do()

@@ -21,7 +21,7 @@ var virtioFS = &driver{
 			return errkind.New(errkind.InvalidArgument, "unknown fstype %.40q, driver virtio-fs has virtiofs", r.fstype)
 		}
 		if len(r.source) == 0 || len(r.source) > tagBytes {
-			return errkind.New(errkind.InvalidArgument, "source %.40q is no virtio-fs tag: give 1 to %d bytes", r.source, tagBytes)
+			return errkind.New(errkind.InvalidArgument, "source %.40q is not a virtio-fs tag: give 1 to %d bytes", r.source, tagBytes)
 		}
 		return nil
 	},

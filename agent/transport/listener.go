@@ -209,7 +209,7 @@ func (l *Listener) count() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.conns == l.most {
-		return fmt.Errorf("%d are open already", l.most)
+		return fmt.Errorf("%d connections are open already", l.most)
 	}
 	l.conns++
 	return nil
@@ -258,7 +258,7 @@ func (l *Listener) Addr() net.Addr { return l.addr }
 func admitHost(_ int, peer unix.Sockaddr) (addr, error) {
 	vm, ok := peer.(*unix.SockaddrVM)
 	if !ok {
-		return addr{}, fmt.Errorf("its peer %T is none of vsock", peer)
+		return addr{}, fmt.Errorf("its peer %T has no vsock address", peer)
 	}
 	if vm.CID != unix.VMADDR_CID_HOST {
 		return addr{}, fmt.Errorf("its peer is CID %d, not the host", vm.CID)

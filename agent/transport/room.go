@@ -47,7 +47,7 @@ func (r *room) admit(c *conn) error {
 	if len(r.conns) >= r.ledger.conns {
 		oldest := r.oldest(func(c *conn) bool { return !r.pending.has(c) && !c.reading.runs() || c.stuck() })
 		if oldest == nil {
-			return fmt.Errorf("%d connections are open already, and all of them at work", len(r.conns))
+			return fmt.Errorf("%d connections are open already, and all have calls in progress", len(r.conns))
 		}
 		delete(r.conns, oldest)
 		oldest.end()

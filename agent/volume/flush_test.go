@@ -91,7 +91,7 @@ func TestSlowDiskIsNotSaidToHang(t *testing.T) {
 			gate <- struct{}{}
 		}
 	}()
-	if err := table.Flush(ctx, dir); errkind.Of(err) != errkind.DeadlineExceeded || !strings.Contains(err.Error(), "is slow: it answers") {
+	if err := table.Flush(ctx, dir); errkind.Of(err) != errkind.DeadlineExceeded || !strings.Contains(err.Error(), "is slow: it has completed") {
 		t.Errorf("want a DeadlineExceeded, and the disk slow\ngot  %v", err)
 	}
 	open()
@@ -104,8 +104,8 @@ func TestWhatHasComeFromADiskIsSaid(t *testing.T) {
 	for want, got := range map[string]string{
 		"hangs":                      answers(true, 5, 9*time.Second),
 		"has not answered meanwhile": answers(false, 0, 0),
-		"has ended 1 requests meanwhile, and none for 9s":         answers(false, 1, 9*time.Second), // its flush may hang
-		"is slow: it answers, and has ended 7 requests meanwhile": answers(false, 7, 0),
+		"has completed 1 requests meanwhile, but none for 9s": answers(false, 1, 9*time.Second), // its flush may hang
+		"is slow: it has completed 7 requests meanwhile":      answers(false, 7, 0),
 	} {
 		if got != want {
 			t.Errorf("want %q\ngot  %q", want, got)

@@ -86,7 +86,7 @@ func refuseLate(path, through string) error {
 	if all, err := mount.All(); err == nil && through == path {
 		through = cmp.Or(mount.Behind(all, path), path)
 	}
-	return errkind.New(errkind.DeadlineExceeded, "volume %.200q: the filesystem at %s, which the path leads through, does not answer whether it exists", path, through)
+	return errkind.New(errkind.DeadlineExceeded, "volume %.200q: the path leads through the filesystem at %s, which does not answer", path, through)
 }
 
 // linkIn returns the first prefix of a clean path that is a symbolic link, or "". It does not look

@@ -76,7 +76,7 @@ func (t *Table) ResizeAtOnce(ctx context.Context, path string, size uint64) bool
 }
 
 // errStillSmaller means that Resize must wait for the device.
-var errStillSmaller = errors.New("the device is smaller than the size that is asked for")
+var errStillSmaller = errors.New("the device is smaller than the requested size")
 
 // CheckResize is Volume.CheckResize of the volume at path.
 func (t *Table) CheckResize(ctx context.Context, path string, size uint64) error {
@@ -156,9 +156,9 @@ func (v *Volume) inTime(ctx context.Context, do func(context.Context) error) err
 			looked, was = true, health.Ended(v.Device.Number)
 		case <-late:
 			if !looked {
-				return errkind.New(errkind.DeadlineExceeded, "volume %s: not done in time; try again, it goes on from there: %w", v.Mountpoint, context.Cause(early))
+				return errkind.New(errkind.DeadlineExceeded, "volume %s: not done in time; try again, the growth continues: %w", v.Mountpoint, context.Cause(early))
 			}
-			return errkind.New(errkind.DeadlineExceeded, "volume %s: not done in time, %s; try again, it goes on from there: %w", v.Mountpoint, v.since(was), context.Cause(early))
+			return errkind.New(errkind.DeadlineExceeded, "volume %s: not done in time, %s; try again, the growth continues: %w", v.Mountpoint, v.since(was), context.Cause(early))
 		}
 	}
 }
@@ -205,7 +205,7 @@ func (v *Volume) canReach(g *growth, size uint64) error {
 	if has, err := blockdev.SizeOf(g.Disk); err != nil { // after the filesystem's end was read
 		return v.growError(err)
 	} else if !g.before.EndsWithin(has) {
-		return errkind.New(errkind.FailedPrecondition, "volume %s cannot grow: %s on %s ends at %d bytes, and its disk has only %d: unmount it, give the disk its size and its content back, check it and mount it",
+		return errkind.New(errkind.FailedPrecondition, "volume %s cannot grow: %s on %s ends at %d bytes, but its disk has only %d: unmount it, restore the disk's size and content, check it and mount it",
 			v.Mountpoint, v.FSType, v.Device.Path, g.before.Bytes(), has)
 	}
 	goal, err := g.goal(size)
@@ -213,7 +213,7 @@ func (v *Volume) canReach(g *growth, size uint64) error {
 		return v.growError(err)
 	}
 	if size != 0 && size < g.before.Bytes() && g.before.Bytes()-size > g.before.BlockSize && goal < g.before.Blocks {
-		return errkind.New(errkind.OutOfRange, "%s on %s ends at %d bytes and never shrinks: asked for %d", v.FSType, v.Device.Path, g.before.Bytes(), size)
+		return errkind.New(errkind.OutOfRange, "%s on %s ends at %d bytes and never shrinks: %d requested", v.FSType, v.Device.Path, g.before.Bytes(), size)
 	}
 	return g.fstype.CanGrow(g.Mounted, goal)
 }
@@ -340,17 +340,17 @@ func (v *Volume) growError(err error) error {
 	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return refuse(errkind.DeadlineExceeded, "its time was over; try again, it goes on from here")
+		return refuse(errkind.DeadlineExceeded, "its deadline has passed; try again, the growth continues")
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EAGAIN): // from ext4 and from xfs
 		return refuse(errkind.DeadlineExceeded, "the kernel is resizing it already; try again")
 	case errors.Is(err, unix.EIO), errors.Is(err, unix.EROFS), errors.Is(err, unix.ESHUTDOWN):
-		return refuse(errkind.FailedPrecondition, v.FSType+" on "+v.Device.Path+" has stopped after an error: mend the disk, unmount and mount it again")
+		return refuse(errkind.FailedPrecondition, v.FSType+" on "+v.Device.Path+" has stopped after an error: repair the disk, unmount and mount it again")
 	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, fs.ErrNotExist):
 		return refuse(errkind.FailedPrecondition, v.Device.Path+" is gone from under "+v.FSType+": unmount, attach the disk again and mount it")
 	case errors.Is(err, unix.EUCLEAN):
 		return refuse(errkind.FailedPrecondition, "the metadata of "+v.FSType+" on "+v.Device.Path+" is damaged: unmount it and check the detached disk")
 	case errors.Is(err, unix.EPERM):
-		return refuse(errkind.FailedPrecondition, "the kernel allows it neither with recorded errors (run "+v.repair()+" on the detached disk) nor without CAP_SYS_RESOURCE")
+		return refuse(errkind.FailedPrecondition, "the kernel refuses it with recorded errors (run "+v.repair()+" on the detached disk) or without CAP_SYS_RESOURCE")
 	}
 	return err
 }
@@ -368,7 +368,7 @@ func (v *Volume) awaitSize(ctx context.Context, g *growth, size uint64, wait tim
 	defer cancel()
 	has, err := v.Device.AwaitSize(waiting, size)
 	if err != nil && waiting.Err() != nil {
-		return errkind.New(errkind.DeadlineExceeded, "%s has %d bytes in this guest, not yet the %d asked for: resize the disk and try again: %w", v.Device.Path, has, size, err)
+		return errkind.New(errkind.DeadlineExceeded, "%s has %d bytes in this guest, not yet the requested %d: resize the disk and try again: %w", v.Device.Path, has, size, err)
 	}
 	return err
 }
@@ -384,7 +384,7 @@ func (v *Volume) grow(ctx context.Context, g *growth, goal uint64) error {
 		return v.growError(err)
 	}
 	if after.Blocks+after.Slack < goal {
-		return errkind.New(errkind.Internal, "%s on %s ends at block %d and not at %d, though the kernel answered that it grew", v.FSType, v.Device.Path, after.Blocks, goal)
+		return errkind.New(errkind.Internal, "%s on %s ends at block %d, not at %d, although the kernel reported success", v.FSType, v.Device.Path, after.Blocks, goal)
 	}
 	return nil
 }

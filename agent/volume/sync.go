@@ -111,7 +111,7 @@ func (s *syncing) wait(ctx context.Context) error {
 	case <-ended:
 		return nil
 	case <-ctx.Done():
-		return errkind.New(errkind.DeadlineExceeded, "sync: a disk in the guest that is mounted nowhere in sight does not answer: %w", context.Cause(ctx))
+		return errkind.New(errkind.DeadlineExceeded, "sync: a disk does not answer, and its mount is not visible to the agent: %w", context.Cause(ctx))
 	}
 }
 

@@ -95,7 +95,7 @@ func (t *Table) lookup(path string, of mount.Identity, past health.Past, look fu
 		return nil, errkind.New(errkind.InvalidArgument, "volume path %.200q is not absolute", path)
 	}
 	if strings.ContainsRune(path, 0) {
-		return nil, errkind.New(errkind.InvalidArgument, "volume path %.200q holds a zero byte", path)
+		return nil, errkind.New(errkind.InvalidArgument, "volume path %.200q contains a zero byte", path)
 	}
 	path = filepath.Clean(path)
 	for {
@@ -257,7 +257,7 @@ func refuseLook(path string, err error) error {
 	case errors.Is(err, mount.ErrNotExist):
 		return errkind.New(errkind.NotFound, "volume %.200q does not exist in this guest", path)
 	case errors.Is(err, mount.ErrNoMount):
-		return errkind.New(errkind.InvalidArgument, "%.200q is no mount point: name the path that the volume is mounted at", path)
+		return errkind.New(errkind.InvalidArgument, "%.200q is not a mount point: name the path that the volume is mounted at", path)
 	}
 	return err
 }

@@ -125,7 +125,7 @@ func (v *Volume) lock(ctx context.Context) error {
 	case v.growing <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		return errkind.New(errkind.DeadlineExceeded, "volume %s: another call grows it, flushes or unmounts it, and has not ended, %s: %w", v.Mountpoint, v.since(was), context.Cause(ctx))
+		return errkind.New(errkind.DeadlineExceeded, "volume %s: another call that grows, flushes or unmounts it has not ended, %s: %w", v.Mountpoint, v.since(was), context.Cause(ctx))
 	}
 }
 
@@ -157,7 +157,7 @@ func answers(hangs bool, ended uint64, silent time.Duration) string {
 	case ended == 0:
 		return "has not answered meanwhile"
 	case silent >= silence:
-		return fmt.Sprintf("has ended %d requests meanwhile, and none for %v", ended, silent.Round(time.Second))
+		return fmt.Sprintf("has completed %d requests meanwhile, but none for %v", ended, silent.Round(time.Second))
 	}
-	return fmt.Sprintf("is slow: it answers, and has ended %d requests meanwhile", ended)
+	return fmt.Sprintf("is slow: it has completed %d requests meanwhile", ended)
 }

@@ -29,7 +29,7 @@ func TestOnlyTheKernelsRefusalIsOne(t *testing.T) {
 		{answered(codes.FailedPrecondition, uncleanText), true, true},
 		{answered(codes.InvalidArgument, `mount xfs of /dev/vda at /run/v with "": invalid argument: x`), true, false},
 		{answered(codes.FailedPrecondition, `mount xfs of /dev/vda at /run/v with "": device or resource busy: x`), false, false},
-		{answered(codes.FailedPrecondition, "/dev/vda was cut off while it grew, so it has to be mounted twice"), false, false},
+		{answered(codes.FailedPrecondition, "the growth of /dev/vda was cut off, so it has to be mounted twice"), false, false},
 		{answered(codes.InvalidArgument, "storage: empty message"), false, false},
 		{answered(codes.Internal, `mount xfs of /dev/vda at /run/v with "": input/output error: x`), false, false},
 		{answered(codes.Internal, uncleanText), false, false},

@@ -134,7 +134,7 @@ func namesTheWayOut(t *testing.T, ctx context.Context, g *vm.Guest, c cut) {
 	if err == nil {
 		t.Fatal("the agent has mounted what its kernel refuses")
 	}
-	for _, words := range []string{c.Path, "structure needs cleaning", "cut off while it grew from", "directvol rescue DISK"} {
+	for _, words := range []string{c.Path, "structure needs cleaning", "its growth from", "directvol rescue DISK"} {
 		if !strings.Contains(err.Error(), words) {
 			t.Errorf("the agent's refusal\nwant it to say %q\ngot  %v", words, err)
 		}

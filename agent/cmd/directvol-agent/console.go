@@ -21,7 +21,7 @@ func openDebugConsole(ctx context.Context, set settings, asInit bool, log *logru
 	serve := func() error { return console.RunOn(ctx, serialConsole) }
 	switch {
 	case !set.console && set.consolePort != 0:
-		log.Warn("debug console: a port alone opens none: give -debug-console (agent.debug_console), too")
+		log.Warn("debug console: -debug-console-vport alone opens none: add -debug-console (agent.debug_console)")
 		return
 	case !set.console:
 		return
@@ -34,7 +34,7 @@ func openDebugConsole(ctx context.Context, set settings, asInit bool, log *logru
 		log.WithField("address", l.Addr()).Warn("debug console: each connection of the host gets a shell")
 		serve = func() error { return console.Serve(ctx, l) }
 	case !asInit:
-		log.Warn("debug console: only PID 1 has the console: give -debug-console-vport, too")
+		log.Warn("debug console: only PID 1 has the console: add -debug-console-vport")
 		return
 	}
 	go func() {

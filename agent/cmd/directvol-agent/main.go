@@ -196,7 +196,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 		return signalled, shutDown(server, agent)
 	case hungUp := <-over:
 		if !server.AwaitHangUp(hungUp) {
-			log.Warn("the host has not hung up after DestroySandbox's answer")
+			log.Warn("the host did not close its connection after the answer to DestroySandbox")
 		}
 		return destroyed, nil
 	}
@@ -213,7 +213,7 @@ func untilTold(asInit bool, log *logrus.Entry) (ctx context.Context, stop func()
 	go func() {
 		err := guestinit.AwaitPowerButton(ctx)
 		if err != nil && ctx.Err() == nil {
-			log.Warnf("the power button is not heard: %v", err)
+			log.Warnf("the power button has no effect: %v", err)
 			return
 		}
 		press()
@@ -228,11 +228,11 @@ func endGuest(guest *sandbox.Sandbox, volumes *volume.Table, log *logrus.Entry) 
 	if err == nil {
 		return
 	}
-	log.Errorf("the guest ends, and not everything can be unmounted: %v", err)
+	log.Errorf("the guest powers off, but some mounts could not be unmounted: %v", err)
 	ctx, cancel := volumes.Patient(context.Background(), unmountLimit)
 	defer cancel()
 	if err := guest.UnmountEach(ctx); err != nil {
-		log.Errorf("what is written may not be on its disk: %v", err)
+		log.Errorf("written data may not have reached its disk: %v", err)
 	}
 }
 

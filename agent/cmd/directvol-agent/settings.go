@@ -51,12 +51,12 @@ func (s *settings) options() []option {
 	return []option{
 		{"log", "log", "how much to log: critical, error, warn, info, debug or trace", func(v string) error { return parseLevel(v, &s.level) }},
 		{"log-vport", "log_vport", "the vsock port where the host reads the log, instead of the console", func(v string) error { return parsePort(v, &s.logPort) }},
-		{"debug-console", debugConsole, "a shell: as PID 1 one on the console, kept running; with -debug-console-vport one for each connection", func(v string) error { return parseSwitch(v, &s.console) }},
-		{"debug-console-vport", "debug_console_vport", "with the debug console: the vsock port where each connection of the host gets a shell, instead of the console", func(v string) error { return parsePort(v, &s.consolePort) }},
+		{"debug-console", debugConsole, "open a shell: on the console if the agent is PID 1, and again whenever it exits; with -debug-console-vport one for each connection", func(v string) error { return parseSwitch(v, &s.console) }},
+		{"debug-console-vport", "debug_console_vport", "with -debug-console: the vsock port where each connection of the host gets a shell, instead of the console", func(v string) error { return parsePort(v, &s.consolePort) }},
 		{"server-addr", "server_addr", "where to listen: vsock://-1:1024 for the host, or unix:///path for root in the guest", func(v string) error { return parseListen(v, &s.listen) }},
 		{"hotplug-timeout", "hotplug_timeout", "how long to wait for a disk that is being plugged in, such as 3 or 3s", func(v string) error { return parseDuration(v, &s.hotplug) }},
 		{"resize-wait", "directvol.resize_wait", "how long ResizeVolume waits for the disk's new size, such as 1.5s", func(v string) error { return parseDuration(v, &s.resizeWait) }},
-		{"state", "directvol.state", "the file, on a tmpfs, in which a service keeps who holds which storage, to survive its restart", func(v string) error { return parsePath(v, &s.state) }},
+		{"state", "directvol.state", "file on a tmpfs where a service saves its storages and their holders, so that a restart keeps them", func(v string) error { return parsePath(v, &s.state) }},
 		{"poweroff", "directvol.poweroff", "on: power the VM off after DestroySandbox; as PID 1 only", func(v string) error { return parseSwitch(v, &s.powerOff) }},
 	}
 }
@@ -113,7 +113,7 @@ func (s *settings) setFromKernel(name, value string, valued bool) error {
 		}
 		return o.set(value)
 	}
-	return errors.New("no option of that name, here or in Kata's agent: directvol-agent -help lists them")
+	return errors.New("unknown option, here and in Kata's agent: directvol-agent -help lists the options")
 }
 
 // fromFlags reads a command line's arguments. If told is not empty, the caller prints it and exits.
@@ -162,7 +162,7 @@ func parseDuration(v string, to *time.Duration) error {
 	}
 	d, err := time.ParseDuration(v)
 	if err != nil || d <= 0 {
-		return fmt.Errorf("%.40q is no positive duration, such as 1.5s", v)
+		return fmt.Errorf("%.40q is not a positive duration, such as 1.5s", v)
 	}
 	*to = d
 	return nil
@@ -175,7 +175,7 @@ func parseLevel(v string, to *logrus.Level) error {
 	}
 	level, err := logrus.ParseLevel(v)
 	if err != nil {
-		return fmt.Errorf("%.40q is no level, such as info or debug", v)
+		return fmt.Errorf("%.40q is not a log level, such as info or debug", v)
 	}
 	*to = level
 	return nil
@@ -184,7 +184,7 @@ func parseLevel(v string, to *logrus.Level) error {
 func parsePort(v string, to *uint32) error {
 	port, err := strconv.ParseUint(v, 10, 32)
 	if err != nil || port == math.MaxUint32 { // the kernel's value for any port
-		return fmt.Errorf("%.40q is no vsock port, a number from 1 to %d", v, uint32(math.MaxUint32-1))
+		return fmt.Errorf("%.40q is not a vsock port: want a number from 1 to %d", v, uint32(math.MaxUint32-1))
 	}
 	*to = uint32(port)
 	return nil
@@ -197,7 +197,7 @@ func parseListen(v string, to *address.Address) error {
 		return err
 	}
 	if listen.Scheme == address.HVSock {
-		return fmt.Errorf("%s is a host's side of vsock: an agent listens on vsock:// or unix://", v)
+		return fmt.Errorf("%s is an address for the host: an agent listens on vsock:// or unix://", v)
 	}
 	*to = listen
 	return nil
@@ -205,7 +205,7 @@ func parseListen(v string, to *address.Address) error {
 
 func parsePath(v string, to *string) error {
 	if !filepath.IsAbs(v) {
-		return fmt.Errorf("%.80q is no absolute path", v)
+		return fmt.Errorf("%.80q is not an absolute path", v)
 	}
 	*to = v
 	return nil

@@ -27,7 +27,7 @@ func Own(t *testing.T) (dir string) {
 		err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 	}
 	if err != nil {
-		t.Skipf("mounts of its own: %v: run it as root, with sudo go test -run '^%s$'", err, t.Name())
+		t.Skipf("it needs a mount namespace of its own: %v: run it as root, with sudo go test -run '^%s$'", err, t.Name())
 	}
 	leaveOthers(t)
 	return Dir(t)
