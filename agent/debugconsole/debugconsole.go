@@ -110,11 +110,10 @@ func (c *Console) session(ctx context.Context, conn net.Conn, log *logrus.Entry)
 	return nil
 }
 
-// relay copies until either side ends. The wrappers hide methods that io.Copy would try first and
-// that a terminal does not support.
+// relay copies until either side ends.
 func relay(to io.Writer, from io.Reader, over chan<- struct{}) {
 	defer close(over)
-	_, _ = io.Copy(struct{ io.Writer }{to}, struct{ io.Reader }{from})
+	_, _ = io.Copy(to, from)
 }
 
 // awaitLastWords waits until the peer has received the remaining output of a shell that has ended.

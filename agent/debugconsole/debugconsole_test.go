@@ -2,12 +2,14 @@ package debugconsole
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -15,17 +17,41 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/transport"
+	"github.com/directvol/directvol/protocols/address"
 )
 
 // limit ends a test that hangs; no test measures it.
 const limit = time.Minute
 
-// served serves a console at a unix socket, and returns a function that connects to it, and its
-// log.
+// listeners are Go's own, whose connections offer the kernel's splice(2) and sendfile(2) to
+// io.Copy, and the agent's, which accepts on vsock in a guest.
+var listeners = map[string]func(path string) (net.Listener, error){
+	"package net": func(path string) (net.Listener, error) { return net.Listen("unix", path) },
+	"agent": func(path string) (net.Listener, error) {
+		return transport.ListenStreams(address.Address{Scheme: address.Unix, Path: path}, MaxSessions, quiet())
+	},
+}
+
+func quiet() *logrus.Entry {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return logrus.NewEntry(log)
+}
+
+// served is servedBy the agent's listener.
 func served(t *testing.T, shells ...string) (dial func() net.Conn, log *lines) {
 	t.Helper()
+	return servedBy(t, listeners["agent"], shells...)
+}
+
+// servedBy serves a console at a unix socket, and returns a function that connects to it, and its
+// log.
+func servedBy(t *testing.T, listen func(string) (net.Listener, error), shells ...string) (dial func() net.Conn, log *lines) {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "console.sock")
-	l, err := net.Listen("unix", path)
+	l, err := listen(path)
 	must(t, err)
 	log = &lines{}
 	logger := logrus.New()
@@ -145,6 +171,35 @@ func endProcess(pid string) error {
 	return unix.Kill(n, unix.SIGKILL)
 }
 
+// The paste is larger than the terminal's and the socket's buffers, so both directions have to
+// wait.
+func TestLongPasteComesBackWhole(t *testing.T) {
+	for name, listen := range listeners {
+		t.Run(name, func(t *testing.T) {
+			dial, _ := servedBy(t, listen, "/bin/sh")
+			conn := dial()
+			r := bufio.NewReader(conn)
+			paste := make([]byte, 1<<20)
+			for i := range paste {
+				paste[i] = byte('a' + i%23)
+			}
+			say(t, conn, "stty raw -echo; echo ready:; head -c "+strconv.Itoa(len(paste))+" | cat; echo over:")
+			hear(t, r, "ready:")
+			sent := make(chan error, 1)
+			go func() {
+				_, err := conn.Write(paste)
+				sent <- err
+			}()
+			got := make([]byte, len(paste))
+			_, err := io.ReadFull(r, got)
+			if err != nil || !bytes.Equal(got, paste) {
+				t.Errorf("want the %d bytes again\ngot  %.60q…, %v", len(paste), got, err)
+			}
+			must(t, <-sent)
+		})
+	}
+}
+
 // A pipe whose other end only the shell's foreground process has shows when that process ends.
 func TestHangUpEndsTheShellAndItsForeground(t *testing.T) {
 	for name, before := range map[string]string{"a shell": "", "one that ignores SIGHUP": `trap "" HUP; `} {
@@ -196,9 +251,7 @@ func TestShellOnATerminalIsStartedAgain(t *testing.T) {
 	defer ours.Close()
 	defer end.Close()
 	must(t, ours.SetReadDeadline(time.Now().Add(limit)))
-	quiet := logrus.New()
-	quiet.SetOutput(io.Discard)
-	console := &Console{Log: logrus.NewEntry(quiet), Shells: []string{"/bin/sh"}}
+	console := &Console{Log: quiet(), Shells: []string{"/bin/sh"}}
 	ctx, cancel := context.WithCancel(t.Context())
 	over := make(chan error, 1)
 	go func() { over <- console.RunOn(ctx, end.Name()) }()
