@@ -99,6 +99,33 @@ func TestCallsAreCountedByMethodAndCode(t *testing.T) {
 	}
 }
 
+func TestVolumesAndConditionsAreCounted(t *testing.T) {
+	slow, full := Condition{"DEGRADED", "IOSlow"}, Condition{"DEGRADED", "OutOfSpace"}
+	agent := Agent{Version: "1", Calls: new(Calls), Drivers: []string{"blk", "scsi"}, Volumes: []Volume{
+		{"blk", nil}, {"blk", []Condition{slow, full}}, {"blk", []Condition{slow}},
+	}}
+	text, err := agent.Text()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := parse(text)
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, text)
+	}
+	for name, want := range map[string]float64{
+		`directvol_agent_info{version="1"}`:                                        1,
+		`directvol_agent_volumes{driver="blk"}`:                                    3,
+		`directvol_agent_volumes{driver="scsi"}`:                                   0,
+		`directvol_agent_volumes_abnormal`:                                         2,
+		`directvol_agent_volume_conditions{status="DEGRADED",reason="IOSlow"}`:     2,
+		`directvol_agent_volume_conditions{status="DEGRADED",reason="OutOfSpace"}`: 1,
+	} {
+		if value, there := got[name]; !there || value != want {
+			t.Errorf("%s\nwant %v\ngot  %v in\n%s", name, want, value, text)
+		}
+	}
+}
+
 func TestCountingAllocatesNothing(t *testing.T) {
 	var calls Calls
 	calls.Of("Check")

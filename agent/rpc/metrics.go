@@ -1,77 +1,38 @@
 package rpc
 
 import (
-	"cmp"
 	"context"
-	"maps"
-	"slices"
 
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/metrics"
 	"github.com/directvol/directvol/agent/storage"
 	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/volumepb"
 )
 
 func (a *Agent) getMetrics(ctx context.Context, _ *agentpb.GetMetricsRequest) (*agentpb.Metrics, error) {
-	var text metrics.Text
-	text.Family("directvol_agent_info", metrics.Gauge, "Version of this agent.")
-	text.Sample("directvol_agent_info", 1, "version", a.Version)
-	a.Counts.Write(&text)
-	a.writeVolumes(ctx, &text)
-	if err := metrics.WriteProcess(&text); err != nil {
+	agent := metrics.Agent{Version: a.Version, Calls: a.Counts, Drivers: storage.Drivers(), Volumes: a.counted(ctx)}
+	text, err := agent.Text()
+	if err != nil {
 		return nil, err
 	}
-	return &agentpb.Metrics{Metrics: text.String()}, nil
+	return &agentpb.Metrics{Metrics: text}, nil
 }
 
-// condition is the part of a health.Condition that is counted.
-type condition struct {
-	status health.Status
-	reason string
-}
-
-// statusNames are the names in CSI 1.13.
-var statusNames = map[health.Status]string{health.Degraded: "DEGRADED", health.Inaccessible: "INACCESSIBLE", health.DataLoss: "DATA_LOSS"}
-
-func (a *Agent) writeVolumes(ctx context.Context, text *metrics.Text) {
-	mounted := a.Storages.Mounted()
-	const volumes = "directvol_agent_volumes"
-	text.Family(volumes, metrics.Gauge, "Storages that this agent has mounted, by driver.")
-	for _, driver := range storage.Drivers() {
-		n := 0
-		for _, m := range mounted {
-			if m.Driver == driver {
-				n++
-			}
-		}
-		text.Sample(volumes, float64(n), "driver", driver)
-	}
-	abnormal, counts := a.conditions(ctx, mounted)
-	text.One("directvol_agent_volumes_abnormal", metrics.Gauge, "Mounted storages with at least one abnormal condition.", float64(abnormal))
-	const conditions = "directvol_agent_volume_conditions"
-	text.Family(conditions, metrics.Gauge, "Abnormal conditions of mounted storages, by status and reason.")
-	found := slices.SortedFunc(maps.Keys(counts), func(a, b condition) int {
-		return cmp.Or(cmp.Compare(a.status, b.status), cmp.Compare(a.reason, b.reason))
-	})
-	for _, c := range found {
-		text.Sample(conditions, float64(counts[c]), "status", statusNames[c.status], "reason", c.reason)
-	}
-}
-
-// conditions counts the volumes that have a condition, and the conditions.
-func (a *Agent) conditions(ctx context.Context, mounted []storage.Mount) (abnormal int, counts map[condition]int) {
+// counted returns the mounted storages as metrics counts them.
+func (a *Agent) counted(ctx context.Context) (volumes []metrics.Volume) {
 	var paths []string
-	for _, m := range mounted {
+	for _, m := range a.Storages.Mounted() {
 		paths = append(paths, m.MountPoint)
+		volumes = append(volumes, metrics.Volume{Driver: m.Driver})
 	}
-	counts = map[condition]int{}
-	for _, conditions := range a.Volumes.Conditions(ctx, paths) {
-		if len(conditions) > 0 {
-			abnormal++
-		}
+	for i, conditions := range a.Volumes.Conditions(ctx, paths) {
 		for _, c := range conditions {
-			counts[condition{c.Status, c.Reason}]++
+			volumes[i].Conditions = append(volumes[i].Conditions, metrics.Condition{Status: statusName(c.Status), Reason: c.Reason})
 		}
 	}
-	return abnormal, counts
+	return volumes
 }
+
+// statusName returns the status's name in CSI 1.13.
+func statusName(status health.Status) string { return volumepb.Condition_Status(status).String() }

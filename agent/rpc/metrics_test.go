@@ -52,9 +52,9 @@ func TestEveryCallIsCountedHoweverItIsAnswered(t *testing.T) {
 }
 
 func TestEveryStatusHasAName(t *testing.T) {
-	for status := health.Degraded; status <= health.DataLoss; status++ {
-		if statusNames[status] == "" {
-			t.Errorf("status %d has none", status)
+	for status, want := range map[health.Status]string{health.Degraded: "DEGRADED", health.Inaccessible: "INACCESSIBLE", health.DataLoss: "DATA_LOSS"} {
+		if got := statusName(status); got != want {
+			t.Errorf("status %d\nwant %s\ngot  %s", status, want, got)
 		}
 	}
 }
