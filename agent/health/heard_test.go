@@ -2,13 +2,11 @@ package health
 
 import (
 	"context"
-	"io"
 	"os"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/mount/mounttest"
@@ -17,9 +15,7 @@ import (
 // heard returns a monitor that follows the kernel's log until the test ends.
 func heard(t *testing.T) *Monitor {
 	t.Helper()
-	log := logrus.New()
-	log.SetOutput(io.Discard)
-	m := NewMonitor(logrus.NewEntry(log))
+	m := quiet()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- m.Run(ctx) }()

@@ -53,6 +53,29 @@ func small(t *testing.T) Target {
 		Device: blockdev.Device{Path: "/dev/none", Name: "none", Number: someDevice(t)}}
 }
 
+// fill writes to a file of small's volume until it is full.
+func fill(t *testing.T, file string) {
+	t.Helper()
+	if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("want it full\ngot  %v", err)
+	}
+}
+
+// quiet returns a monitor whose log nobody reads.
+func quiet() *Monitor {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return NewMonitor(logrus.NewEntry(log))
+}
+
+// owned watches a volume of the agent until the test has ended.
+func owned(t *testing.T, target Target) *Watch {
+	w := quiet().Watch(target, Past{})
+	t.Cleanup(w.End)
+	w.Own()
+	return w
+}
+
 // An ordinary buffered writer writes in bursts, and each time writing stops the disk is in doubt.
 // Checking the disk then must not delay the next examination.
 func TestVolumeThatIsWrittenToInBurstsIsExamined(t *testing.T) {
@@ -60,11 +83,7 @@ func TestVolumeThatIsWrittenToInBurstsIsExamined(t *testing.T) {
 		target := small(t)
 		file := filepath.Join(target.Mountpoint, "full")
 		synctest.Test(t, func(t *testing.T) {
-			log := logrus.New()
-			log.SetOutput(io.Discard)
-			w := NewMonitor(logrus.NewEntry(log)).Watch(target, Past{})
-			defer w.End()
-			w.Own()
+			w := owned(t, target)
 			var c counts
 			beats := func(n int) {
 				for i := range n {
@@ -88,9 +107,7 @@ func TestVolumeThatIsWrittenToInBurstsIsExamined(t *testing.T) {
 				}
 			}
 			beats(3)
-			if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
-				t.Fatalf("want it full\ngot  %v", err)
-			}
+			fill(t, file)
 			beats(longest)
 			says("got full", ReasonOutOfSpace)
 			if err := os.Remove(file); err != nil {
@@ -111,15 +128,9 @@ func TestExaminationsAreAnIntervalApart(t *testing.T) {
 	target := small(t)
 	file := filepath.Join(target.Mountpoint, "full")
 	synctest.Test(t, func(t *testing.T) {
-		log := logrus.New()
-		log.SetOutput(io.Discard)
-		w := NewMonitor(logrus.NewEntry(log)).Watch(target, Past{})
-		defer w.End()
-		w.Own()
+		w := owned(t, target)
 		synctest.Wait() // the first look is over
-		if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
-			t.Fatalf("want it full\ngot  %v", err)
-		}
+		fill(t, file)
 		const tick = settleInterval / 10
 		for waited := tick; waited < settleInterval+2*tick; waited += tick {
 			w.poke()
@@ -139,11 +150,7 @@ func TestWatchLooksOnlyBehindItsPause(t *testing.T) {
 	target := small(t)
 	file := filepath.Join(target.Mountpoint, "full")
 	synctest.Test(t, func(t *testing.T) {
-		log := logrus.New()
-		log.SetOutput(io.Discard)
-		w := NewMonitor(logrus.NewEntry(log)).Watch(target, Past{})
-		defer w.End()
-		w.Own()
+		w := owned(t, target)
 		says := func(when string, want int) {
 			t.Helper()
 			time.Sleep(2 * idleInterval)
@@ -160,9 +167,7 @@ func TestWatchLooksOnlyBehindItsPause(t *testing.T) {
 		says("at first", 0)
 		began := w.done
 		pause()
-		if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
-			t.Fatalf("want it full\ngot  %v", err)
-		}
+		fill(t, file)
 		w.poke()
 		says("full, in a pause", 0)
 		w.Resume()
@@ -206,9 +211,7 @@ func TestDiskThatHasItsSizeAgainIsRemembered(t *testing.T) {
 // has seen then that writes work again or that there is room. All other conditions are those of
 // this examination.
 func TestRefusedProbeEndsNothingThatOnlyAProbeCanSee(t *testing.T) {
-	log := logrus.New()
-	log.SetOutput(io.Discard)
-	w := &Watch{monitor: NewMonitor(logrus.NewEntry(log)), looked: make(chan struct{}), target: Target{FSType: "ext4", Device: blockdev.Device{Path: "/dev/vda"}}}
+	w := &Watch{monitor: quiet(), looked: make(chan struct{}), target: Target{FSType: "ext4", Device: blockdev.Device{Path: "/dev/vda"}}}
 	one := func(status Status, reason string) Condition { return Condition{status, reason, "x"} }
 	for _, step := range []struct {
 		found finding

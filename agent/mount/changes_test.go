@@ -5,24 +5,9 @@ import (
 	"errors"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
-
-// await returns when is returns true.
-func await(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	again := time.NewTicker(time.Millisecond)
-	defer again.Stop()
-	for !is() {
-		select {
-		case <-again.C:
-		case <-t.Context().Done():
-			t.Fatal("it never came to be: " + what)
-		}
-	}
-}
 
 func TestEachChangeOfTheMountsIsCounted(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -36,7 +21,7 @@ func TestEachChangeOfTheMountsIsCounted(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- changes.Follow(ctx) }()
-	await(t, "somebody counts", func() bool { return changes.Now() != 0 })
+	mounttest.Await(t, "somebody counts", func() bool { return changes.Now() != 0 })
 	for range 20 {
 		for _, change := range []func(){
 			func() { mounttest.Mount(t, "changes", dir, "tmpfs", 0, "") },
@@ -44,7 +29,7 @@ func TestEachChangeOfTheMountsIsCounted(t *testing.T) {
 		} {
 			before := changes.Now()
 			change()
-			await(t, "a change is counted", func() bool { return changes.Now() > before })
+			mounttest.Await(t, "a change is counted", func() bool { return changes.Now() > before })
 		}
 	}
 	end()

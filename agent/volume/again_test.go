@@ -13,71 +13,79 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-// Another mount covers the volume, or a folder above it, for a moment. The volume stays mounted all
-// the time.
-func TestVolumeThatWasCoveredIsWhoseItWas(t *testing.T) {
+// eachCover tests a mounted xfs at dir once with cover as the folder above dir and once with cover
+// as dir itself.
+func eachCover(t *testing.T, test func(t *testing.T, dir, cover string)) {
 	for name, above := range map[string]bool{"the folder above": true, "the volume itself": false} {
 		t.Run(name, func(t *testing.T) {
 			parent := filepath.Join(mounttest.Dir(t), "a")
 			dir := filepath.Join(parent, "v")
-			cover := dir
-			if above {
-				cover = parent
-			}
 			mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "xfs")), dir, "xfs", 0, "")
-			table := newTable()
-			if err := table.Own(dir, mount.Identity{}, health.Past{}); err != nil {
-				t.Fatal(err)
-			}
-			want := health.Past{Unreadable: 3, LastRead: "x"}
-			table.Remember(dir, want)
-			of := table.known(dir).identity
-			release, block := make(chan struct{}), make(chan struct{})
-			ended := make(chan error, 1)
-			go func() { // a call that is still running
-				ended <- table.Quiet(context.Background(), dir, func() (bool, error) { close(block); <-release; return false, nil })
-			}()
-			<-block
-			for range 2 {
-				mounttest.Mount(t, "cover", cover, "tmpfs", 0, "")
-				if v, err := table.Lookup(dir); err == nil && v.FSType != "tmpfs" {
-					t.Errorf("while it is covered\nwant another, or none\ngot  %+v", v)
-				}
-				if v := table.known(dir); above && (v == nil || !v.identity.Same(of)) {
-					t.Errorf("what is remembered of it while it is covered is forgotten: %+v", v)
-				}
-				if past := table.Past(dir, of); past != want {
-					t.Errorf("while it is covered\nwant %+v\ngot  %+v", want, past)
-				}
-				mounttest.Unmount(t, cover)
-				v, err := table.Lookup(dir)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if past := table.Past(dir, of); !v.Owned() || past != want {
-					t.Errorf("in sight again\nwant it owned, %+v\ngot  owned %v, %+v", want, v.Owned(), past)
-				}
-			}
-			over, cancel := context.WithCancel(t.Context())
-			cancel()
-			if err := table.Quiet(over, dir, func() (bool, error) { return false, nil }); errkind.Of(err) != errkind.DeadlineExceeded {
-				t.Errorf("beside a call that goes on\nwant a DeadlineExceeded\ngot  %v", err)
-			}
-			close(release)
-			if err := <-ended; err != nil {
-				t.Fatal(err)
-			}
-			if _, err := table.Stats(t.Context(), dir); err != nil { // the watch looks again after its pause
-				t.Error(err)
-			}
-			if err := table.Quiet(t.Context(), dir, func() (bool, error) { return true, unix.Unmount(dir, 0) }); err != nil {
-				t.Fatal(err)
-			}
-			if v := table.known(dir); v != nil {
-				t.Errorf("unmounted, and still known: %+v", v)
+			if above {
+				test(t, dir, parent)
+			} else {
+				test(t, dir, dir)
 			}
 		})
 	}
+}
+
+// Another mount covers the volume, or a folder above it, for a moment. The volume stays mounted all
+// the time.
+func TestVolumeThatWasCoveredIsWhoseItWas(t *testing.T) {
+	eachCover(t, func(t *testing.T, dir, cover string) {
+		table := newTable()
+		if err := table.Own(dir, mount.Identity{}, health.Past{}); err != nil {
+			t.Fatal(err)
+		}
+		want := health.Past{Unreadable: 3, LastRead: "x"}
+		table.Remember(dir, want)
+		of := table.known(dir).identity
+		release, block := make(chan struct{}), make(chan struct{})
+		ended := make(chan error, 1)
+		go func() { // a call that is still running
+			ended <- table.Quiet(context.Background(), dir, func() (bool, error) { close(block); <-release; return false, nil })
+		}()
+		<-block
+		for range 2 {
+			mounttest.Mount(t, "cover", cover, "tmpfs", 0, "")
+			if v, err := table.Lookup(dir); err == nil && v.FSType != "tmpfs" {
+				t.Errorf("while it is covered\nwant another, or none\ngot  %+v", v)
+			}
+			if v := table.known(dir); dir != cover && (v == nil || !v.identity.Same(of)) {
+				t.Errorf("what is remembered of it while it is covered is forgotten: %+v", v)
+			}
+			if past := table.Past(dir, of); past != want {
+				t.Errorf("while it is covered\nwant %+v\ngot  %+v", want, past)
+			}
+			mounttest.Unmount(t, cover)
+			v, err := table.Lookup(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if past := table.Past(dir, of); !v.Owned() || past != want {
+				t.Errorf("in sight again\nwant it owned, %+v\ngot  owned %v, %+v", want, v.Owned(), past)
+			}
+		}
+		over, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := table.Quiet(over, dir, func() (bool, error) { return false, nil }); errkind.Of(err) != errkind.DeadlineExceeded {
+			t.Errorf("beside a call that goes on\nwant a DeadlineExceeded\ngot  %v", err)
+		}
+		close(release)
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		if _, err := table.Stats(t.Context(), dir); err != nil { // the watch looks again after its pause
+			t.Error(err)
+		}
+		if err := table.Quiet(t.Context(), dir, func() (bool, error) { return true, unix.Unmount(dir, 0) }); err != nil {
+			t.Fatal(err)
+		}
+		if v := table.known(dir); v != nil {
+			t.Errorf("unmounted, and still known: %+v", v)
+		}
+	})
 }
 
 // A covered volume that somebody unmounts is forgotten.

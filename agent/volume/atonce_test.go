@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -62,14 +61,14 @@ func TestMountIsLookedAtOnceForEachChange(t *testing.T) {
 	}
 	go table.FollowMounts(t.Context())
 	atOnce := func() bool { _, ok := table.StatsAtOnce(dir); return ok }
-	await(t, "seen since the last change", func() bool { return atOnce() && table.at(dir).seen != 0 })
+	mounttest.Await(t, "seen since the last change", func() bool { return atOnce() && table.at(dir).seen != 0 })
 	mounttest.Mount(t, filepath.Join(dir, "within"), dir, "", unix.MS_BIND, "")
-	await(t, "the other mount is found", func() bool { return !atOnce() })
+	mounttest.Await(t, "the other mount is found", func() bool { return !atOnce() })
 	if atOnce() {
 		t.Error("the mount before is answered for again")
 	}
 	mounttest.Unmount(t, dir)
-	await(t, "it is seen again", atOnce)
+	mounttest.Await(t, "it is seen again", atOnce)
 }
 
 // A growth is made at once only if Resize would make it, the volume is known and healthy, no other
@@ -97,7 +96,7 @@ func TestOnlyAGrowthThatNobodyHoldsUpIsMadeAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	v := table.at(dir)
-	await(t, "looked at, and waiting for its next look", func() bool { return grow(t.Context(), 0) })
+	mounttest.Await(t, "looked at, and waiting for its next look", func() bool { return grow(t.Context(), 0) })
 	if blocks() != before {
 		t.Fatal("it has grown on a disk that has not")
 	}
@@ -122,7 +121,7 @@ func TestOnlyAGrowthThatNobodyHoldsUpIsMadeAtOnce(t *testing.T) {
 	if grow(over, larger); blocks() != before {
 		t.Error("grown: when its caller's time was over")
 	}
-	await(t, "grown", func() bool { return grow(t.Context(), larger) })
+	mounttest.Await(t, "grown", func() bool { return grow(t.Context(), larger) })
 	if grown := blocks(); grown <= before {
 		t.Errorf("%d bytes before, %d behind", before, grown)
 	}
@@ -136,19 +135,5 @@ func TestOnlyAGrowthThatNobodyHoldsUpIsMadeAtOnce(t *testing.T) {
 	}
 	if err := v.Resize(t.Context(), larger, 0); err != nil { // the lock is free, and the watch goes on
 		t.Error(err)
-	}
-}
-
-// await waits until is returns true because of other goroutines.
-func await(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	again := time.NewTicker(time.Millisecond)
-	defer again.Stop()
-	for !is() {
-		select {
-		case <-again.C:
-		case <-t.Context().Done():
-			t.Fatal("it never came to be: " + what)
-		}
 	}
 }

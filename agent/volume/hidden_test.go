@@ -76,47 +76,38 @@ func TestHiddenVolumeHearsTheKernelsLog(t *testing.T) {
 // An agent that starts owns the volume that it held before, not the one that somebody has mounted
 // over it or over a folder above. What was remembered of the volume is not lost.
 func TestVolumeThatIsCoveredIsOwnedInsteadOfItsCover(t *testing.T) {
-	for name, above := range map[string]bool{"the folder above": true, "the volume itself": false} {
-		t.Run(name, func(t *testing.T) {
-			parent := filepath.Join(mounttest.Dir(t), "a")
-			dir := filepath.Join(parent, "v")
-			cover := dir
-			if above {
-				cover = parent
-			}
-			mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "xfs")), dir, "xfs", 0, "")
-			top, err := mount.Topmost(dir)
-			if err != nil {
+	eachCover(t, func(t *testing.T, dir, cover string) {
+		top, err := mount.Topmost(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		of, past := mount.Identify(top), health.Past{Unreadable: 3, LastRead: "x"}
+		mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "ext4")), cover, "ext4", 0, "")
+		table := newTable()
+		for range 2 {
+			if err := table.Own(dir, of, past); err != nil {
 				t.Fatal(err)
 			}
-			of, past := mount.Identify(top), health.Past{Unreadable: 3, LastRead: "x"}
-			mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "ext4")), cover, "ext4", 0, "")
-			table := newTable()
-			for range 2 {
-				if err := table.Own(dir, of, past); err != nil {
-					t.Fatal(err)
-				}
-				if got := table.Past(dir, of); got != past {
-					t.Errorf("covered\nwant %+v\ngot  %+v", past, got)
-				}
+			if got := table.Past(dir, of); got != past {
+				t.Errorf("covered\nwant %+v\ngot  %+v", past, got)
 			}
-			v := table.known(dir)
-			v.watch.End() // as if it had looked once after it was covered
-			table.lost(v)
-			if n := table.monitor.Watched(); n != 1 {
-				t.Errorf("covered, watches that hear the log\nwant 1\ngot  %d", n)
-			}
-			if over, err := table.Lookup(cover); err != nil || over.Owned() {
-				t.Errorf("what covers it\nwant it to be nobody's\ngot  %+v, error %v", over, err)
-			}
-			mounttest.Unmount(t, cover)
-			if again, err := table.Lookup(dir); err != nil || again != v || !again.Owned() || table.Past(dir, of) != past {
-				t.Errorf("in sight again\nwant it owned, %+v\ngot  %+v, error %v", past, table.Past(dir, of), err)
-			}
-			table.Forget(dir)
-			table.Forget(cover)
-		})
-	}
+		}
+		v := table.known(dir)
+		v.watch.End() // as if it had looked once after it was covered
+		table.lost(v)
+		if n := table.monitor.Watched(); n != 1 {
+			t.Errorf("covered, watches that hear the log\nwant 1\ngot  %d", n)
+		}
+		if over, err := table.Lookup(cover); err != nil || over.Owned() {
+			t.Errorf("what covers it\nwant it to be nobody's\ngot  %+v, error %v", over, err)
+		}
+		mounttest.Unmount(t, cover)
+		if again, err := table.Lookup(dir); err != nil || again != v || !again.Owned() || table.Past(dir, of) != past {
+			t.Errorf("in sight again\nwant it owned, %+v\ngot  %+v, error %v", past, table.Past(dir, of), err)
+		}
+		table.Forget(dir)
+		table.Forget(cover)
+	})
 }
 
 // A server that the path leads through does not answer in time. The volume that is mounted there is

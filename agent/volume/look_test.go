@@ -183,7 +183,7 @@ func TestGrowthAtOnceDoesNotWaitForAServerAbove(t *testing.T) {
 			most := 0
 			if name == "later" {
 				most = 1
-				await(t, "the watch waits for its next look", func() bool { return table.ResizeAtOnce(t.Context(), dir, 0) })
+				mounttest.Await(t, "the watch waits for its next look", func() bool { return table.ResizeAtOnce(t.Context(), dir, 0) })
 			}
 			release := hang()
 			defer release()

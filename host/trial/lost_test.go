@@ -42,14 +42,7 @@ func TestStoreThatHangsAndIsOpenHoldsUpNobodyWhoPrepares(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path, stop, answer := trialtest.Serve(t)
-	file, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	defer answer() // must run before the store is closed
-	stop()
+	answer := openHanging(t)
 	s.end.Close()
 	<-s.over
 	for range 3 {

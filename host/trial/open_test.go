@@ -9,19 +9,28 @@ import (
 	"github.com/directvol/directvol/host/trial/trialtest"
 )
 
-// A new process closes the descriptors that it inherited before it runs.
-func TestStoreThatHangsAndIsOpenHoldsUpNoTrialOfAnother(t *testing.T) {
-	if err := Prepare(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+// openHanging opens a store, which hangs until answer is called or the test ends.
+func openHanging(t *testing.T) (answer func()) {
+	t.Helper()
 	path, stop, answer := trialtest.Serve(t)
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer file.Close()
-	defer answer() // must run before the store is closed
+	t.Cleanup(func() {
+		answer() // a file of a store that hangs cannot be closed
+		file.Close()
+	})
 	stop()
+	return answer
+}
+
+// A new process closes the descriptors that it inherited before it runs.
+func TestStoreThatHangsAndIsOpenHoldsUpNoTrialOfAnother(t *testing.T) {
+	if err := Prepare(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	openHanging(t)
 	fine := filepath.Join(t.TempDir(), "fine")
 	if err := os.WriteFile(fine, make([]byte, pageBytes), 0o600); err != nil {
 		t.Fatal(err)

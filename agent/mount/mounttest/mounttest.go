@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -194,6 +195,21 @@ func Unmount(t *testing.T, dir string) {
 	t.Helper()
 	if err := unix.Unmount(dir, 0); err != nil {
 		t.Fatalf("unmount %s: %v", dir, err)
+	}
+}
+
+// Await waits until is returns true, because another goroutine has seen a change of the mounts.
+// what says so in words.
+func Await(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
+	for !is() {
+		select {
+		case <-again.C:
+		case <-t.Context().Done():
+			t.Fatal("it never came to be: " + what)
+		}
 	}
 }
 
