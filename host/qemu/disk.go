@@ -2,12 +2,13 @@ package qemu
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"regexp"
-	"time"
+	"sync"
+	"sync/atomic"
 
-	"github.com/directvol/directvol/host/qmp"
+	"github.com/directvol/directvol/host/registry"
+	"github.com/directvol/directvol/host/trial"
 )
 
 // Disk describes a disk for a VM.
@@ -60,62 +61,141 @@ func (d Disk) check() error {
 	return nil
 }
 
-// nodeOptions are the options of a block node (BlockdevOptions in qapi/block-core.json).
-type nodeOptions struct {
-	Driver   string `json:"driver"`
-	NodeName string `json:"node-name"`
-	Filename string `json:"filename,omitempty"`
-	File     string `json:"file,omitempty"`
-	ReadOnly bool   `json:"read-only"`
-	Discard  string `json:"discard"`
+// disk is a disk that the VM has, or that is being attached or detached.
+type disk struct {
+	Disk
+	store *registry.Store
+	// number is unique among all disks that the VM has ever had. The device's name contains it,
+	// because QEMU reports a device as gone only after freeing it, and a disk's next device may
+	// exist by then. The set of descriptors through which QEMU has the store (add-fd) has the same
+	// number.
+	number int
+	slot   slot
+	// busy holds a token while a call changes the disk. The fields below, through bytes, belong to
+	// that call.
+	busy   chan struct{}
+	trials trial.Trials // trials of this disk's store; nobody else makes any
+	// stuck is closed when an abandoned access to the store has ended. The disk stays locked until
+	// then.
+	stuck <-chan struct{}
+	half  bool // an attach was interrupted, or could not be undone
+	// bytes is the size that QEMU knows: the store's size when the store was claimed, or after the
+	// last growth.
+	bytes uint64
+
+	doubt chan struct{}          // receives a token when the guest refuses and it is unknown which request the refusal answers
+	close func() <-chan struct{} // starts closing the store; the channel is closed when the store is
+
+	// plugged is set when QEMU has the disk's device, and never cleared: a device that is not there
+	// any more has left.
+	plugged atomic.Bool
+
+	owned bool // the store is claimed; the table's mutex guards this field
+
+	mu    sync.Mutex    // guards the fields below
+	asked bool          // the guest was asked to release the disk and may do so at any moment
+	isOut bool          // the device has left: gone is closed
+	gone  chan struct{} // closed when the VM no longer has the disk's device
+	requests
 }
 
-// fileNode returns the node that opens the store by a file name: setName, or the store's path on a
-// command line to be run by hand.
-func (d *disk) fileNode(name string) nodeOptions {
-	driver := "file"
-	if d.store.Block() {
-		driver = "host_device"
+// isGone reports whether the device has left.
+func (d *disk) isGone() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.isOut
+}
+
+// whenGone returns a channel that is closed when the VM no longer has the device.
+func (d *disk) whenGone() <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.gone
+}
+
+// leaves records that the device has left. left is true if that was not recorded before, byItself
+// if no call had asked for it.
+func (d *disk) leaves() (left, byItself bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.isOut {
+		return false, false
 	}
-	return nodeOptions{Driver: driver, NodeName: FileNode(d.ID), Filename: name, ReadOnly: d.ReadOnly, Discard: "unmap"}
+	d.isOut = true
+	close(d.gone)
+	return true, !d.asked
 }
 
-func (d *disk) rawNode(file string) nodeOptions {
-	return nodeOptions{Driver: "raw", NodeName: RawNode(d.ID), File: file, ReadOnly: d.ReadOnly, Discard: "unmap"}
-}
-
-// deviceOptions are the properties of a virtio-blk-pci device.
-type deviceOptions struct {
-	Driver        string `json:"driver"`
-	ID            string `json:"id"`
-	Bus           string `json:"bus"`
-	Address       string `json:"addr"`
-	Drive         string `json:"drive"`
-	Serial        string `json:"serial,omitempty"`
-	Vectors       int    `json:"vectors"`
-	DisableLegacy string `json:"disable-legacy"`
-	WriteError    string `json:"werror"`
-	ReadError     string `json:"rerror"`
-	Cylinders     int    `json:"cyls"`
-	Heads         int    `json:"heads"`
-	Sectors       int    `json:"secs"`
-}
-
-// geometry is the geometry that QEMU reports for every disk of 8 GB or more; no guest uses it. For
-// a disk without a given geometry, QEMU's main loop reads the boot sector to guess it
-// (hd_geometry_guess). If the store hangs, that would stop the whole VM.
-var geometry = struct{ cylinders, heads, sectors int }{16383, 16, 63}
-
-// deviceOptions returns the options of the disk's device. The device gets no MSI-X vectors and
-// shares an interrupt line, because a guest has only about 200 vectors and a disk with MSI-X takes
-// three. The guest handles I/O errors: by default a full store would stop the VM, with all its
-// disks.
-func (d *disk) deviceOptions() deviceOptions {
-	return deviceOptions{
-		Driver: "virtio-blk-pci", ID: d.device(), Bus: d.slot.bus(), Address: d.slot.address(), Drive: RawNode(d.ID), Serial: d.Serial,
-		Vectors: 0, DisableLegacy: "on", WriteError: "report", ReadError: "report",
-		Cylinders: geometry.cylinders, Heads: geometry.heads, Sectors: geometry.sectors,
+// isBack records that the device is there after all, although it was reported as gone.
+func (d *disk) isBack() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.isOut {
+		d.isOut, d.asked, d.gone = false, false, make(chan struct{})
 	}
+}
+
+func (d *disk) unlock() {
+	stuck := d.stuck
+	if d.stuck = nil; stuck == nil {
+		<-d.busy
+		return
+	}
+	go func() {
+		<-stuck
+		<-d.busy
+	}()
+}
+
+// within runs look, which accesses the store and may never return, and waits for it until ctx ends.
+// The disk stays locked until look has returned, so that at most one thread waits for a store
+// however often a caller tries.
+func (d *disk) within(ctx context.Context, look func() error) error {
+	answer, ended := make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(ended)
+		answer <- look()
+	}()
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+		d.stuck = ended
+		return fmt.Errorf("its store %s has not answered: %w", d.Path, ctx.Err())
+	}
+}
+
+// storeBytes returns the store's size.
+func (d *disk) storeBytes(ctx context.Context) (uint64, error) {
+	var found uint64
+	err := d.within(ctx, func() (err error) {
+		found, err = d.store.Bytes()
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return found, nil
+}
+
+// device returns the name of the disk's device.
+func (d *disk) device() string { return fmt.Sprintf("disk-%s-%d", d.ID, d.number) }
+
+func (d *disk) attached() Attached {
+	return Attached{Disk: d.Disk, PCIPath: d.slot.path().String(), Device: d.device(), Gone: d.whenGone()}
+}
+
+// closing returns a function that starts closing a store, once. Closing a block device writes the
+// kernel's cached data to the disk, which may not answer.
+func closing(store *registry.Store) func() <-chan struct{} {
+	return sync.OnceValue(func() <-chan struct{} {
+		closed := make(chan struct{})
+		go func() {
+			store.Close()
+			close(closed)
+		}()
+		return closed
+	})
 }
 
 // Disk returns a disk that the VM has: a boot disk, or a disk that was attached and is not yet
@@ -126,168 +206,6 @@ func (vm *VM) Disk(id string) (Attached, bool) {
 		return Attached{}, false
 	}
 	return d.attached(), true
-}
-
-// AttachDisk attaches a disk to the running VM and returns its place in the guest. It does not wait
-// until the guest sees the disk, which may take a moment.
-//
-// If the VM already has an identical Disk, AttachDisk succeeds without a change, and resumes an
-// attach that was interrupted. Another Disk with the same id or the same store is refused until the
-// old one is detached (ErrAttached), and so is a disk that has left or is leaving.
-//
-// A failed attach is undone. If undoing fails too, or if ctx has ended, the disk keeps its slot:
-// calling AttachDisk again resumes the attach, and DetachDisk resumes undoing it.
-func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
-	d, err := vm.takeUp(ctx, want)
-	if err == nil && d == nil {
-		if err = vm.awaitRequests(ctx); err != nil { // checked first, so that nothing needs undoing
-			return Attached{}, fmt.Errorf("attach disk %s (%s): %w", want.ID, want.Path, err)
-		}
-		d, err = vm.disks.reserveIn(ctx, want)
-	}
-	if err != nil {
-		return Attached{}, fmt.Errorf("attach %w", err)
-	}
-	defer d.unlock()
-	if d.plugged.Load() {
-		return d.attached(), nil
-	}
-	again := d.half
-	d.half = true
-	if err = vm.plug(ctx, d, again); err == nil {
-		d.half = false
-		d.plugged.Store(true)
-		return d.attached(), nil
-	}
-	err = fmt.Errorf("attach disk %s (%s): %w", d.ID, d.Path, err)
-	if ctx.Err() != nil {
-		return Attached{}, err
-	}
-	if left := vm.remove(ctx, d); left != nil {
-		return Attached{}, fmt.Errorf("%w; what was done is not undone yet, detach the disk for that: %w", err, left)
-	}
-	return Attached{}, err
-}
-
-// takeUp returns, locked, a disk that the VM already has or whose attach was interrupted. It
-// returns nil if there is no such disk, or if the VM's disk with this id differs from want, has
-// left or is leaving. It refuses a disk whose path now leads to another file. A half-attached disk
-// that has left is undone: no caller has learned its place.
-func (vm *VM) takeUp(ctx context.Context, want Disk) (*disk, error) {
-	d, err := vm.disks.acquire(ctx, want.ID)
-	if errors.Is(err, ErrNoDisk) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	switch {
-	case d.Disk != want || d.leaving() || d.isGone() && !d.half:
-	case d.isGone():
-		if err = vm.remove(ctx, d); err != nil {
-			err = fmt.Errorf("disk %s: undo an attach that was cut off: %w", d.ID, err)
-		}
-	default:
-		if err = vm.disks.stillNamed(ctx, d); err == nil {
-			return d, nil
-		}
-	}
-	d.unlock()
-	return nil, err
-}
-
-// plug adds a disk's nodes and its device. again means that some of them may already exist. The
-// nodes need no hotplug turn, because the guest does not see them.
-func (vm *VM) plug(ctx context.Context, d *disk, again bool) error {
-	var now state
-	if again {
-		var err error
-		if now, err = vm.state(ctx); err != nil {
-			return err
-		}
-	}
-	if !now.nodes[FileNode(d.ID)] {
-		if err := vm.addStore(ctx, d, again); err != nil {
-			return err
-		}
-	}
-	if !now.nodes[RawNode(d.ID)] {
-		if err := vm.execute(ctx, "blockdev-add", d.rawNode(FileNode(d.ID)), nil); err != nil {
-			return err
-		}
-	}
-	done, err := vm.hotplug.take(ctx, d)
-	if err != nil {
-		return err
-	}
-	defer done()
-	if again {
-		if now, err = vm.state(ctx); err != nil || now.devices[d.device()] {
-			return err
-		}
-	}
-	return vm.execute(ctx, "device_add", d.deviceOptions(), nil)
-}
-
-// removeNodes removes those of the disk's block nodes that exist, and takes the store from QEMU. It
-// first tries the store again and leaves everything in place if the store may hang: the guest may
-// have needed long to release the disk since the last try.
-func (vm *VM) removeNodes(ctx context.Context, d *disk) error {
-	if err := vm.answers(ctx, d); err != nil {
-		return err
-	}
-	for _, node := range []string{RawNode(d.ID), FileNode(d.ID)} {
-		if err := vm.removeNode(ctx, d, node); err != nil {
-			return err
-		}
-	}
-	return vm.takeStore(ctx, d)
-}
-
-const (
-	// freeLimit is how long a node may stay in use after its device is gone. freeAgain is the
-	// interval between attempts to remove the node.
-	freeLimit = 5 * time.Second
-	freeAgain = 10 * time.Millisecond
-)
-
-// errThere means that a node cannot be removed because QEMU still has the device that uses it.
-var errThere = errors.New("QEMU has its device")
-
-// removeNode removes one block node. QEMU reports a device as gone before freeing it; QEMU frees it
-// later (RCU), without an event, and the node is in use until then. So removeNode retries after a
-// refusal, and fails only if the device is still there or the node stays in use for freeLimit.
-func (vm *VM) removeNode(ctx context.Context, d *disk, node string) error {
-	again := time.NewTicker(freeAgain)
-	defer again.Stop()
-	limit := time.After(freeLimit)
-	for {
-		err := vm.execute(ctx, "blockdev-del", map[string]string{"node-name": node}, nil)
-		if answer := new(qmp.Error); !errors.As(err, &answer) && !errors.Is(err, ErrDiskHangs) {
-			return err
-		}
-		// QEMU has no error class for "there is no such node".
-		now, stateErr := vm.state(ctx)
-		if stateErr != nil {
-			return stateErr
-		}
-		if !now.nodes[node] {
-			return nil
-		}
-		if errors.Is(err, ErrDiskHangs) {
-			return err
-		}
-		if now.devices[d.device()] {
-			return fmt.Errorf("%w: %w", errThere, err)
-		}
-		select {
-		case <-again.C:
-		case <-limit:
-			return err
-		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", err, ctx.Err())
-		}
-	}
 }
 
 // ReplaceFileNode replaces the node below a disk's raw node by the named node, while the disk is in

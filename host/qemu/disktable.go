@@ -7,11 +7,9 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/directvol/directvol/host/registry"
-	"github.com/directvol/directvol/host/trial"
 )
 
 var (
@@ -20,130 +18,6 @@ var (
 	// ErrNoDisk is the failure of a call that names a disk the VM does not have.
 	ErrNoDisk = errors.New("the VM has no such disk")
 )
-
-// disk is a disk that the VM has, or that is being attached or detached.
-type disk struct {
-	Disk
-	store *registry.Store
-	// number is unique among all disks that the VM has ever had. The device's name contains it,
-	// because QEMU reports a device as gone only after freeing it, and a disk's next device may
-	// exist by then. The set of descriptors through which QEMU has the store (add-fd) has the same
-	// number.
-	number int
-	slot   slot
-	// busy holds a token while a call changes the disk. The fields below, through bytes, belong to
-	// that call.
-	busy   chan struct{}
-	trials trial.Trials // trials of this disk's store; nobody else makes any
-	// stuck is closed when an abandoned access to the store has ended. The disk stays locked until
-	// then.
-	stuck <-chan struct{}
-	half  bool // an attach was interrupted, or could not be undone
-	// bytes is the size that QEMU knows: the store's size when the store was claimed, or after the
-	// last growth.
-	bytes uint64
-
-	doubt chan struct{}          // receives a token when the guest refuses and it is unknown which request the refusal answers
-	close func() <-chan struct{} // starts closing the store; the channel is closed when the store is
-
-	// plugged is set when QEMU has the disk's device, and never cleared: a device that is not there
-	// any more has left.
-	plugged atomic.Bool
-
-	owned bool // the store is claimed; the table's mutex guards this field
-
-	mu    sync.Mutex    // guards the fields below
-	asked bool          // the guest was asked to release the disk and may do so at any moment
-	isOut bool          // the device has left: gone is closed
-	gone  chan struct{} // closed when the VM no longer has the disk's device
-	requests
-}
-
-// isGone reports whether the device has left.
-func (d *disk) isGone() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.isOut
-}
-
-// whenGone returns a channel that is closed when the VM no longer has the device.
-func (d *disk) whenGone() <-chan struct{} {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.gone
-}
-
-// leaves records that the device has left. left is true if that was not recorded before, byItself
-// if no call had asked for it.
-func (d *disk) leaves() (left, byItself bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.isOut {
-		return false, false
-	}
-	d.isOut = true
-	close(d.gone)
-	return true, !d.asked
-}
-
-// isBack records that the device is there after all, although it was reported as gone.
-func (d *disk) isBack() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.isOut {
-		d.isOut, d.asked, d.gone = false, false, make(chan struct{})
-	}
-}
-
-func (d *disk) unlock() {
-	stuck := d.stuck
-	if d.stuck = nil; stuck == nil {
-		<-d.busy
-		return
-	}
-	go func() {
-		<-stuck
-		<-d.busy
-	}()
-}
-
-// within runs look, which accesses the store and may never return, and waits for it until ctx ends.
-// The disk stays locked until look has returned, so that at most one thread waits for a store
-// however often a caller tries.
-func (d *disk) within(ctx context.Context, look func() error) error {
-	answer, ended := make(chan error, 1), make(chan struct{})
-	go func() {
-		defer close(ended)
-		answer <- look()
-	}()
-	select {
-	case err := <-answer:
-		return err
-	case <-ctx.Done():
-		d.stuck = ended
-		return fmt.Errorf("its store %s has not answered: %w", d.Path, ctx.Err())
-	}
-}
-
-// storeBytes returns the store's size.
-func (d *disk) storeBytes(ctx context.Context) (uint64, error) {
-	var found uint64
-	err := d.within(ctx, func() (err error) {
-		found, err = d.store.Bytes()
-		return err
-	})
-	if err != nil {
-		return 0, err
-	}
-	return found, nil
-}
-
-// device returns the name of the disk's device.
-func (d *disk) device() string { return fmt.Sprintf("disk-%s-%d", d.ID, d.number) }
-
-func (d *disk) attached() Attached {
-	return Attached{Disk: d.Disk, PCIPath: d.slot.path().String(), Device: d.device(), Gone: d.whenGone()}
-}
 
 // diskTable holds the disks of one VM.
 type diskTable struct {
@@ -368,19 +242,6 @@ func (t *diskTable) acquire(ctx context.Context, id string) (*disk, error) {
 		}
 		d.unlock() // the disk was detached meanwhile; another with its id may exist
 	}
-}
-
-// closing returns a function that starts closing a store, once. Closing a block device writes the
-// kernel's cached data to the disk, which may not answer.
-func closing(store *registry.Store) func() <-chan struct{} {
-	return sync.OnceValue(func() <-chan struct{} {
-		closed := make(chan struct{})
-		go func() {
-			store.Close()
-			close(closed)
-		}()
-		return closed
-	})
 }
 
 // release waits until a disk's store has closed, and removes the disk from the table. If ctx ends
