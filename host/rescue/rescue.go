@@ -56,53 +56,6 @@ type Config struct {
 	Progress func(Step)
 }
 
-// Step is one step of a rescue.
-type Step struct {
-	Name string
-	// Done is false before the step and true after it. Detail, Err and Took are set after it.
-	Done   bool
-	Detail string
-	Err    error
-	Took   time.Duration
-}
-
-// Report is the outcome of a rescue. directvol rescue --json prints it as JSON.
-type Report struct {
-	Disk   string `json:"disk"`
-	FSType string `json:"fstype"` // "" if it was not identified
-	Kernel string `json:"kernel"` // the release of the VM's kernel
-	// Mounted is true if the disk was mounted and unmounted again.
-	Mounted bool `json:"mounted"`
-	// Recovered says whether the mount recovered a log: yes, no or unknown.
-	Recovered string `json:"recovered"`
-	// Attempts is how often a VM's kernel was asked to mount the disk.
-	Attempts int `json:"attempts"`
-	// Superblock describes what was written into the primary superblock of an xfs; nil if that was
-	// not needed or no growth was proven.
-	Superblock *Correction `json:"superblock,omitempty"`
-	// Replay is the run of e2fsck -p to replay the journal of an ext4; nil if that was not needed.
-	// Its output lists the changes to the disk.
-	Replay *fsck.Run `json:"replay,omitempty"`
-	// KernelLog contains the messages of the VMs' kernels about the filesystem.
-	KernelLog []string `json:"kernel_log"`
-	// Fsck is the check afterwards; nil if it was not run.
-	Fsck *fsck.Run `json:"fsck"`
-	// Unseen is the number of processes on this host that could not be examined, so that they may
-	// use the disk.
-	Unseen int `json:"unseen_processes"`
-	// Holders are the users of the disk. The rescue was refused because of them.
-	Holders []holders.Holder `json:"holders,omitempty"`
-	// Error is the reason of a failure; "" after success.
-	Error string `json:"error,omitempty"`
-}
-
-// The values of Report.Recovered.
-const (
-	RecoveredYes     = "yes"
-	RecoveredNo      = "no"
-	RecoveredUnknown = "unknown"
-)
-
 // rescue is a rescue in progress.
 type rescue struct {
 	Config
@@ -142,20 +95,6 @@ const (
 	betweenVMs = "between two VMs, when nothing had the disk: run rescue again"
 	inCheck    = "in the check: the disk was mounted and unmounted, and nothing has it any more"
 )
-
-// NewReport returns the report about a disk to which nothing has been done.
-func NewReport(disk string) Report {
-	return Report{Disk: disk, Recovered: RecoveredUnknown, KernelLog: []string{}}
-}
-
-// Failed returns the report with the reason of the failure.
-func (r Report) Failed(err error) Report {
-	r.Error = err.Error()
-	if inUse, ok := errors.AsType[*holders.InUseError](err); ok {
-		r.Holders = inUse.Holders
-	}
-	return r
-}
 
 func (r *rescue) run(ctx context.Context) (err error) {
 	if err := r.step(ctx, "identify "+r.Disk, r.identify); err != nil {
@@ -224,42 +163,6 @@ func (r *rescue) whatItHolds() (err error) {
 		return fmt.Errorf("disk %s: %w", r.Disk, err)
 	}
 	return nil
-}
-
-// claim refuses a disk that is in use, and then keeps others from it. It searches for users first,
-// because a search finds their names. Then it claims the disk, which is reliable for the uses that
-// a claim excludes. Then it searches again for other users that came in between.
-func (r *rescue) claim(ctx context.Context) (string, error) {
-	if _, err := r.look(ctx, nil); err != nil {
-		return "", err
-	}
-	if err := r.disk.Claim(); err != nil {
-		return "", err
-	}
-	if err := r.takeBack(); err != nil {
-		return "", err
-	}
-	// A previous user may have written the disk since it was identified.
-	if err := r.whatItHolds(); err != nil {
-		return "", err
-	}
-	return r.look(ctx, nil)
-}
-
-// look searches for users of the disk, and refuses the disk if there is one. Processes for which
-// except returns true are allowed.
-func (r *rescue) look(ctx context.Context, except func(pid int) bool) (string, error) {
-	seen, err := r.disk.Settled(ctx, except)
-	if err == nil {
-		err = seen.Err(r.Disk)
-	}
-	if err != nil {
-		return "", err
-	}
-	if r.report.Unseen = seen.Unseen; seen.Unseen > 0 {
-		return fmt.Sprintf("as far as can be seen: %d processes belong to others and cannot be looked into; as root they can", seen.Unseen), nil
-	}
-	return "", nil
 }
 
 // Names in the VM, which has a single volume.
@@ -360,40 +263,6 @@ func (r *rescue) mountOnce(ctx context.Context, vm *sandbox.Sandbox) error {
 	})
 }
 
-// handOver releases the disk, so that a VM can take it.
-func (r *rescue) handOver() error {
-	r.disk.Yield()
-	r.unlock()
-	return r.disk.Unlock()
-}
-
-// takeBack takes the disk back from a VM that has ended. Locks that are still held stay held.
-func (r *rescue) takeBack() (err error) {
-	if r.lock == nil {
-		if r.lock, err = registry.Default().Lock(r.disk.File(), "directvol rescue"); err != nil {
-			return err
-		}
-	}
-	if err := r.disk.Take(); err != nil {
-		return err
-	}
-	return r.disk.Lock()
-}
-
-// close releases the disk.
-func (r *rescue) close() {
-	r.disk.Close() // all writes are on the disk already
-	r.unlock()
-}
-
-// unlock releases the lock on the disk as a store.
-func (r *rescue) unlock() {
-	if r.lock != nil {
-		r.lock.Release()
-		r.lock = nil
-	}
-}
-
 // attach hands the disk to the VM, which claims it on attach (package registry). In between there
 // is a gap: if a sandbox, a QEMU or a mount takes the disk in the gap, the VM is refused. A program
 // that does not ask for a lock may come at any time. Nothing is written until the guest has mounted
@@ -409,19 +278,6 @@ func (r *rescue) attach(ctx context.Context, vm *sandbox.Sandbox) error {
 	}
 	_, err = r.look(ctx, isOurs)
 	return err
-}
-
-// isOurs reports whether a process is this one, which has the VM's store open, or its child, like
-// the VM's processes.
-func isOurs(pid int) bool {
-	if pid == os.Getpid() {
-		return true
-	}
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return false
-	}
-	return parentIn(string(text)) == os.Getpid()
 }
 
 // powerOff shuts a VM down cleanly, so that its kernel's last messages arrive. inVM kills a VM that
