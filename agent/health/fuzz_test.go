@@ -21,6 +21,9 @@ func FuzzKernelLog(f *testing.F) {
 	} {
 		f.Add([]byte(record))
 	}
+	for _, message := range formSeeds {
+		f.Add([]byte("3,1,2,-;" + message))
+	}
 	f.Fuzz(func(t *testing.T, record []byte) {
 		message, kernels := messageOf(record)
 		if bytes.IndexByte(message, '\n') >= 0 || !bytes.Contains(record, message) {
@@ -29,6 +32,7 @@ func FuzzKernelLog(f *testing.F) {
 		if want := kernelPriority.Match(record); kernels != want {
 			t.Errorf("%q is the kernel's\nwant %v\ngot  %v", record, want, kernels)
 		}
+		sameAsByForms(t, string(message))
 		got := parseLine(message)
 		if got.device != "" && !bytes.Contains(message, []byte(got.device)) || got.device == "" && got != (line{}) {
 			t.Errorf("%q says %+v", message, got)
