@@ -20,15 +20,25 @@ func Ask(path string) error {
 	if err != nil {
 		return err
 	}
-	bytes := os.Getpagesize()
-	page, err := unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE) // aligned
+	page, err := directPage()
 	if err != nil {
-		return os.NewSyscallError("mmap", err)
+		return err
 	}
 	defer unix.Munmap(page)
-	at := int64(size)/int64(bytes)*int64(bytes) - int64(bytes)
-	_, err = disk.ReadAt(page, max(at, 0))
+	_, err = disk.ReadAt(page, lastPage(size))
 	return err
+}
+
+// directPage returns a page that is aligned for O_DIRECT. The caller unmaps it.
+func directPage() ([]byte, error) {
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	return page, os.NewSyscallError("mmap", err)
+}
+
+// lastPage returns where the last whole page of a device of size bytes begins; 0 if it has none.
+func lastPage(size uint64) int64 {
+	page := int64(os.Getpagesize())
+	return max(int64(size)/page*page-page, 0)
 }
 
 // Flush makes the disk write out its volatile cache, and waits for the answer. A disk that still

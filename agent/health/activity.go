@@ -105,6 +105,7 @@ type stall struct {
 	moved bool // at the last look
 	// silent counts looks in a row that found no request ended, whether or not any were in flight.
 	silent int
+	asked  bool // a read was sent since a write, a discard or a flush last ended
 }
 
 // hungBeats is how many such looks, a beatInterval apart, mean that a device hangs.
@@ -124,9 +125,15 @@ func (s *stall) beat(now counts) (doubt bool) {
 	}
 	moves := now.changes() != s.last.changes()
 	doubt = s.moved && !moves
+	s.asked = s.asked && !moves
 	s.moved, s.last = moves, now
 	return doubt
 }
+
+// isUnknown reports whether the counts do not show if the device answers, and one read may show it:
+// nothing is in flight, and nothing has ended for a beat. One read is enough: if that ends, the
+// device answers.
+func (s *stall) isUnknown() bool { return s.last.inFlight == 0 && s.silent > 0 && !s.asked }
 
 // hangs reports whether requests are in flight and none has ended for a while.
 func (s *stall) hangs() bool { return s.beats >= hungBeats }

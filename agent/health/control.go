@@ -17,12 +17,12 @@ func (w *Watch) Pause(ctx context.Context) error {
 	w.control.Lock()
 	defer w.control.Unlock()
 	if w.hold() {
-		w.paused = true
+		w.paused.Store(true)
 		return nil
 	}
 	w.cancel()
 	<-w.done
-	w.paused = true
+	w.paused.Store(true)
 	if w.inFlight == nil {
 		return nil
 	}
@@ -31,7 +31,7 @@ func (w *Watch) Pause(ctx context.Context) error {
 		w.took(f)
 		return nil
 	case <-ctx.Done():
-		w.paused = false
+		w.paused.Store(false)
 		if !w.ended.Load() {
 			w.start()
 		}
@@ -46,15 +46,15 @@ func (w *Watch) PauseAtOnce() bool {
 		return false
 	}
 	defer w.control.Unlock()
-	w.paused = w.hold()
-	return w.paused
+	w.paused.Store(w.hold())
+	return w.paused.Load()
 }
 
 // Resume makes a paused watch look again, with all that it knew, unless it was ended meanwhile.
 func (w *Watch) Resume() {
 	w.control.Lock()
 	defer w.control.Unlock()
-	w.paused = false
+	w.paused.Store(false)
 	if w.ended.Load() {
 		return
 	}
@@ -122,7 +122,7 @@ func (w *Watch) settle() {
 	defer w.control.Unlock()
 	w.cancel()
 	w.release()
-	if w.ended.Load() || w.paused {
+	if w.ended.Load() || w.paused.Load() {
 		return
 	}
 	<-w.done

@@ -35,7 +35,9 @@
 //	                        (newer kernels drop such lines if others come too fast)
 //
 // The time that a caller waits proves nothing. A flush alone is not counted in flight: when writing
-// stops, a read checks whether the device answers.
+// stops, a read checks whether the device answers. While an examination, or the call that has
+// paused the watch, may itself wait for a flush, the read has no thread of its own
+// (blockdev.AskAside).
 //
 // The agent probes its own mounts by writing. For somebody else's mount, a watch uses the log, the
 // counts, the superblock and stat, and keeps no file open that could make an unmount fail. A

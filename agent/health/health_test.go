@@ -177,6 +177,32 @@ func TestDiskIsInDoubtWhenWritingStops(t *testing.T) {
 	}
 }
 
+// While a thread of the agent's may wait for a flush, which the kernel does not count in flight,
+// one read shows whether the disk answers. If it does, it is not asked again before the flush has
+// ended.
+func TestDiskIsAskedOnceWhileNothingIsInFlight(t *testing.T) {
+	var s stall
+	for i, step := range []struct {
+		now  counts
+		want bool
+	}{
+		{counts{writes: 7}, false},                       // has just ended writes
+		{counts{writes: 7}, true},                        // silent: it is asked
+		{counts{writes: 7, inFlight: 1}, false},          // the read is in flight
+		{counts{writes: 7, reads: 1}, false},             // it has ended
+		{counts{writes: 7, reads: 1}, false},             // the flush has not
+		{counts{writes: 7, reads: 1, flushes: 1}, false}, // now it has
+		{counts{writes: 7, reads: 1, flushes: 1}, true},  // and the next one hangs
+		{counts{writes: 7, reads: 1, inFlight: 9}, false},
+	} {
+		s.beat(step.now)
+		if got := s.isUnknown(); got != step.want {
+			t.Errorf("step %d, %+v\nwant asked %v\ngot  %v", i, step.now, step.want, got)
+		}
+		s.asked = s.asked || step.want
+	}
+}
+
 // A deliberate remount makes the mount read-only, too, and not only the filesystem.
 func TestExt4ThatStoppedItselfIsKnownFromOneThatWasRemounted(t *testing.T) {
 	for line, test := range map[string]struct {

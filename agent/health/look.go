@@ -173,6 +173,8 @@ func (w *Watch) await(ctx context.Context) (lost, answered bool) {
 
 // examine runs examine(target), or only checks the device, and turns a panic into a failure.
 func (w *Watch) examine(doubt bool) (f finding) {
+	w.examining.Store(true)
+	defer w.examining.Store(false)
 	defer func() {
 		if p := recover(); p != nil {
 			f = finding{failure: fmt.Errorf("panic: %v\n%s", p, debug.Stack())}

@@ -194,3 +194,35 @@ func TestDiskSmallerThanItsFilesystemIsInaccessible(t *testing.T) {
 		}
 	}
 }
+
+func TestDiskIsAskedWhileACallOfTheAgentWaitsForIt(t *testing.T) {
+	device, err := blockdev.ByPath(mounttest.Attach(t, mounttest.Image(t, "ext4"))) // not mounted: nobody else sends it requests
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &Watch{target: Target{Device: device}, doubted: make(chan struct{}, 1)}
+	silent := func() bool { // two looks that find nothing ended
+		w.beat(counts{writes: 7}, true)
+		w.beat(counts{writes: 7}, true)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.stall.asked
+	}
+	if silent() {
+		t.Error("the disk is asked though nobody waits for it")
+	}
+	w.paused.Store(true)
+	before := Ended(device.Number)
+	if !silent() {
+		t.Fatal("the disk is not asked")
+	}
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
+	for limit := time.After(time.Minute); Ended(device.Number) == before; {
+		select {
+		case <-again.C:
+		case <-limit:
+			t.Fatal("no read reaches the disk")
+		}
+	}
+}

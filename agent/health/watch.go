@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+
+	"github.com/directvol/directvol/agent/blockdev"
 )
 
 // Watch watches the health of one mounted filesystem.
@@ -28,9 +30,10 @@ type Watch struct {
 	control sync.Mutex // guards starting and ending the goroutine
 	cancel  context.CancelFunc
 	done    chan struct{}
-	paused  bool
 
-	ended atomic.Bool
+	paused    atomic.Bool // changed with control held
+	examining atomic.Bool // an examination is in progress
+	ended     atomic.Bool
 
 	mu      sync.Mutex
 	waits   bool          // the goroutine waits between two looks; nothing is in flight
@@ -38,6 +41,7 @@ type Watch struct {
 	found   []Condition   // by the last examination, and what is remembered
 	slow    bool          // the last examination took long, or the one in progress does
 	stall   stall         // of the device
+	asking  bool          // a read by ask has not ended
 	there   bool          // the device existed at the last count
 	now     []Condition   // all current conditions
 	stopped bool          // the log says that the filesystem has made itself read-only
@@ -192,6 +196,9 @@ func (w *Watch) beat(now counts, there bool) {
 	was := w.stall.hangs()
 	doubt := w.stall.beat(now)
 	hangs := w.stall.hangs()
+	if there && w.stall.isUnknown() && !w.asking && (w.examining.Load() || w.paused.Load()) {
+		w.ask()
+	}
 	w.mu.Unlock()
 	if hangs != was {
 		w.note(func() {})
@@ -202,6 +209,19 @@ func (w *Watch) beat(now counts, there bool) {
 	if doubt {
 		deliver(w.doubted)
 	}
+}
+
+// ask sends the device a read, for which no thread waits. It is for a thread of the agent's that
+// may wait for a flush: an examination's, or that of the call which has paused the watch. The
+// kernel does not count the flush in flight, but it counts the read. w.mu is held.
+func (w *Watch) ask() {
+	w.asking, w.stall.asked = true, true
+	go func() {
+		_ = blockdev.AskAside(w.target.Device.Path) // errors are in the kernel's log
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.asking = false
+	}()
 }
 
 // Hangs reports whether requests of the device are in flight and none has ended for a while.

@@ -53,8 +53,8 @@ func (t *Table) Sync(ctx context.Context) error {
 	return t.syncing.wait(syncing)
 }
 
-// Patient is health.Patient for the disks of volumes that are being flushed, grown or unmounted. No
-// watch sends these disks a request meanwhile.
+// Patient is health.Patient for the disks of volumes that are being flushed, grown or unmounted.
+// Their watches send these disks one read at most meanwhile, which prolongs the wait once.
 func (t *Table) Patient(ctx context.Context, silence time.Duration) (context.Context, context.CancelFunc) {
 	return health.Patient(ctx, silence, func(device uint64) bool {
 		t.mu.Lock()

@@ -69,6 +69,40 @@ func TestDiskThatStopsInsideAFlushIsSaidAndHeals(t *testing.T) {
 	freshlyVerified(t, other, 4*miB)
 }
 
+// No thread but the agent's own waits in these flushes: that of a probe of an idle volume, and that
+// of a call which removes a volume, for which the watch pauses. Nobody else's read shows whether
+// the disk answers.
+func TestDiskThatStopsInAFlushOfTheAgentIsSaidToHang(t *testing.T) {
+	g := guest(t)
+	probed, removed := mounted(t, g, "ext4"), mounted(t, g, "ext4")
+	for _, v := range []*vm.Volume{probed, removed} {
+		isHealthy(t, v) // its first probe has ended
+	}
+	inside := map[*vm.Volume]<-chan struct{}{}
+	for _, v := range []*vm.Volume{probed, removed} {
+		var err error
+		inside[v], err = v.StopInFlush(limited(t), true)
+		must(t, err)
+		healsAtEnd(t, v)
+	}
+	must(t, g.Remote.WriteFile(limited(t), removed.GuestPath+"/dirty", make([]byte, 4*kiB)))
+	err := answered(t, func(ctx context.Context) error { return g.Agent().RemoveContainer(ctx, removed.Container()) })
+	refused(t, err, codes.DeadlineExceeded, sizes(t, removed).Device)
+	for _, v := range []*vm.Volume{removed, probed} {
+		select {
+		case <-inside[v]:
+		case <-limited(t).Done():
+			t.Fatalf("%s: no flush comes", v.ID)
+		}
+		becomes(t, v, hung)
+	}
+	for _, v := range []*vm.Volume{removed, probed} {
+		must(t, v.Answer())
+		becomes(t, v, nothing)
+		must(t, v.Heal(limited(t)))
+	}
+}
+
 // refusedRemoval removes all of them at once. Every removal is refused, and each volume stays
 // visible.
 func refusedRemoval(t *testing.T, g *vm.Guest, all []*stoppedInFlush) {
