@@ -24,7 +24,7 @@ func openXFSDisk(m Mounted) (*xfsDisk, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("mmap", err)
 	}
-	direct, err := os.OpenFile(m.Disk.Name(), os.O_RDONLY|unix.O_DIRECT, 0)
+	direct, err := openUnpolled(m.Disk.Name(), unix.O_DIRECT)
 	if err != nil {
 		unix.Munmap(page)
 		return nil, err

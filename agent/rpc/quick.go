@@ -39,17 +39,17 @@ func (a *Agent) quickStats(r *ttrpcframe.Request) ([]byte, bool) {
 	return response, err == nil
 }
 
-// quickGrowth is how long a growth goes on here before it leaves the next step to the service.
-// After about the same time, the transport passes the call to the service anyway: then this growth
-// ends with its current step, and the service continues from there.
+// quickGrowth is how long a growth goes on here before it leaves the next step to the service. Soon
+// after that, the transport passes the call to the service anyway: then this growth ends with its
+// current step, and the service continues from there. A growth that has ended before is answered
+// here.
 const quickGrowth = 50 * time.Millisecond
 
 // leastGrowthTimeout is the least time-out of a growth that begins here: quickGrowth is too much of
 // a shorter one.
 const leastGrowthTimeout = 2 * time.Second
 
-// quickResize grows a volume whose disk has already grown. If it ends too late, the method answers
-// the call again.
+// quickResize grows a volume whose disk has already grown.
 func (a *Agent) quickResize(r *ttrpcframe.Request) ([]byte, bool) {
 	var request agentpb.ResizeVolumeRequest
 	if r.TimeoutNano != 0 && r.TimeoutNano < int64(leastGrowthTimeout) || request.Unmarshal(r.Payload) != nil {
@@ -57,5 +57,5 @@ func (a *Agent) quickResize(r *ttrpcframe.Request) ([]byte, bool) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), quickGrowth)
 	defer cancel()
-	return nil, a.Volumes.ResizeAtOnce(ctx, request.VolumeGuestPath, request.Size_) && ctx.Err() == nil
+	return nil, a.Volumes.ResizeAtOnce(ctx, request.VolumeGuestPath, request.Size_)
 }

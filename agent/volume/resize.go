@@ -168,7 +168,7 @@ func (v *Volume) reachOpen(ctx context.Context, size uint64, do func(context.Con
 	if err != nil {
 		return err
 	}
-	defer g.close()
+	defer g.Close()
 	if err := v.canReach(g, size); err != nil {
 		return err
 	}
@@ -176,20 +176,15 @@ func (v *Volume) reachOpen(ctx context.Context, size uint64, do func(context.Con
 }
 
 // resize implements Resize on a volume that is locked and open.
-func (v *Volume) resize(ctx context.Context, g *growth, size uint64, wait time.Duration) (err error) {
-	if size == 0 {
-		size, err = blockdev.SizeOf(g.Disk)
-	} else if size >= g.before.Bytes()+g.before.BlockSize {
-		err = v.awaitSize(ctx, g, size, wait)
+func (v *Volume) resize(ctx context.Context, g *growth, size uint64, wait time.Duration) error {
+	device, err := blockdev.SizeOf(g.Disk)
+	if err == nil && device < size && size >= g.before.Bytes()+g.before.BlockSize {
+		device, err = v.awaitSize(ctx, g, size, wait)
 	}
 	if err != nil {
 		return err
 	}
-	goal, err := g.goal(size)
-	if err != nil {
-		return err
-	}
-	if goal > g.before.Blocks {
+	if goal := g.goal(size, device); goal > g.before.Blocks {
 		return v.grow(ctx, g, goal)
 	}
 	// An interrupted call, or somebody else, may have grown it.
@@ -202,16 +197,15 @@ func (v *Volume) resize(ctx context.Context, g *growth, size uint64, wait time.D
 // canReach refuses a size that the filesystem can never have. It refuses every size if the disk
 // ends before the filesystem does.
 func (v *Volume) canReach(g *growth, size uint64) error {
-	if has, err := blockdev.SizeOf(g.Disk); err != nil { // after the filesystem's end was read
-		return v.growError(err)
-	} else if !g.before.EndsWithin(has) {
-		return errkind.New(errkind.FailedPrecondition, "volume %s cannot grow: %s on %s ends at %d bytes, but its disk has only %d: unmount it, restore the disk's size and content, check it and mount it",
-			v.Mountpoint, v.FSType, v.Device.Path, g.before.Bytes(), has)
-	}
-	goal, err := g.goal(size)
+	device, err := blockdev.SizeOf(g.Disk) // after the filesystem's end was read
 	if err != nil {
 		return v.growError(err)
 	}
+	if !g.before.EndsWithin(device) {
+		return errkind.New(errkind.FailedPrecondition, "volume %s cannot grow: %s on %s ends at %d bytes, but its disk has only %d: unmount it, restore the disk's size and content, check it and mount it",
+			v.Mountpoint, v.FSType, v.Device.Path, g.before.Bytes(), device)
+	}
+	goal := g.goal(size, device)
 	if size != 0 && size < g.before.Bytes() && g.before.Bytes()-size > g.before.BlockSize && goal < g.before.Blocks {
 		return errkind.New(errkind.OutOfRange, "%s on %s ends at %d bytes and never shrinks: %d requested", v.FSType, v.Device.Path, g.before.Bytes(), size)
 	}
@@ -226,17 +220,13 @@ type growth struct {
 	before filesystem.Geometry
 }
 
-// goal returns the block at which the filesystem is to end for a size in bytes; 0 means the current
-// end of the device.
-func (g *growth) goal(size uint64) (uint64, error) {
-	device, err := blockdev.SizeOf(g.Disk)
-	if err != nil {
-		return 0, err
-	}
+// goal returns the block at which the filesystem is to end for a size in bytes, on a device of
+// device bytes; a size of 0 means the end of the device.
+func (g *growth) goal(size, device uint64) uint64 {
 	if size == 0 {
 		size = device
 	}
-	return g.fstype.Goal(g.before, size/g.before.BlockSize, device/g.before.BlockSize), nil
+	return g.fstype.Goal(g.before, size/g.before.BlockSize, device/g.before.BlockSize)
 }
 
 // open opens the volume to grow it, or reports why it cannot grow.
@@ -254,10 +244,12 @@ func (v *Volume) open() (*growth, error) {
 	if err := v.refuseInaccessible(); err != nil {
 		return nil, err
 	}
-	g, err := v.openBoth(fstype)
+	// Both files stay open for the whole call, because each open takes as long as a short call.
+	both, err := filesystem.Open(v.Mountpoint, v.Device.Path)
 	if err != nil {
 		return nil, v.growError(err)
 	}
+	g := &growth{Mounted: both, fstype: fstype}
 	count, err := fstype.RecordedErrors(g.Disk)
 	if err == nil && count == 0 {
 		err = v.check(g.Dir)
@@ -268,7 +260,7 @@ func (v *Volume) open() (*growth, error) {
 	if err == nil && count == 0 {
 		return g, nil
 	}
-	g.close()
+	g.Close()
 	if err != nil {
 		return nil, v.growError(err)
 	}
@@ -288,26 +280,6 @@ func (v *Volume) refuseInaccessible() error {
 		}
 	}
 	return nil
-}
-
-// openBoth opens the volume's disk and root directory once for the whole call, because each open
-// takes as long as a short call.
-func (v *Volume) openBoth(fstype filesystem.Type) (*growth, error) {
-	disk, err := os.Open(v.Device.Path)
-	if err != nil {
-		return nil, err
-	}
-	dir, err := os.OpenFile(v.Mountpoint, os.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		disk.Close()
-		return nil, err
-	}
-	return &growth{Mounted: filesystem.Mounted{Dir: dir, Disk: disk, Proven: &filesystem.Proven{}}, fstype: fstype}, nil
-}
-
-func (g *growth) close() {
-	g.Dir.Close()
-	g.Disk.Close()
 }
 
 // check refuses a directory that is read-only or no longer this volume's.
@@ -355,22 +327,19 @@ func (v *Volume) growError(err error) error {
 	return err
 }
 
-// awaitSize waits until the device has at least size bytes. Before it waits, it does the work that
-// has to precede a growth, or an answer without one.
-func (v *Volume) awaitSize(ctx context.Context, g *growth, size uint64, wait time.Duration) error {
-	if has, err := blockdev.SizeOf(g.Disk); err != nil || has >= size {
-		return err
-	}
+// awaitSize waits until the device has at least size bytes, and returns its size. Before it waits,
+// it does the work that has to precede a growth, or an answer without one.
+func (v *Volume) awaitSize(ctx context.Context, g *growth, size uint64, wait time.Duration) (device uint64, err error) {
 	if err := g.fstype.Settle(ctx, g.Mounted); err != nil {
-		return v.growError(err)
+		return 0, v.growError(err)
 	}
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	has, err := v.Device.AwaitSize(waiting, size)
+	device, err = v.Device.AwaitSize(waiting, size)
 	if err != nil && waiting.Err() != nil {
-		return errkind.New(errkind.DeadlineExceeded, "%s has %d bytes in this guest, not yet the requested %d: resize the disk and try again: %w", v.Device.Path, has, size, err)
+		return 0, errkind.New(errkind.DeadlineExceeded, "%s has %d bytes in this guest, not yet the requested %d: resize the disk and try again: %w", v.Device.Path, device, size, err)
 	}
-	return err
+	return device, err
 }
 
 // grow grows the filesystem and verifies the result: it may fall short of goal only by blocks that
