@@ -683,3 +683,25 @@ func TestCreditComesBackInLargePieces(t *testing.T) {
 		t.Errorf("asked, it says that were taken\nwant %d\ngot  %d", want, got)
 	}
 }
+
+// Due credit goes with the next packet, whatever its kind, and in no packet of its own afterwards.
+// A guest that waits for credit (Linux reads it in virtio_transport_recv_pkt) must get it there.
+func TestDueCreditGoesWithPacketsOfEveryKind(t *testing.T) {
+	for _, next := range []struct {
+		op    operation
+		cause func(e *endedConnection)
+	}{
+		{opData, func(e *endedConnection) { unix.Write(e.client, []byte("data")) }},
+		{opShutdown, func(e *endedConnection) { unix.Shutdown(e.client, unix.SHUT_WR) }},
+		{opCreditRequest, func(e *endedConnection) { e.b.mux.conns[e.hostPort].debts |= oweCreditRequest }},
+		{opCreditUpdate, func(*endedConnection) {}},
+	} {
+		e := establish(t, unserved(t, failingLog(t)))
+		e.guest(opData, 0, make([]byte, bufAlloc))
+		next.cause(e)
+		if given := e.settle(); len(given) != 1 || given[0].op != next.op || given[0].fwdCnt != bufAlloc {
+			t.Errorf("after %d bytes from the guest\nwant one packet of kind %d with their credit\ngot  %+v", bufAlloc, next.op, given)
+		}
+		unix.Close(e.client)
+	}
+}

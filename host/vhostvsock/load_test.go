@@ -73,8 +73,32 @@ func (e *endedConnection) guest(op operation, flags uint32, payload []byte) {
 	e.b.mux.receive(segments{head[:], payload})
 }
 
-// settle handles the clients' events and gives the guest all waiting packets.
-func (e *endedConnection) settle() {
+// establish connects a client to the guest.
+func establish(t *testing.T, b *Backend) *endedConnection {
+	t.Helper()
+	e := begin(t, b)
+	e.ask()
+	e.guest(opResponse, 0, nil)
+	if c := b.mux.conns[e.hostPort]; c == nil || c.state != established {
+		t.Fatalf("the connection is not established: %+v", c)
+	}
+	return e
+}
+
+// begin adds a client that has not sent its first line yet.
+func begin(t *testing.T, b *Backend) *endedConnection {
+	t.Helper()
+	ours, theirs, err := pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &endedConnection{t: t, b: b, client: theirs, hostPort: b.mux.nextPort}
+	b.mux.add(ours)
+	return e
+}
+
+// settle handles the clients' events and gives the guest all waiting packets, which it returns.
+func (e *endedConnection) settle() (given []packetHeader) {
 	e.t.Helper()
 	events, err := e.b.poll.wait(0)
 	if err != nil {
@@ -83,10 +107,14 @@ func (e *endedConnection) settle() {
 	for i := range events {
 		e.b.dispatch(&events[i])
 	}
-	room := segments{make([]byte, packetHeaderSize), make([]byte, 4096)}
+	var head [packetHeaderSize]byte
+	room := segments{head[:], make([]byte, 4096)}
 	for e.b.mux.waiting() {
-		e.b.mux.fill(room)
+		if e.b.mux.fill(room) > 0 {
+			given = append(given, decodePacketHeader(&head))
+		}
 	}
+	return given
 }
 
 func (e *endedConnection) closeClient() {
@@ -143,22 +171,12 @@ func TestTenThousandConnectionsLeaveNothing(t *testing.T) {
 	files := openFiles(t)
 	for i := range 10_000 {
 		turn := i % (len(endings) + len(beginnings))
-		ours, theirs, err := pair()
-		if err != nil {
-			t.Fatal(err)
-		}
-		e := &endedConnection{t: t, b: b, client: theirs, hostPort: b.mux.nextPort}
-		b.mux.add(ours)
+		var e *endedConnection
 		var way ending
 		if turn < len(endings) {
-			way = endings[turn]
-			e.ask()
-			e.guest(opResponse, 0, nil)
-			if c := b.mux.conns[e.hostPort]; c == nil || c.state != established {
-				t.Fatalf("connection %d is not established: %+v", i, c)
-			}
+			e, way = establish(t, b), endings[turn]
 		} else {
-			way = beginnings[turn-len(endings)]
+			e, way = begin(t, b), beginnings[turn-len(endings)]
 		}
 		way.end(e)
 		e.settle()
@@ -242,16 +260,17 @@ func TestBulkBothWaysAtOnceIsIntact(t *testing.T) {
 				continue
 			}
 		}
-		switch p := fe.receive(); p.op {
+		p := fe.receive()
+		fwd = p.fwdCnt // in packets of every kind: due credit is not sent again
+		switch p.op {
 		case opData:
-			got, fwd = append(got, p.payload...), p.fwdCnt
+			got = append(got, p.payload...)
 		case opShutdown:
 			ended = true
 		case opCreditRequest:
 			g.fwdCnt = uint32(len(got))
 			g.send(opCreditUpdate, 0, nil)
 		case opCreditUpdate:
-			fwd = p.fwdCnt
 		default:
 			t.Fatalf("unexpected packet: %+v", p.packetHeader)
 		}
