@@ -90,6 +90,17 @@ func check(ctx context.Context, c *ttrpc.Client) error {
 	return err
 }
 
+// inPlace calls Check until Quick has answered. On a slow machine the watch takes some calls from
+// Quick (see takeOver), and the server refuses these.
+func inPlace(ctx context.Context, c *ttrpc.Client) error {
+	for {
+		err := check(ctx, c)
+		if code := status.Code(err); code != codes.Aborted && code != codes.Unimplemented {
+			return err
+		}
+	}
+}
+
 func version(ctx context.Context, c *ttrpc.Client, text string) error {
 	r, err := service.Call[agentpb.VersionCheckResponse](ctx, c, agentpb.HealthServiceName, "Version", &agentpb.CheckRequest{Service: text})
 	if err == nil && r.AgentVersion != text {
@@ -108,7 +119,7 @@ func TestQuickCallsAndOthersShareConnections(t *testing.T) {
 		for i := range 4 {
 			wait.Go(func() {
 				for range 50 {
-					err := check(ctx, client)
+					err := inPlace(ctx, client)
 					if i%2 == 0 { // frames of one read, of several, and of megabytes
 						err = version(ctx, client, strings.Repeat("x", []int{0, 500, 5000, 1 << 20}[i]+i))
 					}
@@ -168,7 +179,7 @@ func TestHungQuickCallDoesNotHangItsConnection(t *testing.T) {
 	}()
 	<-entered
 	for range 10 {
-		if err := check(ctx, client); err != nil {
+		if err := inPlace(ctx, client); err != nil {
 			t.Fatal(err)
 		}
 		if err := version(ctx, client, strings.Repeat("y", 3000)); err != nil {
@@ -179,7 +190,7 @@ func TestHungQuickCallDoesNotHangItsConnection(t *testing.T) {
 		t.Errorf("the call that hung\nwant the server's own answer\ngot  %v", err)
 	}
 	close(release)
-	if err := check(ctx, client); err != nil {
+	if err := inPlace(ctx, client); err != nil {
 		t.Errorf("after it has answered in place too: %v", err)
 	}
 }
@@ -187,6 +198,8 @@ func TestHungQuickCallDoesNotHangItsConnection(t *testing.T) {
 func TestGarbageEndsItsConnectionAlone(t *testing.T) {
 	path := serve(t, serving)
 	client := dial(t, path)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
 	for name, raw := range map[string][]byte{
 		"half a header":   {0, 0},
 		"half a frame":    ttrpcframe.Header{Length: 100, StreamID: 1, Type: ttrpcframe.TypeRequest}.Append(nil),
@@ -199,7 +212,7 @@ func TestGarbageEndsItsConnectionAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 		go conn.Write(raw)
-		if err := check(t.Context(), client); err != nil {
+		if err := inPlace(ctx, client); err != nil {
 			t.Errorf("%s: beside it: %v", name, err)
 		}
 		conn.Close()
@@ -286,19 +299,19 @@ func TestEveryDescriptorIsClosedInTheEnd(t *testing.T) {
 	defer server.Close()
 	go server.Serve(context.Background(), l)
 	before := descriptors(t)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
 	for range 100 {
 		conn, err := net.Dial("unix", path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		client := ttrpc.NewClient(conn)
-		if err := check(t.Context(), client); err != nil {
+		if err := inPlace(ctx, client); err != nil {
 			t.Fatal(err)
 		}
 		client.Close()
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
 	for open := 1; open > 0; {
 		hungUp := l.HungUp()
 		l.room.mu.Lock()
