@@ -216,7 +216,12 @@ func TestStrangerThatStillLeavesAfterADestroyDoesNotHideThatADiskIsInUse(t *test
 	defer release()
 	guard := time.AfterFunc(time.Minute, release) // then all calls that wait for the server return
 	leaving := table.leave(t.Context(), append(table.heldBy(func(*mounted) bool { return true }), all...))
-	late, over := context.WithTimeout(t.Context(), 5*time.Second) // the other mounts are gone by then
+	for _, one := range leaving.all {
+		if one.mountPoint != folder {
+			<-one.last.done
+		}
+	}
+	late, over := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer over()
 	if err := leaving.await(late); errkind.Of(err) != errkind.DeadlineExceeded || !strings.Contains(err.Error(), folder) {
 		t.Errorf("destroyed\nwant it given up, and %s named\ngot  %v", folder, err)
