@@ -13,7 +13,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/directvol/directvol/protocols/output"
 )
@@ -157,15 +156,16 @@ func (a *apt) run(ctx context.Context, program string, args ...string) ([]byte, 
 	if a.lists != "" {
 		options = append(options, "-o", "Dir::State::Lists="+a.lists)
 	}
-	cmd := exec.CommandContext(ctx, program, append(options, args...)...)
+	cmd := command(ctx, a.work, program, append(options, args...)...)
 	cmd.Dir = filepath.Join(a.work, "download")
-	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive")
-	cmd.WaitDelay = 5 * time.Second // apt's transport programs hold the pipes too
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
+	}
+	if err != nil && bytes.Contains(stderr.Bytes(), []byte("No space left on device")) {
+		return nil, fullDisk(a.work)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w: %s", program, args[0], err, lastLine(stderr.Bytes()))

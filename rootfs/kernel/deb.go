@@ -53,7 +53,11 @@ func unpackOnce(ctx context.Context, debs []string, cache string, progress *outp
 	defer os.RemoveAll(temp)
 	err = watch(ctx, progress, "unpack the kernel package", temp, func(ctx context.Context) error {
 		for _, deb := range debs {
-			if err := unpackDeb(ctx, deb, temp); err != nil {
+			err := unpackDeb(ctx, deb, temp)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if err != nil {
 				return fmt.Errorf("unpack kernel package %s: %w", deb, err)
 			}
 		}
@@ -77,9 +81,9 @@ func unpackDeb(ctx context.Context, deb, dir string) error {
 	if err != nil {
 		return errors.New("dpkg-deb is not installed: install dpkg, or unpack the package elsewhere and name the folder (--kernel-dir)")
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	running, cancel := context.WithCancel(ctx)
 	defer cancel() // ends dpkg-deb if its output is refused
-	cmd := exec.CommandContext(ctx, tool, "--fsys-tarfile", deb)
+	cmd := command(running, dir, tool, "--fsys-tarfile", deb)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
@@ -90,10 +94,10 @@ func unpackDeb(ctx context.Context, deb, dir string) error {
 		return err
 	}
 	unpackErr := unpackTar(out, dir)
-	refused := unpackErr != nil && ctx.Err() == nil && !errors.Is(unpackErr, io.ErrUnexpectedEOF)
+	refused := unpackErr != nil && running.Err() == nil && !errors.Is(unpackErr, io.ErrUnexpectedEOF)
 	if unpackErr != nil {
 		cancel()
-		out.Close() // dpkg-deb's children write to the pipe, and outlive dpkg-deb until a write fails
+		out.Close()
 	}
 	waitErr := cmd.Wait()
 	complaint := lastLine(stderr.Bytes())

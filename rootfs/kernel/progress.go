@@ -28,7 +28,7 @@ const (
 // watch runs work as a step, and shows the size of dir meanwhile. If dir's disk is full, watch ends
 // work's context and returns an error that says so, because apt-get would wait forever.
 func watch(ctx context.Context, progress *output.Progress, name, dir string, work func(ctx context.Context) error) error {
-	ctx, end := context.WithCancelCause(ctx)
+	limited, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	step := progress.Begin(name)
 	quit, done := make(chan struct{}), make(chan struct{})
@@ -51,14 +51,17 @@ func watch(ctx context.Context, progress *output.Progress, name, dir string, wor
 			}
 		}
 	}()
-	err := work(ctx)
+	err := work(limited)
 	bytes := folderBytes(dir)
 	close(quit)
 	<-done
 	outcome := bytes.String()
 	if err != nil {
 		outcome = "failed"
-		if full, ok := errors.AsType[fullDisk](context.Cause(ctx)); ok {
+		if ctx.Err() != nil {
+			outcome = "interrupted"
+		}
+		if full, ok := errors.AsType[fullDisk](context.Cause(limited)); ok {
 			err = full
 		}
 	}

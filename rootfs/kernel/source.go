@@ -82,7 +82,11 @@ func Open(ctx context.Context, src Source) (*Kernel, error) {
 	}
 	debs := src.Debs
 	if len(debs) == 0 {
-		if debs, err = debianPackages(ctx, src); err != nil {
+		debs, err = debianPackages(ctx, src)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if err != nil {
 			return nil, fmt.Errorf("no kernel: %w; or name a kernel's package files (--kernel-deb) or unpacked folder (--kernel-dir)", err)
 		}
 	}
