@@ -15,8 +15,9 @@ func newVhostVsockCommand() *cobra.Command {
 		Use:   "vhost-vsock --socket VHOST.sock --uds-path VM.sock --guest-cid N",
 		Short: "Be the vsock device of one virtual machine",
 		Long: `vhost-vsock is the vsock device of one QEMU virtual machine, for hosts without
-/dev/vhost-vsock. It needs no privilege and runs until QEMU disconnects: exit 0
-when QEMU stopped the device or at SIGTERM, 1 when QEMU vanished.
+/dev/vhost-vsock. It needs no privilege and runs until QEMU disconnects or a signal
+ends it: exit 0 when QEMU stopped the device, at SIGTERM and after Ctrl-C, 1 when
+QEMU vanished. It removes both sockets.
 
 QEMU connects to --socket. Both sockets are there, and QEMU may be started, once
 --socket exists; stale ones are replaced. QEMU's memory must be shared:

@@ -4,7 +4,8 @@
 //	0    success
 //	1    failure; the standard error says why
 //	2    wrong command line; nothing was tried
-//	130  ended by Ctrl-C or another signal, as a shell reports it
+//	130  interrupted by Ctrl-C or another signal, as a shell reports it; a program that serves until a
+//	     signal comes, and says so, ends with 0
 //	141  nothing reads the standard output any more, as a shell reports SIGPIPE
 //
 // A program may have further statuses of its own (WithStatus).
@@ -102,7 +103,7 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 	switch {
 	case err == nil:
 		return OK
-	case wrong || !tried:
+	case wrong || !tried && !isOutput(err):
 		fmt.Fprintf(stderr, "%s: %s; see %s --help\n", root.Name(), oneLine(err), command.CommandPath())
 		return WrongUsage
 	case ctx.Err() != nil:
@@ -121,9 +122,12 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 
 // IsUnread reports whether err means that nothing reads the standard output any more. An EPIPE of a
 // socket does not count.
-func IsUnread(err error) bool {
+func IsUnread(err error) bool { return isOutput(err) && errors.Is(err, unix.EPIPE) }
+
+// isOutput reports whether err is the error of a write to the standard output.
+func isOutput(err error) bool {
 	write, ok := errors.AsType[*fs.PathError](err)
-	return ok && write.Path == os.Stdout.Name() && errors.Is(err, unix.EPIPE)
+	return ok && write.Path == os.Stdout.Name()
 }
 
 // NoArgs refuses arguments, for commands that take only flags.
@@ -178,5 +182,5 @@ func interruption(ctx context.Context, err error) string {
 	case strings.HasPrefix(text, "interrupted"):
 		return text
 	}
-	return "interrupted: " + text
+	return "interrupted: " + strings.TrimSuffix(text, ": "+context.Canceled.Error())
 }

@@ -1,8 +1,10 @@
 package program_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -43,6 +45,7 @@ func TestExitStatusSaysHowItEnded(t *testing.T) {
 		"usage, in two lines": {t.Context(), program.Usage(errors.New("a\n\n\tb")), programtest.Result{Exit: program.WrongUsage, Stderr: "example: a b; see example verb --help\n"}},
 		"interrupted":         {over, context.Canceled, programtest.Result{Exit: program.Interrupted, Stderr: "example: interrupted\n"}},
 		"interrupted, and":    {over, errors.New("it is left"), programtest.Result{Exit: program.Interrupted, Stderr: "example: interrupted: it is left\n"}},
+		"interrupted in it":   {over, fmt.Errorf("dial a: %w", context.Canceled), programtest.Result{Exit: program.Interrupted, Stderr: "example: interrupted: dial a\n"}},
 		"it says so":          {over, errors.New("interrupted while it mounted"), programtest.Result{Exit: program.Interrupted, Stderr: "example: interrupted while it mounted\n"}},
 		"reported, and":       {over, program.ErrReported, programtest.Result{Exit: program.Interrupted, Stderr: "example: interrupted\n"}},
 	} {
@@ -99,6 +102,30 @@ func TestReaderThatHasGoneIsKnownFromASocket(t *testing.T) {
 		}), "verb")
 		if got.Exit != c.want || (got.Stderr == "") != (c.want == program.Unread) {
 			t.Errorf("%s\nwant exit %d\ngot  %+v", name, c.want, got)
+		}
+	}
+}
+
+// cobra itself writes the version: a failure of that write is no error of the command line.
+func TestVersionThatCannotBeWrittenIsNoWrongCommandLine(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	defer w.Close()
+	for want, file := range map[int]*os.File{program.Failed: full, program.Unread: w} {
+		stdout := os.NewFile(uintptr(mustDup(t, file)), os.Stdout.Name())
+		var errs bytes.Buffer
+		got := program.Run(t.Context(), example(nil), []string{"--version"}, stdout, &errs)
+		stdout.Close()
+		if got != want || strings.Contains(errs.String(), "--help") || strings.Contains(errs.String(), "no space") != (want == program.Failed) {
+			t.Errorf("--version to %s\nwant exit %d\ngot  %d, %q", file.Name(), want, got, errs.String())
 		}
 	}
 }
