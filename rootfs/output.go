@@ -1,44 +1,21 @@
 package rootfs
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+
+	"github.com/directvol/directvol/protocols/output"
 )
 
-// replaceFile replaces a file by the bytes that write produces, and returns their number. It writes
-// a temporary file beside it, which replaces the file only when it is complete. After an error, or
-// if ctx ends, the file is unchanged.
+// replaceFile replaces a file as output.ReplaceFile does it. After an error, or if ctx ends, the
+// file is unchanged.
 func replaceFile(ctx context.Context, file string, write func(io.Writer) (int64, error)) (int64, error) {
-	// A device or a directory must not be replaced.
-	if info, err := os.Lstat(file); err == nil && !info.Mode().IsRegular() {
-		return 0, errors.New("it exists and is no regular file")
-	}
-	temp, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+"-*")
-	if err != nil {
-		return 0, err
-	}
-	defer os.Remove(temp.Name()) // fails after success, because the file was renamed
-	defer temp.Close()
-	buffered := bufio.NewWriterSize(contextWriter{ctx, temp}, 1<<20)
-	n, err := write(buffered)
-	if err != nil {
-		return n, err
-	}
-	if err := buffered.Flush(); err != nil {
-		return n, err
-	}
-	if err := temp.Chmod(0o644); err != nil {
-		return n, err
-	}
-	if err := temp.Close(); err != nil {
-		return n, err
-	}
-	return n, os.Rename(temp.Name(), file)
+	return output.ReplaceFile(file, func(w io.Writer) (int64, error) {
+		return write(contextWriter{ctx, w})
+	})
 }
 
 // hasFolder refuses a file whose directory does not exist, because a misspelt path must not be

@@ -125,6 +125,9 @@ func rows() string {
 
 // run measures, and reports the results.
 func run(ctx context.Context, o options, stdout io.Writer) error {
+	if err := report.CanWrite(o.json); err != nil {
+		return fmt.Errorf("write the figures: %w; name another --json FILE", err)
+	}
 	setup, err := experiments.NewSetup(ctx, o.log)
 	if err != nil {
 		return err

@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -49,6 +51,18 @@ func TestWrongCommandLineIsNamed(t *testing.T) {
 		if got.Exit != program.WrongUsage || got.Stdout != "" || !strings.Contains(got.Stderr, c.want) || !strings.Contains(got.Stderr, "see bench --help") {
 			t.Errorf("%v\nwant exit 2 and %q\ngot  %+v", c.args, c.want, got)
 		}
+	}
+}
+
+// Otherwise it would be noticed after fifteen minutes of measuring.
+func TestFileThatCannotBeWrittenEndsItAtOnce(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	got := programtest.Run(t.Context(), newCommand(), "--row", "vsock_echo_rtt", "--json", filepath.Join(file, "x.json"))
+	if got.Exit != program.Failed || got.Stdout != "" || !strings.Contains(got.Stderr, file) {
+		t.Errorf("\nwant exit 1, nothing begun, and %s named\ngot  %+v", file, got)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/directvol/directvol/protocols/agentpb"
@@ -84,7 +83,7 @@ func (r *Report) write(path string) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(path, append(text, '\n'), 0o644)
+	return output.WriteFile(path, append(text, '\n'))
 }
 
 // summary prints the table at the end.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/directvol/directvol/protocols/output"
 	"github.com/directvol/directvol/protocols/program"
 )
 
@@ -61,7 +62,7 @@ func run(set settings) error {
 	if set.columns < 1 || set.rows < 1 || set.speed <= 0 {
 		return program.Usagef("--columns, --rows and --speed have to be positive")
 	}
-	output, err := os.ReadFile(set.typescript)
+	typescript, err := os.ReadFile(set.typescript)
 	if err != nil {
 		return err
 	}
@@ -69,7 +70,7 @@ func run(set settings) error {
 	if err != nil {
 		return err
 	}
-	pieces, err := cut(output, string(times))
+	pieces, err := cut(typescript, string(times))
 	if err != nil {
 		return fmt.Errorf("%s and %s: %w", set.typescript, set.timing, err)
 	}
@@ -84,8 +85,8 @@ func run(set settings) error {
 	if err := writeSVG(&svg, set, lines, end(pieces)); err != nil {
 		return err
 	}
-	if err := os.WriteFile(set.cast, cast.Bytes(), 0o644); err != nil {
+	if err := output.WriteFile(set.cast, cast.Bytes()); err != nil {
 		return err
 	}
-	return os.WriteFile(set.svg, svg.Bytes(), 0o644)
+	return output.WriteFile(set.svg, svg.Bytes())
 }

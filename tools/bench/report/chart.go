@@ -2,9 +2,9 @@ package report
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"image/color"
-	"os"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -12,6 +12,7 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgsvg"
 
+	"github.com/directvol/directvol/protocols/output"
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
@@ -73,7 +74,7 @@ var charts = []chart{
 
 // charts draws the charts whose first series was measured, into files whose names begin with stem,
 // and returns the files' names.
-func (r *Report) charts(stem string) (files []string, err error) {
+func (r *Report) charts(stem string) (files []string, failed error) {
 	for _, c := range charts {
 		c.series = r.measured(c.series)
 		if len(c.series) == 0 || !r.has(c.series[0].rows[0]) {
@@ -81,11 +82,12 @@ func (r *Report) charts(stem string) (files []string, err error) {
 		}
 		file := stem + "-" + c.file + ".svg"
 		if err := c.draw(r, file); err != nil {
-			return files, fmt.Errorf("draw %s: %w", file, err)
+			failed = errors.Join(failed, fmt.Errorf("draw %s: %w", file, err))
+			continue
 		}
 		files = append(files, file)
 	}
-	return files, nil
+	return files, failed
 }
 
 // measured returns the series that have a measured row.
@@ -237,5 +239,5 @@ func save(file string, canvas *vgsvg.Canvas) error {
 		return err
 	}
 	const font = "font-family:Liberation Sans"
-	return os.WriteFile(file, bytes.ReplaceAll(b.Bytes(), []byte(font), []byte(font+",Arial,sans-serif")), 0o644)
+	return output.WriteFile(file, bytes.ReplaceAll(b.Bytes(), []byte(font), []byte(font+",Arial,sans-serif")))
 }

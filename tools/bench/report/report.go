@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/directvol/directvol/protocols/output"
 	"github.com/directvol/directvol/tools/bench/measure"
 )
@@ -100,23 +102,44 @@ func (r *Report) Table(w io.Writer) error {
 	return table.Flush()
 }
 
-// Write writes the report as JSON to path, and next to it as markdown and as charts. It returns the
-// names of the files.
-func (r *Report) Write(path string) (written []string, err error) {
+// CanWrite checks, before anything is measured, that Write could make a file in path's folder. It
+// makes the folder.
+func CanWrite(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		return &os.PathError{Op: "write", Path: path, Err: unix.EISDIR}
+	}
+	if err := unix.Access(filepath.Dir(path), unix.W_OK); err != nil {
+		return &os.PathError{Op: "write to", Path: filepath.Dir(path), Err: err}
+	}
+	return nil
+}
+
+// Write writes the report as JSON to path, and next to it as markdown and as charts. A file that
+// cannot be written keeps no other from being written. It returns the names of the written files.
+func (r *Report) Write(path string) (written []string, err error) {
+	if err := CanWrite(path); err != nil {
 		return nil, err
+	}
+	write := func(file string, data []byte) {
+		if failed := output.WriteFile(file, data); failed != nil {
+			err = errors.Join(err, failed)
+			return
+		}
+		written = append(written, file)
 	}
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return nil, err
 	}
+	write(path, append(text, '\n'))
 	stem := strings.TrimSuffix(path, filepath.Ext(path))
-	charts, err := r.charts(stem)
-	if err != nil {
-		return nil, err
-	}
-	err = errors.Join(os.WriteFile(path, append(text, '\n'), 0o644), os.WriteFile(stem+".md", []byte(r.markdown(charts)), 0o644))
-	return append([]string{path, stem + ".md"}, charts...), err
+	charts, failed := r.charts(stem)
+	err = errors.Join(err, failed)
+	write(stem+".md", []byte(r.markdown(charts)))
+	return append(written, charts...), err
 }
 
 // explanations explain figures that would be misunderstood without them.

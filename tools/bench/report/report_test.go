@@ -97,6 +97,23 @@ func TestAReportIsWrittenAsJSONMarkdownAndCharts(t *testing.T) {
 	}
 }
 
+// Fifteen minutes of figures must not be lost for a chart, or for want of room.
+func TestFiguresAreWrittenWhereTheRestCannotBe(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "bench.json")
+	if err := os.Mkdir(strings.TrimSuffix(path, ".json")+"-rtt.svg", 0o755); err != nil { // in the way of the first chart
+		t.Fatal(err)
+	}
+	written, err := sample().Write(path)
+	if err == nil || !strings.Contains(err.Error(), "bench-rtt.svg") || strings.Contains(strings.Join(written, " "), "-rtt.svg") || !slices.Contains(written, path) {
+		t.Errorf("\nwant an error of the chart, and the others written\ngot  %v, %v", written, err)
+	}
+	for _, file := range written {
+		if text, err := os.ReadFile(file); err != nil || strings.Contains(string(text), "-rtt.svg") {
+			t.Errorf("%s\nwant it there, without the chart\ngot  %v", file, err)
+		}
+	}
+}
+
 func wellFormed(t *testing.T, file string, text []byte) {
 	decoder := xml.NewDecoder(bytes.NewReader(text))
 	elements := 0
