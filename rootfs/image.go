@@ -67,7 +67,7 @@ func Build(ctx context.Context, img Image) (Result, error) {
 		return Result{}, fmt.Errorf("build image: %s is to be both the image and the kernel", img.Out)
 	}
 	for _, file := range []string{img.Out, img.KernelOut} { // checked before anything is downloaded
-		if err := hasFolder(file); err != nil {
+		if err := canReplace(file); err != nil {
 			return Result{}, fmt.Errorf("build image: %w", err)
 		}
 	}

@@ -18,9 +18,12 @@ func replaceFile(ctx context.Context, file string, write func(io.Writer) (int64,
 	})
 }
 
-// hasFolder refuses a file whose directory does not exist, because a misspelt path must not be
-// made.
-func hasFolder(file string) error {
+// canReplace refuses a file that replaceFile would refuse, and one whose directory does not exist,
+// because a misspelt path must not be made.
+func canReplace(file string) error {
+	if info, err := os.Lstat(file); err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is there and is no regular file: name another file", file)
+	}
 	dir := filepath.Dir(file)
 	switch info, err := os.Stat(dir); {
 	case err != nil:

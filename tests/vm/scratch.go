@@ -60,7 +60,7 @@ func Scratch(ctx context.Context, dir, fstype string, bytes int64, options ...st
 func HasRoom(dir string, bytes uint64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
-		return &os.PathError{Op: "statfs", Path: dir, Err: err}
+		return fmt.Errorf("folder for the VM and its disks: %w: make it, or name another folder in TMPDIR", &os.PathError{Op: "statfs", Path: dir, Err: err})
 	}
 	if free := st.Bavail * uint64(st.Bsize); free < bytes {
 		return fmt.Errorf("%s has %v free, and the disks may need %v: make room there, or name another folder in TMPDIR", dir, output.Size(free), output.Size(bytes))

@@ -34,6 +34,15 @@ func TestSmallFolderIsRefusedBeforeTheBoot(t *testing.T) {
 	}
 }
 
+func TestMissingTMPDIRIsNamed(t *testing.T) {
+	facts := t.TempDir()
+	missing := filepath.Join(facts, "nope")
+	t.Setenv("TMPDIR", missing)
+	if got := programtest.Run(t.Context(), newCommand(), "--json", filepath.Join(facts, "facts.json")); got.Exit != program.Failed || !strings.Contains(got.Stderr, missing) || !strings.Contains(got.Stderr, "TMPDIR") || strings.Contains(got.Stdout, "Boot") {
+		t.Errorf("want exit 1 before the boot, and TMPDIR named\ngot  %+v", got)
+	}
+}
+
 func TestFactsGoToAFolderThatIsThere(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "nope")
 	if got := programtest.Run(t.Context(), newCommand(), "--json", filepath.Join(missing, "x")); got.Exit != program.Failed || got.Stdout != "" || !strings.Contains(got.Stderr, "top of the checkout") {

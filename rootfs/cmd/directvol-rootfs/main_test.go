@@ -87,3 +87,17 @@ func TestMissingFolderIsRefusedAndNotMade(t *testing.T) {
 		}
 	}
 }
+
+// A folder in the way must be noticed before anything is downloaded.
+func TestFolderInTheWayIsRefusedBeforeTheDownload(t *testing.T) {
+	t.Setenv("PATH", "")
+	init := filepath.Join(t.TempDir(), "init")
+	kerneltest.WriteFile(t, init, kerneltest.Module())
+	dir, folder := t.TempDir(), t.TempDir()
+	for _, flag := range []string{"--out", "--kernel-out"} {
+		got := run(t, "--program", "/init="+init, "--cache", filepath.Join(dir, "cache"), "--out", filepath.Join(dir, "i"), "--kernel-out", filepath.Join(dir, "k"), flag, folder)
+		if got.Exit != program.Failed || !strings.Contains(got.Stderr, folder+" is there and is no regular file") {
+			t.Errorf("%s\nwant exit 1, and the folder in the way\ngot  %+v", flag, got)
+		}
+	}
+}
