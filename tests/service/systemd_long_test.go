@@ -19,8 +19,8 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// systemdAgent is the path of the agent in the unit.
-const systemdAgent = "/usr/local/bin/directvol-agent"
+// systemdAgent is the path of the agent in the unit of the Debian package.
+const systemdAgent = "/usr/bin/directvol-agent"
 
 // testGuestUnit is the unit of the program that acts for tests.
 const testGuestUnit = `[Service]
@@ -35,8 +35,8 @@ var override = fmt.Sprintf("[Service]\nEnvironment=\"DIRECTVOL_AGENT_FLAGS=-log 
 // packages are the packages of the Debian in addition to its minbase.
 const packages = "systemd-sysv,udev,dbus"
 
-// TestSystemdRestartsTheAgentAndNoVolumeIsLost boots a Debian made by mmdebstrap, with the shipped
-// unit and drop-in.
+// TestSystemdRestartsTheAgentAndNoVolumeIsLost boots a Debian made by mmdebstrap, with the Debian
+// packages of make dist and the drop-in that is their example.
 func TestSystemdRestartsTheAgentAndNoVolumeIsLost(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("a Debian's files have owners that only root can give: run make test-long as root")
@@ -50,6 +50,8 @@ func TestSystemdRestartsTheAgentAndNoVolumeIsLost(t *testing.T) {
 	awaitTestGuest(t, g)
 	t.Run("it is up, with its drop-ins", func(t *testing.T) { runsAsItsUnitSays(t, s) })
 	t.Run("stopped and started", func(t *testing.T) { stoppedAndStarted(t, s) })
+	t.Run("its package upgraded", func(t *testing.T) { upgraded(t, s) })
+	t.Run("its package removed and installed again", func(t *testing.T) { removedAndInstalled(t, s) })
 	losesNoVolume(t, s)
 }
 
@@ -102,45 +104,36 @@ func systemctl(t *testing.T, s daemon, args ...string) string {
 
 // stoppedAndStarted stops and starts the service. The volumes stay mounted.
 func stoppedAndStarted(t *testing.T, s daemon) {
-	v := newVolume(t, s.Guest, "stopped", "ext4")
-	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
-	path := v.GuestPath
-	w, err := v.StartWriter(vmtest.Within(t, vmtest.JobLimit), 0)
-	vmtest.Must(t, err)
+	v, w := written(t, s, "stopped")
 	systemctl(t, s, "stop", "directvol-agent.service")
-	if !vmtest.IsMounted(t, s.Guest, path) {
+	if got := systemctl(t, s, "show", "directvol-agent.service", "--property=ActiveState,Result,ExecMainStatus"); !strings.Contains(got, "ActiveState=inactive") || !strings.Contains(got, "Result=success") || !strings.Contains(got, "ExecMainStatus=0") {
+		t.Errorf("systemctl show of the stopped unit\nwant inactive, and that it exited with 0\ngot  %s", got)
+	}
+	if !vmtest.IsMounted(t, s.Guest, v.GuestPath) {
 		t.Fatal("it was unmounted with the service")
 	}
-	vmtest.Must(t, w.Await(vmtest.Within(t, vmtest.JobLimit), w.Ledger().Bytes()+4*miB))
 	systemctl(t, s, "start", "directvol-agent.service")
-	vmtest.Must(t, w.Stop(vmtest.Limited(t)))
-	_, err = v.Verify(vmtest.Within(t, vmtest.JobLimit), nil)
-	vmtest.Must(t, err)
-	vmtest.Must(t, v.Unmount(vmtest.Limited(t)))
-	if vmtest.IsMounted(t, s.Guest, path) {
-		t.Error("its holder has let go, and it is mounted")
-	}
-	vmtest.Detach(t, v)
+	letGo(t, s, v, w)
 }
 
-// debianDisk makes an ext4 image with a Debian with systemd, the agent and its unit.
+// debianDisk makes an ext4 image with a Debian with systemd and the packages of make dist.
 func debianDisk(t *testing.T) string {
 	t.Helper()
 	build := found(t)
 	root := filepath.Join(t.TempDir(), "root")
 	vmtest.Must(t, os.Mkdir(root, 0o755))
 	command(t, "tar", "-C", root, "--numeric-owner", "-xpf", debianArchive(t))
+	installPackages(t, root)
 	units := filepath.Join(root, "etc/systemd/system")
-	deploy := filepath.Join(filepath.Dir(build.Dir), "deploy", "systemd", "directvol-agent.service")
+	dropIns := filepath.Join(units, "directvol-agent.service.d")
+	vmtest.Must(t, os.Mkdir(dropIns, 0o755))
 	for guest, host := range map[string]string{
-		root + systemdAgent:                             filepath.Join(build.Dir, "directvol-agent"),
 		filepath.Join(root, "usr/local/bin/test-guest"): filepath.Join(build.Dir, "test-guest"),
-		filepath.Join(units, "directvol-agent.service"): deploy,
+		filepath.Join(dropIns, "settings.conf"):         filepath.Join(root, "usr/share/doc/directvol-agent/settings.conf"),
 	} {
 		vmtest.Must(t, copyFile(guest, host))
 	}
-	vmtest.Must(t, os.CopyFS(filepath.Join(units, "directvol-agent.service.d"), os.DirFS(deploy+".d")))
-	vmtest.Must(t, os.WriteFile(filepath.Join(units, "directvol-agent.service.d", "test.conf"), []byte(override), 0o644))
+	vmtest.Must(t, os.WriteFile(filepath.Join(dropIns, "test.conf"), []byte(override), 0o644))
 	vmtest.Must(t, os.WriteFile(filepath.Join(units, "test-guest.service"), []byte(testGuestUnit), 0o644))
 	command(t, "chroot", root, "systemctl", "enable", "directvol-agent.service", "test-guest.service")
 	disk := filepath.Join(t.TempDir(), "debian.img")
