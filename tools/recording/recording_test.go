@@ -62,6 +62,21 @@ func TestControlCharacterThatIsNotKnownIsRefused(t *testing.T) {
 	}
 }
 
+// On a full disk script writes less, and ends with exit status 0.
+func TestRecordingThatWasCutOffIsRefused(t *testing.T) {
+	const whole, end = "Script started on 2026-01-01\nabcd", "\nScript done on 2026-01-01\n"
+	for name, c := range map[string]struct{ output, times string }{
+		"no times":             {whole + end, ""},
+		"times that end early": {whole + end, "0.5 2\n"},
+		"an output cut off":    {whole[:len(whole)-1], "0.5 2\n0.5 2\n"},
+		"an output without its end, and times that end early": {whole, "0.5 2\n"},
+	} {
+		if pieces, err := cut([]byte(c.output), c.times); err == nil {
+			t.Errorf("%s\nwant an error\ngot  %v", name, pieces)
+		}
+	}
+}
+
 func TestTypescriptIsCutAtItsTimes(t *testing.T) {
 	got, err := cut([]byte("Script started on 2026-01-01 [COMMAND=\"x\"]\nab…\nScript done"), "0.5 3\n1.5 3\n")
 	if want := []piece{{0.5, "ab"}, {2, "…\n"}}; err != nil || !slices.Equal(got, want) {

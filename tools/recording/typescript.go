@@ -48,6 +48,9 @@ func cut(output []byte, times string) ([]piece, error) {
 		held = text[whole:]
 		pieces = append(pieces, piece{at, text[:whole]})
 	}
+	if len(output) > 0 && !bytes.HasPrefix(bytes.TrimPrefix(output, []byte("\n")), []byte("Script done")) {
+		return nil, fmt.Errorf("the times end %d bytes before the output does: was a disk full?", len(output))
+	}
 	return pieces, nil
 }
 
