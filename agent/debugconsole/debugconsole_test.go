@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -269,4 +271,35 @@ func TestShellOnATerminalIsStartedAgain(t *testing.T) {
 	if err := <-over; !errors.Is(err, context.Canceled) {
 		t.Errorf("want its end\ngot  %v", err)
 	}
+}
+
+// A shell that goes on after its terminal has hung up is killed, and not before hangUpLimit.
+func TestShellThatGoesOnAfterTheHangUpIsKilled(t *testing.T) {
+	terminal, end, err := openTerminal()
+	must(t, err)
+	process, exited, err := start("/bin/sh", end)
+	end.Close()
+	must(t, err)
+	fmt.Fprintln(terminal, `trap "" HUP; echo deaf; while :; do sleep 60; done`)
+	for lines := bufio.NewScanner(terminal); lines.Scan() && lines.Text() != "deaf"; {
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ended := make(chan unix.WaitStatus)
+		go func() {
+			<-time.After(hangUpLimit - 1)
+			if err := process.Signal(unix.Signal(0)); err != nil {
+				t.Errorf("just before its time is over: %v", err)
+			}
+			<-time.After(2)
+			ended <- <-exited
+		}()
+		began := time.Now()
+		status := hangUp(terminal, process, ended)
+		if status.Signal() != unix.SIGKILL {
+			t.Errorf("want it killed\ngot  %v", told(status))
+		}
+		if took := time.Since(began); took != hangUpLimit+1 {
+			t.Errorf("want it killed after %v\ngot  %v", hangUpLimit, took)
+		}
+	})
 }

@@ -22,7 +22,6 @@ import (
 const (
 	xfsSyncInterval = "/proc/sys/fs/xfs/xfssyncd_centisecs"
 	xfsSyncLeast    = "100" // one second; the default is 3000
-	laptopMode      = "/proc/sys/vm/laptop_mode"
 
 	// wholeLook is the pause between two reads of the headers, because the kernel has no event for
 	// their write. Every wholeKick-th read also requests the write. wholeLimit exceeds the worker's
@@ -126,13 +125,14 @@ func xfsHeaderLength(header []byte, magic string, group uint64) (blocks uint32, 
 }
 
 // laptop controls the guest's laptop mode, which is on during a syncfs.
-var laptop laptopSwitch
+var laptop = laptopSwitch{file: "/proc/sys/vm/laptop_mode"}
 
 // laptopMark is the number of seconds that marks laptop mode as set by an agent, so that a later
 // agent can undo the setting if this one is killed.
 const laptopMark = "1009"
 
 type laptopSwitch struct {
+	file  string
 	mu    sync.Mutex
 	users int
 	was   []byte // the value to restore
@@ -166,9 +166,11 @@ func (l *laptopSwitch) syncfs(dir *os.File) {
 }
 
 // EndLaptopMode undoes the setting of an agent that was killed. It must run before any growth.
-func EndLaptopMode() {
-	if is, err := os.ReadFile(laptopMode); err == nil && string(bytes.TrimSpace(is)) == laptopMark {
-		_ = os.WriteFile(laptopMode, []byte("0"), 0)
+func EndLaptopMode() { laptop.end() }
+
+func (l *laptopSwitch) end() {
+	if is, err := os.ReadFile(l.file); err == nil && string(bytes.TrimSpace(is)) == laptopMark {
+		_ = os.WriteFile(l.file, []byte("0"), 0)
 	}
 }
 
@@ -178,17 +180,17 @@ func (l *laptopSwitch) on() {
 	if l.users++; l.users > 1 {
 		return
 	}
-	l.was, _ = os.ReadFile(laptopMode)
+	l.was, _ = os.ReadFile(l.file)
 	if l.was = bytes.TrimSpace(l.was); len(l.was) == 0 || string(l.was) == laptopMark {
 		l.was = []byte("0")
 	}
-	_ = os.WriteFile(laptopMode, []byte(laptopMark), 0)
+	_ = os.WriteFile(l.file, []byte(laptopMark), 0)
 }
 
 func (l *laptopSwitch) off() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.users--; l.users == 0 {
-		_ = os.WriteFile(laptopMode, l.was, 0)
+		_ = os.WriteFile(l.file, l.was, 0)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,4 +36,20 @@ func TestProcessThatCannotBeLookedAtKeepsNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	writer.Close()
+}
+
+// A process that does not let its mounts be read delays an unmount for elsewhereLimit.
+func TestSearchOfMountsElsewhereHasALimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answers := make(chan struct{})
+		stuck := search{"stuck", 1}
+		go looks.Ask(t.Context(), stuck, func() []string { <-answers; return nil })
+		synctest.Wait()
+		began := time.Now()
+		elsewhere(stuck)
+		if took := time.Since(began); took != elsewhereLimit {
+			t.Errorf("want it given up after %v\ngot  %v", elsewhereLimit, took)
+		}
+		close(answers)
+	})
 }

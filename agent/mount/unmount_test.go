@@ -3,6 +3,7 @@ package mount
 import (
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,13 +22,16 @@ func TestMountThatIsInUseForAMomentIsNotBusy(t *testing.T) {
 		"idle, and marked so": {[]error{unix.EBUSY, unix.EAGAIN}, unix.EAGAIN, 2},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			tries := 0
+			tries, began := 0, time.Now()
 			err := unlessBusy(func() error {
 				tries++
 				return test.answers[min(tries, len(test.answers))-1]
 			})
 			if err != test.want || tries != test.tries {
 				t.Errorf("%s\nwant %v after %d tries\ngot  %v after %d", name, test.want, test.tries, err, tries)
+			}
+			if want, took := time.Duration(test.tries-1)*busyPause, time.Since(began); took != want {
+				t.Errorf("%s\nwant it to take %v\ngot  %v", name, want, took)
 			}
 		})
 	}

@@ -376,12 +376,34 @@ func TestShutdownCutsACallThatTakesLonger(t *testing.T) {
 	if err := s.Shutdown(over); err != nil {
 		t.Error(err)
 	}
-	if took := time.Since(asked); took < answerLimit {
-		t.Errorf("want the answer awaited for %v\ngot  %v", answerLimit, took)
+	// Shutdown waits for the answer, and then for the client to hang up.
+	if want, took := answerLimit+lingerLimit, time.Since(asked); took < want {
+		t.Errorf("want the answer awaited for %v\ngot  %v", want, took)
 	}
 	s.Close()
 	if err := <-answered; status.Code(err) != codes.Unavailable {
 		t.Errorf("the call\nwant it cut\ngot  %v", err)
+	}
+}
+
+func TestConnectionsStayOpenAfterTheLastAnswer(t *testing.T) {
+	s, _ := listening(t, Calls{})
+	conn, err := net.Dial("unix", s.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ended := make(chan time.Time)
+	go func() {
+		_, _ = io.Copy(io.Discard, conn)
+		ended <- time.Now()
+	}()
+	asked := time.Now()
+	if err := s.Shutdown(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if open := (<-ended).Sub(asked); open < lingerLimit {
+		t.Errorf("want it open for %v\ngot  %v", lingerLimit, open)
 	}
 }
 

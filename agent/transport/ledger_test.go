@@ -117,6 +117,21 @@ func TestLargestCallIsNeverBeyondTheBounds(t *testing.T) {
 	}
 }
 
+func TestConnectionsFollowTheMemoryBetweenTwoBounds(t *testing.T) {
+	for memory, want := range map[int64]int{
+		0: minConns, minConns * connBytes * 2 * share: minConns, 100 * connBytes * 2 * share: 100, 64 << 30: maxConns,
+	} {
+		r := newRoom(boundsOf(memory))
+		for n := range want + 1 {
+			c := &conn{room: r}
+			c.reading.start() // it is at work, and gives way to no other
+			if err := r.admit(c); (err == nil) != (n < want) {
+				t.Fatalf("%d bytes, connection %d of %d: error %v", memory, n+1, want, err)
+			}
+		}
+	}
+}
+
 // The smallest waiting request is served first: an ordinary client's call passes a flood of large
 // ones.
 func TestWhoWantsLeastIsServedFirst(t *testing.T) {

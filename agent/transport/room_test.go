@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -242,4 +243,22 @@ func TestPeerThatDoesNotReadGivesWay(t *testing.T) {
 	for inUse() != 0 { // until the last reader is done
 		runtime.Gosched()
 	}
+}
+
+// A peer that does not read its answers loses its connection even if nobody waits for its place:
+// when it reads nothing, by the socket's own limit, and when it reads a little, by the stopwatch.
+func TestPeerThatNeverReadsLosesItsConnection(t *testing.T) {
+	c, peer := mustJoin(t, small())
+	limit, err := unix.GetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO)
+	if err != nil || time.Duration(limit.Nano()) != sendLimit {
+		t.Errorf("the socket's limit\nwant %v\ngot  %v, error %v", sendLimit, time.Duration(limit.Nano()), err)
+	}
+	short := unix.NsecToTimeval(int64(10 * time.Millisecond))
+	if err := unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &short); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.send(make([]byte, ttrpcframe.MaxLength)); !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("a peer that reads nothing\nwant EAGAIN\ngot  %v", err)
+	}
+	isEnded(t, c, peer)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
@@ -64,5 +65,20 @@ func TestFilesystemIsFlushedByAPathThatLeadsToIt(t *testing.T) {
 	}
 	if want, got := []string{"/moved", "/c"}, onePathEach(mounts); !slices.Equal(got, want) {
 		t.Errorf("want %v\ngot  %v", want, got)
+	}
+}
+
+// Sync gives up on a disk that ends no request, although its caller would wait.
+func TestSyncDoesNotWaitForADiskThatHangs(t *testing.T) {
+	table, dir, server := served(t)
+	release := server.HoldFlushes()
+	defer release()
+	began := time.Now()
+	err := table.Sync(t.Context())
+	if errkind.Of(err) != errkind.DeadlineExceeded || !strings.Contains(err.Error(), dir) {
+		t.Errorf("want a DeadlineExceeded that names %s\ngot  %v", dir, err)
+	}
+	if took := time.Since(began); took < syncLimit {
+		t.Errorf("want it awaited for %v\ngot  %v", syncLimit, took)
 	}
 }

@@ -101,6 +101,28 @@ func TestCallOnADiskThatHangsIsAnsweredInTime(t *testing.T) {
 	})
 }
 
+// A call whose caller has gone waits for its own thread's error for lastWords.
+func TestThreadOfACallThatIsGivenUpHasItsLastWords(t *testing.T) {
+	own := errors.New("the thread's own reason")
+	for late, want := range map[time.Duration]error{lastWords - 1: own, lastWords + 1: context.Canceled} {
+		synctest.Test(t, func(t *testing.T) {
+			v := &Volume{Mountpoint: "/volume", growing: make(chan struct{}, 1)}
+			ctx, cancel := context.WithCancel(t.Context())
+			var began time.Time
+			time.AfterFunc(time.Minute, func() { began = time.Now(); cancel() })
+			err := v.inTime(ctx, func(ctx context.Context) error {
+				<-ctx.Done()
+				<-time.After(late)
+				return own
+			})
+			if took := time.Since(began); !errors.Is(err, want) || took != min(late, lastWords) {
+				t.Errorf("a thread that returns after %v\nwant %v after %v\ngot  %v after %v", late, want, min(late, lastWords), err, took)
+			}
+			time.Sleep(late) // until the thread has returned
+		})
+	}
+}
+
 func TestResizeThatWaitsForAnotherGivesUpWithItsCaller(t *testing.T) {
 	v := &Volume{Mountpoint: "/volume", growing: make(chan struct{}, 1)}
 	if err := v.lock(t.Context()); err != nil {

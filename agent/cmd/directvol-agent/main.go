@@ -258,7 +258,7 @@ func load(modules func() error, loaded chan<- struct{}, log *logrus.Entry) {
 
 // shutDown lets the calls in flight finish and closes the connections. As PID 1 it also ends the
 // guest.
-func shutDown(server *server.Server, agent *rpc.Agent) error {
+func shutDown(server interface{ Shutdown(context.Context) error }, agent *rpc.Agent) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 	defer cancel()
 	err := server.Shutdown(ctx)
