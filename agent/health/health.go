@@ -122,7 +122,7 @@ func (m *Monitor) Beat(ctx context.Context) error {
 		if len(watches) == 0 {
 			continue
 		}
-		text, err := io.ReadAll(io.NewSectionReader(file, 0, diskStatsBytes))
+		text, err := readDiskStats(file)
 		if err != nil {
 			return fmt.Errorf("health: hung disks are no longer detected: %w", err)
 		}
@@ -136,6 +136,10 @@ func (m *Monitor) Beat(ctx context.Context) error {
 
 // diskStatsBytes is more than the file's size in any guest.
 const diskStatsBytes = 1 << 20
+
+func readDiskStats(file io.ReaderAt) ([]byte, error) {
+	return io.ReadAll(io.NewSectionReader(file, 0, diskStatsBytes))
+}
 
 func (m *Monitor) all() []*Watch {
 	m.mu.Lock()

@@ -224,3 +224,11 @@ func TestExt4ThatStoppedItselfIsKnownFromOneThatWasRemounted(t *testing.T) {
 		}
 	}
 }
+
+func TestDiskStatsAreReadUpToABound(t *testing.T) {
+	for size, want := range map[int]int{0: 0, 4096: 4096, diskStatsBytes: diskStatsBytes, diskStatsBytes + 1: diskStatsBytes} {
+		if text, err := readDiskStats(strings.NewReader(strings.Repeat("x", size))); err != nil || len(text) != want {
+			t.Errorf("of %d bytes\nwant %d\ngot  %d, error %v", size, want, len(text), err)
+		}
+	}
+}

@@ -71,8 +71,12 @@ func TestFilesystemIsFlushedByAPathThatLeadsToIt(t *testing.T) {
 // Sync gives up on a disk that ends no request, although its caller would wait.
 func TestSyncDoesNotWaitForADiskThatHangs(t *testing.T) {
 	table, dir, server := served(t)
-	release := server.HoldFlushes()
-	defer release()
+	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	gate := make(chan struct{})
+	server.GateWrites(gate)
+	defer close(gate)
 	began := time.Now()
 	err := table.Sync(t.Context())
 	if errkind.Of(err) != errkind.DeadlineExceeded || !strings.Contains(err.Error(), dir) {

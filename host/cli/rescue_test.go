@@ -107,3 +107,9 @@ func TestOutcomeSaysWhetherThereWasSomethingToRecover(t *testing.T) {
 		}
 	}
 }
+
+func TestVMOfARescueHasTenMinutesUnlessItIsTold(t *testing.T) {
+	if flag := newRescueCommand().Flags().Lookup("timeout"); flag == nil || flag.DefValue != rescueLimit.String() {
+		t.Errorf("--timeout\nwant %v by default\ngot  %+v", rescueLimit, flag)
+	}
+}

@@ -140,13 +140,8 @@ func start(ctx context.Context, argv []string, name string, open *os.File) (Run,
 		target = inherited
 	}
 	var out output
-	cmd := exec.CommandContext(ctx, program, append(argv[1:len(argv):len(argv)], target)...)
-	cmd.Env = append(os.Environ(), "LC_ALL=C") // Err looks for English words
+	cmd := command(ctx, program, append(argv[1:len(argv):len(argv)], target)...)
 	cmd.Stdout, cmd.Stderr = &out, &out
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
-	// On SIGTERM e2fsck stops at a safe place. It is killed only if it does not stop.
-	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
-	cmd.WaitDelay = endLimit
 	if open != nil {
 		cmd.ExtraFiles = []*os.File{open}
 	}
@@ -166,6 +161,17 @@ func start(ctx context.Context, argv []string, name string, open *os.File) (Run,
 		return run, fmt.Errorf("%s: %w", run.Command, err)
 	}
 	return run, nil
+}
+
+// command returns a command that gets SIGTERM when ctx ends.
+func command(ctx context.Context, program string, arguments ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, program, arguments...)
+	cmd.Env = append(os.Environ(), "LC_ALL=C") // Err looks for English words
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
+	// On SIGTERM e2fsck stops at a safe place. It is killed only if it does not stop.
+	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
+	cmd.WaitDelay = endLimit
+	return cmd
 }
 
 // runOnThread runs a command from a thread that stays until the command has ended, because the

@@ -85,13 +85,17 @@ const (
 // that was closed after writing. Settled waits for such readers, and returns them as holders only
 // if they stay.
 func (d *Disk) Settled(ctx context.Context, except func(pid int) bool) (Found, error) {
+	return settled(ctx, d.block, func() (Found, error) { return d.Find(except) })
+}
+
+func settled(ctx context.Context, block bool, find func() (Found, error)) (Found, error) {
 	ctx, cancel := context.WithTimeout(ctx, settleLimit)
 	defer cancel()
 	again := time.NewTicker(lookAgain)
 	defer again.Stop()
 	for {
-		found, err := d.Find(except)
-		if err != nil || !d.block || !found.passing() {
+		found, err := find()
+		if err != nil || !block || !found.passing() {
 			return found, err
 		}
 		select {

@@ -269,3 +269,16 @@ func resetUntil(vm *VM, stop <-chan struct{}) {
 		}
 	}
 }
+
+// A command that is cut on each connection is not sent for ever.
+func TestCommandThatIsCutEachTimeHasAnUnknownOutcome(t *testing.T) {
+	vm, _ := fakeVM(t)
+	sent := 0
+	err := vm.decided(limited(t), "blockdev-add", map[string]string{"node-name": "never"}, func() error {
+		sent++
+		return qmp.ErrOutcomeUnknown
+	})
+	if !errors.Is(err, qmp.ErrOutcomeUnknown) || sent != 1+maxCuts {
+		t.Errorf("want %v after being sent once and again %d times\ngot  %v after %d", qmp.ErrOutcomeUnknown, maxCuts, err, sent)
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -472,4 +473,28 @@ func TestKillEndsWithItsContextAndNamesWhatIsLeft(t *testing.T) {
 		t.Errorf("want the process named\ngot  %v", err)
 	}
 	<-p.done // it was killed nevertheless
+}
+
+// The end of a machine waits for a process that does not end although it was killed, as if a disk
+// held it up.
+func TestProcessThatDoesNotEndIsAwaitedForALimitedTime(t *testing.T) {
+	p, err := startProcess(limited(t), "QEMU", exec.Command("sleep", "1000"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, said := logrus.New(), new(strings.Builder)
+	log.SetOutput(said)
+	synctest.Test(t, func(t *testing.T) {
+		stuck := &process{name: p.name, cmd: p.cmd, said: p.said, done: make(chan struct{})}
+		vm := &VM{log: logrus.NewEntry(log), qemu: stuck, disks: newDiskTable(1, nil, "a test")}
+		began := time.Now()
+		if vm.cleanUp(); time.Since(began) != reapTimeout {
+			t.Errorf("want it awaited for %v\ngot  %v", reapTimeout, time.Since(began))
+		}
+		<-p.done          // it was killed
+		close(stuck.done) // its stores are released
+	})
+	if want := fmt.Sprintf("QEMU (process %d", p.cmd.Process.Pid); !strings.Contains(said.String(), want) {
+		t.Errorf("want %s named\ngot  %s", want, said)
+	}
 }

@@ -282,7 +282,7 @@ func (r *rescue) attach(ctx context.Context, vm *sandbox.Sandbox) error {
 
 // powerOff shuts a VM down cleanly, so that its kernel's last messages arrive. inVM kills a VM that
 // does not end.
-func (r *rescue) powerOff(ctx context.Context, vm *sandbox.Sandbox) {
+func (r *rescue) powerOff(ctx context.Context, vm interface{ Stop(context.Context) error }) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -300,7 +300,7 @@ func explained(ctx context.Context, err error) error {
 }
 
 // kill kills a VM and waits for its end. An error means that the VM still has its disk.
-func (r *rescue) kill(ctx context.Context, vm *sandbox.Sandbox) error {
+func (r *rescue) kill(ctx context.Context, vm interface{ Kill(context.Context) error }) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 	defer cancel()
 	return vm.Kill(ctx)

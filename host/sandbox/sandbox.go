@@ -91,14 +91,14 @@ type Sandbox struct {
 }
 
 func newSandbox(id string, log *logrus.Entry, machine Machine, agent Agent) *Sandbox {
-	return &Sandbox{id: id, log: log, machine: machine, agent: agent, try: tried(new(trial.Trials)), volumes: map[string]*volume{}}
+	return &Sandbox{id: id, log: log, machine: machine, agent: agent, try: tried(new(trial.Trials).Read), volumes: map[string]*volume{}}
 }
 
-// tried returns a function that tries a store, and returns ErrStoreHangs if the store hangs or may
-// hang.
-func tried(trials *trial.Trials) func(context.Context, string) error {
+// tried returns a function that tries a store by read, which is Trials.Read, and returns
+// ErrStoreHangs if the store hangs or may hang.
+func tried(read func(context.Context, string, time.Duration) error) func(context.Context, string) error {
 	return func(ctx context.Context, path string) error {
-		err := trials.Read(ctx, path, trialLimit)
+		err := read(ctx, path, trialLimit)
 		if errors.Is(err, trial.ErrHangs) || errors.Is(err, trial.ErrUntried) {
 			return also(ErrStoreHangs, err)
 		}
