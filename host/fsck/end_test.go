@@ -35,6 +35,12 @@ func TestProgramThatDoesNotEndIsKilled(t *testing.T) {
 	}
 	lines := bufio.NewScanner(out)
 	lines.Scan()
+	if err := cmd.Cancel(); err != nil {
+		t.Fatal(err)
+	}
+	if lines.Scan(); lines.Text() != "term" {
+		t.Errorf("want SIGTERM first\ngot  %q, error %v", lines.Text(), lines.Err())
+	}
 	cancel()
 	err = cmd.Wait()
 	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
