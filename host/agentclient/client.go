@@ -178,11 +178,11 @@ func (c *Client) CheckResizeVolume(ctx context.Context, guestPath string, size u
 	return c.do(ctx, checkResizeVolume, &volumepb.CheckResizeVolumeRequest{VolumeGuestPath: guestPath, Size_: size})
 }
 
-// CheckReleased checks that nothing in the guest uses the device of a Storage's driver and source
-// any more, so that the disk can be removed (protocols/proto/volume.proto specifies the promise).
-// The answer comes after all earlier calls for containerID have ended, including abandoned ones.
-// containerID may be empty. An agent without directvol's service answers as described for
-// CheckResizeVolume.
+// CheckReleased returns nil if the guest does not use a device any more, so that its disk can be
+// removed (protocols/proto/volume.proto specifies the promise). driver and source name the device,
+// as in a Storage. The agent answers after all earlier calls for containerID have ended, including
+// abandoned ones; containerID may be empty. An agent without directvol's service answers with the
+// same codes as for CheckResizeVolume.
 func (c *Client) CheckReleased(ctx context.Context, driver, source, containerID string) error {
 	return c.do(ctx, checkReleased, &volumepb.CheckReleasedRequest{Driver: driver, Source: source, ContainerId: containerID})
 }

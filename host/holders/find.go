@@ -44,9 +44,10 @@ type Found struct {
 	Unseen int
 }
 
-// Find searches for all holders of the disk, of a partition of it, of the disk of which it is a
-// partition, and of the file below it if it is a loop device. It ignores the processes for which
-// except returns true, and this Disk's own descriptor.
+// Find searches for all holders of the disk. A holder of one of its partitions counts too; so does
+// a holder of the whole disk if this one is a partition, and a holder of the file below it if it is
+// a loop device. Find ignores the processes for which except returns true, and this Disk's own
+// descriptor.
 func (d *Disk) Find(except func(pid int) bool) (Found, error) {
 	s := &search{disk: d, wanted: d.relatives(), except: except}
 	if err := s.processes(); err != nil {

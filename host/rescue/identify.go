@@ -140,9 +140,10 @@ func foreignTo(head []byte) string {
 	return ""
 }
 
-// refuseMember refuses a member of an md array with the superblock at the end, as in versions 0.90
-// and 1.0 (the kernel's include/uapi/linux/raid/md_p.h). The filesystem begins at the member's
-// beginning, and a write to one member would make it differ from the others.
+// refuseMember refuses a disk that is a member of an md array, by the array's superblock near the
+// disk's end. Versions 0.90 and 1.0 have the superblock there (the kernel's
+// include/uapi/linux/raid/md_p.h), so such a disk begins like one with a plain filesystem. A write
+// to one member would make it differ from the others.
 func refuseMember(disk io.ReadSeeker) error {
 	size, err := disk.Seek(0, io.SeekEnd) // also works for a block device
 	if err != nil {

@@ -40,25 +40,25 @@ type Capabilities struct {
 type Machine interface {
 	Capabilities() Capabilities
 	// Attach attaches a disk to the machine and returns its place in the guest. It does not wait
-	// until the guest sees the disk, which may take a moment. A repeated call with the same disk
-	// changes nothing if the disk is attached; after an Attach that failed or was given up, it
-	// resumes that one. Detach removes what a failed Attach has left. ErrStoreHangs has the same
-	// meaning as for Answers. No other disk gets the place before a Detach has succeeded, even if
-	// the disk has left by itself.
+	// until the guest sees the disk, which may take a moment. If the disk is attached already,
+	// Attach changes nothing; if an earlier Attach failed or was given up, it finishes that one.
+	// Detach removes what a failed Attach has left. ErrStoreHangs has the same meaning as for
+	// Answers. The place belongs to the disk until a Detach has succeeded, even if the disk has
+	// left by itself.
 	Attach(ctx context.Context, disk Disk) (Place, error)
 	// Detach asks the guest to release a disk, and returns when the disk is gone and its store is
 	// closed. Nothing in the guest may use the disk; the guest's kernel does not check that.
-	// Detaching an absent disk succeeds. After a failure the disk may leave at any time, until a
-	// Detach succeeds. There are two exceptions: ErrKept means that the disk stays, and ErrNotAsked
-	// means that this Detach has not asked the guest, whatever else the error says.
+	// Detaching an absent disk succeeds. If Detach fails, the guest may still release the disk
+	// later, at any time. Two errors say more: after ErrKept the disk stays, and after ErrNotAsked
+	// this Detach has not asked the guest, whatever else the error says.
 	Detach(ctx context.Context, id string) error
 	// Resize grows a disk to the given number of bytes. It refuses a smaller size (ErrWouldShrink).
 	Resize(ctx context.Context, id string, bytes uint64) error
 	// Answers returns nil when a disk's store has answered. Call it before Detach and Resize: a
 	// machine that closes or grows a store that hangs may block, with all its disks. Some machines
-	// block if any disk's store hangs. ErrStoreHangs means that a store hangs or may hang; if it is
-	// another disk's store, the error wraps one with HangingDisk() string. A store that fails in
-	// another way, and an absent disk, count as success.
+	// block if any disk's store hangs. ErrStoreHangs means that a store hangs or may hang; the
+	// method HangingDisk() string of an error below it names the disk, if that is another one. A
+	// store that fails in another way, and an absent disk, count as success.
 	Answers(ctx context.Context, id string) error
 	// Disks returns the ids of the disks that were attached and are not known to be gone.
 	Disks() []string

@@ -61,11 +61,11 @@ type attempt struct {
 	err   error
 }
 
-// Prepare starts the starter, the process that starts the trials, if it is not running. Call it
-// before opening stores. A new process first closes the descriptors that it inherits, and closing
-// the descriptor of a hanging store may take as long as the store hangs (flush of FUSE, NFS). So a
-// process without open stores starts the trials. If this process already has a hanging store open,
-// Prepare gives up after ten seconds, or when ctx ends; the start it has begun continues.
+// Prepare starts the process that starts the trials, if it is not running. Call Prepare before
+// opening stores. The reason: a new process first closes the descriptors that it inherits, and to
+// close a hanging store's descriptor may take as long as the store hangs (flush of FUSE, NFS). So
+// trials are started by a process that has no store open. If this process already has a hanging
+// store open, Prepare gives up after ten seconds, or when ctx ends; what it has begun continues.
 func Prepare(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()

@@ -55,9 +55,9 @@ func (p *poller) control(op, fd int, events uint32, from source, id uint32) erro
 	return nil
 }
 
-// closeFD closes a descriptor that was added. It first removes the descriptor from the poller,
-// because close is not enough: an eventfd of the front end stays open in the front end's process,
-// and so in the poller.
+// closeFD removes a descriptor from the poller and closes it. close(2) alone would not remove an
+// eventfd of the front end: epoll keeps a file as long as any process has it open, and the front
+// end does.
 func (p *poller) closeFD(fd int) {
 	unix.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, fd, nil)
 	unix.Close(fd)

@@ -121,9 +121,9 @@ func (t *tree) line(p token.Pos) int { return t.Position(p).Line }
 // commentColumns is where comments wrap. A tab counts as four columns.
 const commentColumns = 100
 
-// wrappedComments requires the lines of a comment to end at commentColumns. Comments behind code,
-// lines in a comment's own format (after a tab), the output of an Example and lines of one word
-// may be longer.
+// wrappedComments refuses a line of a comment that is longer than commentColumns. Some lines may be
+// longer: a comment behind code, a line with its own format (after a tab), the output of an
+// Example, and a line of one word.
 func wrappedComments(t *tree) (broken []string) {
 	for _, file := range t.sources {
 		if file.generated() {

@@ -4,14 +4,16 @@
 // QEMU's blklogwrites also writes: a sector with the superblock, then for each request a sector
 // with its entry, followed by the data. All numbers are little endian.
 //
-// A cut leaves every write up to the last flush before the point, and of the later writes none,
-// all, or some (After). blklogwrites records a request when the request is done, and before its
-// sender gets the answer. Everything that was flushed before an answer is therefore in the record,
-// and a real cut can leave each such image. The reverse is not true: a write that is done during a
-// flush counts as flushed here. A write with FUA counts as flushed too. Of any other write some
-// pieces may have reached the disk without the rest. A piece is 4096 bytes of the disk: today's
-// disks write pieces whole, and filesystems rely on that for their superblocks. A discard changes
-// nothing, because no disk promises any content after it.
+// An image has every write up to the last flush before the cut. Of the writes after that flush it
+// has none, all or some (After). A write with FUA counts as flushed. Of another write, an image may
+// have some pieces without the rest. A piece is 4096 bytes of the disk: today's disks write pieces
+// whole, and filesystems rely on that for their superblocks. A discard changes nothing, because no
+// disk promises any content after it.
+//
+// blklogwrites records a request when the request is done, and before its sender gets the answer.
+// So the record has everything that was flushed before an answer, and each image made here is one
+// that a real cut can leave. A real cut can also leave other images: a write that is done while a
+// flush runs counts as flushed here, and a real cut may lose it.
 package logwrites
 
 import (
