@@ -110,6 +110,11 @@ func (m *Monitor) Beat(ctx context.Context) error {
 		return fmt.Errorf("health: hung disks are not detected: %w", err)
 	}
 	defer file.Close()
+	return m.beats(ctx, func() ([]byte, error) { return readDiskStats(file) })
+}
+
+// beats is Beat, with a function that reads diskStats.
+func (m *Monitor) beats(ctx context.Context, read func() ([]byte, error)) error {
 	again := time.NewTicker(beatInterval)
 	defer again.Stop()
 	for {
@@ -122,7 +127,7 @@ func (m *Monitor) Beat(ctx context.Context) error {
 		if len(watches) == 0 {
 			continue
 		}
-		text, err := readDiskStats(file)
+		text, err := read()
 		if err != nil {
 			return fmt.Errorf("health: hung disks are no longer detected: %w", err)
 		}

@@ -1,10 +1,15 @@
 package health
 
 import (
+	"context"
+	"io"
 	"io/fs"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
@@ -231,4 +236,30 @@ func TestDiskStatsAreReadUpToABound(t *testing.T) {
 			t.Errorf("of %d bytes\nwant %d\ngot  %d, error %v", size, want, len(text), err)
 		}
 	}
+}
+
+// A disk whose request does not end hangs after three intervals in which nothing has ended, and is
+// silent for as long.
+func TestDiskHangsAfterThreeBeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := logrus.New()
+		log.SetOutput(io.Discard)
+		m := NewMonitor(logrus.NewEntry(log))
+		w := &Watch{monitor: m, target: Target{Device: blockdev.Device{Number: unix.Mkdev(254, 1)}}, poked: make(chan struct{}, 1), doubted: make(chan struct{}, 1), looked: make(chan struct{})}
+		m.add(w)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go m.beats(ctx, func() ([]byte, error) {
+			return []byte("254 1 vda1 5 0 40 9 7 0 56 9 1 9 18\n"), nil // 1 request in flight
+		})
+		began := time.Now()
+		for !w.Hangs() {
+			time.Sleep(beatInterval / 8)
+			synctest.Wait()
+		}
+		first := beatInterval // shows what has ended so far
+		if want, took := first+hungBeats*beatInterval, time.Since(began); took != want || w.Silent() != hungBeats*time.Second {
+			t.Errorf("want it to hang after %v, silent for %v\ngot  %v, %v", want, hungBeats*time.Second, took, w.Silent())
+		}
+	})
 }
