@@ -105,3 +105,19 @@ func TestHeaderThatIsNeverWrittenEndsTheWait(t *testing.T) {
 		t.Errorf("once it is written\nwant it seen\ngot  %v, %d groups", err, d.Proven.whole)
 	}
 }
+
+// The kernel writes an xfs's headers every second, so that no growth waits for half a minute.
+func TestXFSWritesItsHeadersEverySecond(t *testing.T) {
+	before, err := os.ReadFile(xfsSyncInterval)
+	if err == nil {
+		err = os.WriteFile(xfsSyncInterval, []byte("200"), 0)
+	}
+	if err != nil {
+		t.Skipf("it changes a setting of the kernel's xfs: %v: run it as root, after modprobe xfs", err)
+	}
+	defer os.WriteFile(xfsSyncInterval, before, 0)
+	xfs.BeforeMount()
+	if got, err := os.ReadFile(xfsSyncInterval); err != nil || strings.TrimSpace(string(got)) != "100" {
+		t.Errorf("%s\nwant 100 hundredths of a second\ngot  %q, error %v", xfsSyncInterval, got, err)
+	}
+}

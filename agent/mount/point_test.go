@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -41,5 +42,16 @@ func TestMountPointThatIsNoDirectoryOfItsOwnIsRefused(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "real", "x")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a refused mount point is still there: %v", err)
+	}
+}
+
+func TestMountPointIsAPathThatTheKernelTakes(t *testing.T) {
+	long := "/" + strings.Repeat("x", PathBytes-1)
+	for path, want := range map[string]bool{
+		"/a": true, "/a/ä": true, long: true, long + "x": false, "": false, "/": false, "a": false, "/a/": false, "/a/../b": false, "/a\x00": false, "/\xff": false,
+	} {
+		if got := IsPoint(path); got != want {
+			t.Errorf("%.40q of %d bytes\nwant %v\ngot  %v", path, len(path), want, got)
+		}
 	}
 }

@@ -1,7 +1,10 @@
 package transport
 
 import (
+	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -161,4 +164,42 @@ func TestWhoWantsLeastIsServedFirst(t *testing.T) {
 	}
 	l.close(&first)
 	<-done
+}
+
+// While a call waits for memory that others have, the ledger looks for those that are stuck.
+func TestLedgerLooksForTheStuckWhileACallWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &newRoom(boundsOf(0)).ledger
+		began, looks := time.Now(), []time.Duration(nil)
+		l.held = func() { looks = append(looks, time.Since(began)) }
+		var first, next account
+		l.take(&first, 1, least+ownBytes, nil) // all the memory
+		over := make(chan struct{})
+		go l.take(&next, 1, least, over)
+		time.Sleep(3*waitLook + waitLook/2)
+		l.close(&next) // waits no more
+		close(over)
+		time.Sleep(3 * waitLook)
+		if want := []time.Duration{waitLook, 2 * waitLook, 3 * waitLook}; !slices.Equal(looks, want) {
+			t.Errorf("looks\nwant after %v\ngot  %v", want, looks)
+		}
+	})
+}
+
+// Each connection has memory for a few small calls, even while others have all that is lent.
+func TestConnectionHasMemoryOfItsOwn(t *testing.T) {
+	l := &newRoom(boundsOf(0)).ledger
+	var first, next account
+	l.take(&first, 1, least+48<<10, nil) // all the memory, and its own
+	for _, call := range []struct {
+		bytes int64
+		want  bool
+	}{{48<<10 + 1, false}, {48 << 10, true}, {1, false}} {
+		l.mu.Lock()
+		got := l.serve(&waiter{&next, charge{1, call.bytes}, make(chan struct{})})
+		l.mu.Unlock()
+		if got != call.want {
+			t.Errorf("%d bytes beside a flood\nwant them lent: %v\ngot  %v", call.bytes, call.want, got)
+		}
+	}
 }
