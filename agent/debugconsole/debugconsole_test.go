@@ -303,3 +303,20 @@ func TestShellThatGoesOnAfterTheHangUpIsKilled(t *testing.T) {
 		}
 	})
 }
+
+func TestTerminalThatIsKeptOpenIsReadForAWhile(t *testing.T) {
+	terminal, end, err := openTerminal()
+	must(t, err)
+	defer terminal.Close()
+	defer end.Close() // a process that the shell has left behind
+	here, peer := net.Pipe()
+	defer here.Close()
+	defer peer.Close()
+	said := make(chan struct{})
+	go relay(here, terminal, said)
+	began := time.Now()
+	awaitLastWords(t.Context(), terminal, here, nil, said)
+	if took := time.Since(began); took < lastWords {
+		t.Errorf("want it read for %v\ngot  %v", lastWords, took)
+	}
+}
