@@ -103,3 +103,39 @@ func (o Options) FlagsAfter(top *Info, taken uintptr) uintptr {
 	}
 	return now
 }
+
+// Updated returns the options of a mount that was made with o after an update with u. u.Flags are
+// all flags of the mount (FlagsAfter). An option in u.Data replaces the one with the same name, and
+// comes last, because the last of two options counts. Data that mount(2) could not take is an
+// error.
+func (o Options) Updated(u Options) (Options, error) {
+	update := elements(u.Data)
+	data := slices.DeleteFunc(elements(o.Data), func(option string) bool {
+		return slices.ContainsFunc(update, func(by string) bool { return nameOf(by) == nameOf(option) })
+	})
+	u.Data = strings.Join(append(data, update...), ",")
+	if len(u.Data) > dataBytes {
+		return Options{}, fmt.Errorf("mount options of %d bytes with those of earlier updates: at most %d", len(u.Data), dataBytes)
+	}
+	return u, nil
+}
+
+func nameOf(option string) string {
+	name, _, _ := strings.Cut(option, "=")
+	return name
+}
+
+// elements splits data into options. A comma before a digit belongs to an option's value
+// (shmem_parse_monolithic in mm/shmem.c).
+func elements(data string) (all []string) {
+	for option := range strings.SplitSeq(data, ",") {
+		switch {
+		case option == "":
+		case len(all) > 0 && option[0] >= '0' && option[0] <= '9':
+			all[len(all)-1] += "," + option
+		default:
+			all = append(all, option)
+		}
+	}
+	return all
+}

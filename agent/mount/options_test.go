@@ -36,6 +36,29 @@ func TestFlagsThatAreTakenBackAreReported(t *testing.T) {
 	}
 }
 
+// An update replaces options of the same name. Data that does not fit with the options kept is
+// refused.
+func TestUpdateKeepsTheOptionsThatItDoesNotName(t *testing.T) {
+	for _, c := range []struct{ data, update, want string }{
+		{"", "", ""},
+		{"size=1m", "", "size=1m"},
+		{"size=1m,mode=700,size=2m", "size=3m", "mode=700,size=3m"},
+		{"mpol=bind:0-3,5,huge=never", "mpol=local", "huge=never,mpol=local"},
+		{"size=1m", "mpol=bind:0-3,5", "size=1m,mpol=bind:0-3,5"},
+		{"size=1m,inode64", "nr_blocks=9,inode64", "size=1m,nr_blocks=9,inode64"},
+	} {
+		before := Options{Flags: unix.MS_RDONLY, Data: c.data}
+		got, err := before.Updated(Options{Flags: unix.MS_NOEXEC, Data: c.update})
+		if want := (Options{Flags: unix.MS_NOEXEC, Data: c.want}); got != want || err != nil {
+			t.Errorf("%s, then %s\nwant %+v\ngot  %+v, error %v", c.data, c.update, want, got, err)
+		}
+	}
+	long := Options{Data: "huge=" + strings.Repeat("x", dataBytes-5)}
+	if got, err := long.Updated(Options{Data: "size=1m"}); err == nil {
+		t.Errorf("more than mount(2) takes\nwant it refused\ngot  %d bytes", len(got.Data))
+	}
+}
+
 func TestDataThatTheKernelCannotTakeIsRefused(t *testing.T) {
 	for _, data := range []string{strings.Repeat("x", dataBytes+1), "commit=\x00", "\xff"} {
 		if got, _, err := ParseOptions([]string{data}, none); err == nil {

@@ -37,23 +37,23 @@ func (t *Table) recordMounted(m *mounted) {
 	}
 }
 
-// mountAgain mounts a storage that somebody else has unmounted.
+// mountAgain mounts a storage that somebody else has unmounted, with its present options. If
+// somebody else has mounted it again, mountAgain takes that mount over, if it has these options.
 func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 	defer t.atDisk(m)()
+	r := m.request
+	r.options = m.optionsNow()
 	if there, err := m.driver.there(m); err != nil {
 		return err
 	} else if there {
-		if err := t.adopt(m); err != nil || !m.driver.volume {
-			return err
-		}
-		return t.own(m) // it may be another mount than before
+		return t.takeOverAgain(m, r)
 	}
 	defer t.beginAgain(m)()
 	if err := t.refuseToHide(m); err != nil {
 		return err
 	}
 	t.volumes.Forget(m.mountPoint) // forget the mount that is gone
-	did, err := m.driver.mount(ctx, &t.devices, m.request, m.origin())
+	did, err := m.driver.mount(ctx, &t.devices, r, m.origin())
 	if err == nil {
 		m.set(m.origin(), mount.Identity{}) // drop the identity of the mount that is gone
 		err = t.adopt(m)
@@ -69,6 +69,27 @@ func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 	t.mu.Unlock()
 	t.log.WithField("mountpoint", m.mountPoint).Warn("storage was not mounted any more, and is mounted again")
 	return nil
+}
+
+// takeOverAgain takes over the mount that is in a storage's place. If it is not the storage's own,
+// it must be as r asks for it.
+func (t *Table) takeOverAgain(m *mounted, r request) error {
+	if !m.driver.volume {
+		return nil
+	}
+	top, err := mount.Topmost(m.mountPoint)
+	if err != nil {
+		return err
+	}
+	if was := m.mount(); top != nil && was.IsMount() && !mount.Identify(top).Same(was) {
+		if err := r.mustAgree(top, m.origin()); err != nil {
+			return err
+		}
+	}
+	if err := t.adopt(m); err != nil {
+		return err
+	}
+	return t.own(m) // it may be another mount than before
 }
 
 // beginAgain makes begins report that the storage is being mounted, until done is called. The

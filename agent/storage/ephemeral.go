@@ -2,6 +2,7 @@ package storage
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -45,7 +46,8 @@ const remountOption = "remount"
 
 // Update changes the options, such as the size, of ephemeral storages that are mounted. Options
 // that are not named stay; mount flags can be set and cleared. Update may be repeated. If one
-// storage fails, those before it have been updated.
+// storage fails, those before it have been updated. A storage that somebody unmounts later is
+// mounted again with the options that it had after its last update.
 func (t *Table) Update(ctx context.Context, storages []*agentpb.Storage) error {
 	requests := make([]request, len(storages))
 	for i, s := range storages {
@@ -78,12 +80,32 @@ func (t *Table) remount(r request) error {
 	}
 	options := slices.DeleteFunc(strings.Split(r.options.Data, ","), func(o string) bool { return o == remountOption })
 	data := strings.Join(options, ",")
+	update := mount.Options{Flags: r.options.FlagsAfter(top, r.taken), Data: data}
+	updated, err := m.optionsNow().Updated(update)
+	if err != nil {
+		return errkind.New(errkind.InvalidArgument, "storage %s: %w", r.mountPoint, err)
+	}
 	said := health.OpenKernelLog()
 	defer said.Close()
-	err = unix.Mount("", r.mountPoint, "", unix.MS_REMOUNT|r.options.FlagsAfter(top, r.taken), data)
+	err = unix.Mount("", r.mountPoint, "", unix.MS_REMOUNT|update.Flags, data)
 	if err != nil {
 		return errkind.New(mountKind(err), "remount %s with %q: %w: %s", r.mountPoint, data, err, said.Words(r.fstype))
 	}
 	t.log.WithField("mountpoint", r.mountPoint).WithField("options", data).Info("storage remounted")
+	t.mu.Lock()
+	m.updated = updated
+	t.mu.Unlock()
+	if err := t.save(); err != nil {
+		return fmt.Errorf("storage %s is updated, but the next agent would not mount it so: %w", r.mountPoint, err)
+	}
 	return nil
+}
+
+// optionsNow returns the options that a storage is mounted with: those of its last update, or else
+// those that it was asked for with. The caller has the mount point's turn.
+func (m *mounted) optionsNow() mount.Options {
+	if m.updated.Flags != 0 {
+		return m.updated
+	}
+	return m.options
 }

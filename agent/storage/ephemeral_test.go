@@ -5,8 +5,11 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
+	"github.com/directvol/directvol/agent/mount/mounttest"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
@@ -68,5 +71,65 @@ func TestUpdateThatTheKernelRefusesSaysWhy(t *testing.T) {
 	err := table.Update(t.Context(), []*agentpb.Storage{&storage})
 	if errkind.Of(err) != errkind.InvalidArgument || !strings.Contains(err.Error(), "Bad value for 'size'") {
 		t.Errorf("want it refused with the kernel's words\ngot  %v", err)
+	}
+}
+
+// Somebody unmounts a storage that has been updated. A call mounts it again with the options of the
+// last update, also when the agent was restarted since then.
+func TestStorageIsMountedAgainAsItWasUpdated(t *testing.T) {
+	for name, next := range map[string]func(*testing.T, *Table) *Table{
+		"the same agent": func(_ *testing.T, table *Table) *Table { return table },
+		"the next agent": restarted,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := ownDir(t)
+			table := stateful(t, filepath.Join(t.TempDir(), "state.json"))
+			storage := agentpb.Storage{Driver: "ephemeral", Source: "tmpfs", Fstype: "tmpfs", MountPoint: filepath.Join(dir, "memory"), Options: []string{"size=1m,mode=700,nosuid,ro"}}
+			if err := hold(t, table, &storage); err != nil {
+				t.Fatal(err)
+			}
+			for _, options := range []string{"size=2m,rw", "nr_inodes=100,noexec", "size=4m", "size=3m,suid"} {
+				update := storage
+				update.Options = []string{remountOption, options}
+				if err := table.Update(t.Context(), []*agentpb.Storage{&update}); err != nil {
+					t.Fatalf("%s: %v", options, err)
+				}
+			}
+			before, err := mount.Topmost(storage.MountPoint)
+			if err != nil {
+				t.Fatal(err)
+			}
+			table = next(t, table)
+			mounttest.Unmount(t, storage.MountPoint)
+			if err := hold(t, table, &storage); err != nil {
+				t.Fatal(err)
+			}
+			after, err := mount.Topmost(storage.MountPoint)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if after.Options != before.Options || after.VFSOptions != before.VFSOptions {
+				t.Errorf("mounted again\nwant %s %s\ngot  %s %s", before.Options, before.VFSOptions, after.Options, after.VFSOptions)
+			}
+			if err := table.ReleaseAll(t.Context(), always); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// Somebody unmounts a storage and mounts the same there with other options. A call does not take
+// that for the storage.
+func TestStorageThatSomebodyHasMountedOtherwiseIsRefused(t *testing.T) {
+	table, storage := heldTmpfs(t, "size=1m")
+	mounttest.Unmount(t, storage.MountPoint)
+	mounttest.Mount(t, "tmpfs", storage.MountPoint, "tmpfs", unix.MS_RDONLY, "size=1m")
+	if err := hold(t, table, &storage); errkind.Of(err) != errkind.AlreadyExists {
+		t.Errorf("read-only\nwant it refused\ngot  %v", err)
+	}
+	mounttest.Unmount(t, storage.MountPoint)
+	mounttest.Mount(t, "tmpfs", storage.MountPoint, "tmpfs", 0, "size=1m")
+	if err := hold(t, table, &storage); err != nil {
+		t.Errorf("as it was: %v", err)
 	}
 }

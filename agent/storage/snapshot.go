@@ -12,7 +12,7 @@ import (
 
 // stateVersion counts the additions to the contents of the state file. An agent reads any version
 // as far as it knows the fields, and keeps the other fields.
-const stateVersion = 2
+const stateVersion = 3
 
 // snapshot is the contents of the state file: the holders of each storage. The kernel knows which
 // storages are mounted, but not for whom. A storage is recorded before it is mounted and removed
@@ -33,6 +33,8 @@ type record struct {
 	FSType     string      `json:"fstype,omitempty"`
 	Flags      uintptr     `json:"flags,omitempty"` // of mount(2)
 	Data       string      `json:"data,omitempty"`
+	FlagsNow   uintptr     `json:"updated_flags,omitempty"` // since an update; without one, 0 and "". Since version 3.
+	DataNow    string      `json:"updated_data,omitempty"`
 	MountPoint string      `json:"mount_point"`
 	Made       bool        `json:"made,omitempty"` // the agent made the mount point and removes it
 	Device     string      `json:"device"`
@@ -72,7 +74,7 @@ func (t *Table) snapshot() snapshot {
 // recordOf returns the record of a storage with what its mount's watch remembers.
 func recordOf(m *mounted, past health.Past) record {
 	return record{
-		Driver: m.driver.name, Source: m.source, FSType: m.fstype, Flags: m.options.Flags, Data: m.options.Data,
+		Driver: m.driver.name, Source: m.source, FSType: m.fstype, Flags: m.options.Flags, Data: m.options.Data, FlagsNow: m.updated.Flags, DataNow: m.updated.Data,
 		MountPoint: m.mountPoint, Made: m.made, Device: m.origin().path, Number: m.origin().device.Number, Seq: m.origin().device.Seq,
 		Holders: m.heldOrNeeded(), MountID: m.mount().ID, Mount: m.mount(), Past: past, more: m.more,
 	}
@@ -101,7 +103,7 @@ func (m *mounted) heldOrNeeded() []string {
 func (r record) mounted() (*mounted, error) {
 	m := &mounted{
 		request: request{driver: driverOf(r.Driver), source: r.Source, fstype: r.FSType, options: mount.Options{Flags: r.Flags, Data: r.Data}, mountPoint: r.MountPoint},
-		from:    origin{r.Device, mount.Device{Number: r.Number, Seq: r.Seq}}, made: r.Made, holders: map[string]bool{}, calls: map[*call]string{}, more: r.more, identity: r.identity(),
+		from:    origin{r.Device, mount.Device{Number: r.Number, Seq: r.Seq}}, made: r.Made, updated: mount.Options{Flags: r.FlagsNow, Data: r.DataNow}, holders: map[string]bool{}, calls: map[*call]string{}, more: r.more, identity: r.identity(),
 	}
 	if m.driver == nil {
 		return nil, fmt.Errorf("storage %.200q: unknown driver %.40q", r.MountPoint, r.Driver)

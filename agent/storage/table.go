@@ -77,6 +77,8 @@ type mounted struct {
 	holders map[string]bool
 	calls   map[*call]string // calls that need it, with the holder that each adds if it succeeds
 
+	updated mount.Options // the options that the mount has had since an update; without one, Flags is 0
+
 	departure *departure // the one that unmounts it or mounts it again now, or nil
 
 	which    sync.Mutex // guards from and identity, which are set in the turn and read at any time
