@@ -25,7 +25,7 @@ type Mounted struct {
 }
 
 // Open opens the filesystem that is mounted from a device at a mount point. The caller closes it.
-func Open(mountPoint, device string) (Mounted, error) {
+func Open(mountPoint, device string, proven *Proven) (Mounted, error) {
 	disk, err := openUnpolled(device, 0)
 	if err != nil {
 		return Mounted{}, err
@@ -35,7 +35,7 @@ func Open(mountPoint, device string) (Mounted, error) {
 		disk.Close()
 		return Mounted{}, err
 	}
-	return Mounted{Dir: dir, Disk: disk, Proven: &Proven{}}, nil
+	return Mounted{Dir: dir, Disk: disk, Proven: proven}, nil
 }
 
 // Close closes both files.
@@ -59,11 +59,21 @@ func openUnpolled(path string, flags int) (*os.File, error) {
 }
 
 // Proven is the state that Settle and Grow have seen on a disk. It spares a caller that calls
-// again, while the filesystem stays mounted, from checking that state again. It starts empty.
+// again, while the filesystem stays mounted, from checking that state again. It starts empty. Calls
+// that use the same Proven must not run at the same time.
 type Proven struct {
 	blocks uint64 // size in the superblock on the disk, at least
 	kept   uint64 // size in the superblock even if the disk loses its cache
 	whole  uint64 // the first group whose headers were not yet found to have the full length
+}
+
+// Again forgets the state that somebody else may have changed since the last call, who may even
+// have shrunk the filesystem. No kernel shrinks a group that has others behind it.
+func (p *Proven) Again() {
+	p.blocks, p.kept = 0, 0
+	if p.whole > 0 {
+		p.whole--
+	}
 }
 
 // Geometry is a filesystem's extent on its device. (statfs does not report it, because it leaves

@@ -73,14 +73,14 @@ func (d *xfsDisk) super() (xfsSuper, error) {
 	return super, nil
 }
 
-// readSuper notes the size in the superblock on the disk. The headers of every group before the
-// last one in that superblock have their full length.
+// readSuper notes the size in the superblock on the disk. That says nothing about the groups'
+// headers: after somebody else's growth, the kernel may write them later.
 func (d *xfsDisk) readSuper() error {
 	super, err := d.super()
 	if err != nil {
 		return err
 	}
-	d.Proven.blocks, d.Proven.whole = super.blocks, max(d.Proven.whole, super.groups-1)
+	d.Proven.blocks = super.blocks
 	return nil
 }
 

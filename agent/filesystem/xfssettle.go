@@ -39,8 +39,21 @@ func xfsSettle(ctx context.Context, m Mounted) error {
 	return d.keep()
 }
 
-// settleFound is settle for earlier growths by anybody.
+// settleFound is settle for earlier growths by anybody. It reads the headers of all groups that
+// were not proven yet, because any of them may have been a short last group before a growth. It
+// stops when ctx ends; a later call goes on from there.
 func (d *xfsDisk) settleFound(ctx context.Context, g *xfsGeom) error {
+	for d.Proven.whole < g.groups()-1 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if whole, err := d.isWhole(g, d.Proven.whole); err != nil {
+			return err
+		} else if !whole {
+			break // settle waits
+		}
+		d.Proven.whole++
+	}
 	if d.Proven.blocks < g.dataBlocks() {
 		if err := d.readSuper(); err != nil {
 			return err
@@ -49,8 +62,8 @@ func (d *xfsDisk) settleFound(ctx context.Context, g *xfsGeom) error {
 	return d.settle(ctx, g)
 }
 
-// settle returns when the superblock on the disk has all blocks of a geometry. The superblock may
-// still be in the disk's own cache.
+// settle returns when the superblock on the disk has all blocks of a geometry, and the headers of
+// all groups before the last one have their full length. They may still be in the disk's own cache.
 //
 // Setting the current label again forces the log, then writes the primary superblock, then those of
 // the other groups, and no other metadata (xfs_sync_sb_buf in xfs_ioc_setlabel, fs/xfs/xfs_ioctl.c,
@@ -63,10 +76,7 @@ func (d *xfsDisk) settleFound(ctx context.Context, g *xfsGeom) error {
 // A growth by the agent itself is settled even if ctx has ended, because the kernel has already
 // made it.
 func (d *xfsDisk) settle(ctx context.Context, g *xfsGeom) error {
-	if d.Proven.blocks >= g.dataBlocks() {
-		return nil
-	}
-	if err := d.awaitWhole(ctx, g, g.groups()-1); err != nil {
+	if err := d.awaitWhole(ctx, g, g.groups()-1); err != nil || d.Proven.blocks >= g.dataBlocks() {
 		return err
 	}
 	if err := xfsWriteSuper(d.Mounted); err != nil {

@@ -245,7 +245,8 @@ func (v *Volume) open() (*growth, error) {
 		return nil, err
 	}
 	// Both files stay open for the whole call, because each open takes as long as a short call.
-	both, err := filesystem.Open(v.Mountpoint, v.Device.Path)
+	v.proven.Again()
+	both, err := filesystem.Open(v.Mountpoint, v.Device.Path, &v.proven)
 	if err != nil {
 		return nil, v.growError(err)
 	}

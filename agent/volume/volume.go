@@ -13,6 +13,7 @@ import (
 	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/deadline"
 	"github.com/directvol/directvol/agent/errkind"
+	"github.com/directvol/directvol/agent/filesystem"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
 )
@@ -23,10 +24,11 @@ type Volume struct {
 	FSType     string          // as in mountinfo
 	Device     blockdev.Device // zero if there is no block device
 	identity   mount.Identity
-	behind     string        // the mount point of a filesystem with a server that the path leads through, or ""
-	watch      *health.Watch // nil if there is no block device
-	past       health.Past   // the initial past of the watch
-	growing    chan struct{} // the lock; a channel, so that a waiting call can give up
+	behind     string            // the mount point of a filesystem with a server that the path leads through, or ""
+	watch      *health.Watch     // nil if there is no block device
+	past       health.Past       // the initial past of the watch
+	growing    chan struct{}     // the lock; a channel, so that a waiting call can give up
+	proven     filesystem.Proven // seen by earlier growths; used under the lock
 	changes    *mount.Changes
 
 	mu        sync.Mutex
