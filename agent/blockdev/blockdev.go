@@ -235,3 +235,22 @@ func Await(ctx context.Context, subsystem string, done func() (bool, error)) err
 		}
 	}
 }
+
+// FollowChanges calls changed at once, and then after every uevent of a block device that has
+// changed, such as its size, until ctx ends. No change after the first call is missed.
+func FollowChanges(ctx context.Context, changed func()) error {
+	events, err := subscribe()
+	if err != nil {
+		return err
+	}
+	defer events.close()
+	for changed(); ; {
+		e, err := events.next(ctx, "block")
+		if err != nil {
+			return err
+		}
+		if e.action == "change" || e.action == "" { // the latter after an overrun
+			changed()
+		}
+	}
+}

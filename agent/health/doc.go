@@ -31,8 +31,9 @@
 //	it has shut down        stat of an xfs's root directory, which is in memory, returns EIO
 //	it is read-only         a probe's write is refused, or the kernel has made it read-only by itself
 //	a write or read failed  a line of the kernel itself, matched from its first word, reports it for this device
-//	the disk was smaller    the kernel's log says so, even if the disk has its size again by the next examination
-//	                        (newer kernels drop such lines if others come too fast)
+//	the disk was smaller    the kernel's log says so, or its size was read after a uevent, even if the disk has its
+//	                        size again by the next examination (the kernel drops such lines if others come too fast;
+//	                        then a disk that has its size again before its uevent is read is not noticed)
 //
 // The time that a caller waits proves nothing. A flush alone is not counted in flight: when writing
 // stops, a read checks whether the device answers. While an examination, or the call that has

@@ -7,11 +7,14 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/mount"
@@ -100,6 +103,32 @@ func (m *Monitor) Run(ctx context.Context) error {
 		return ctx.Err()
 	}
 	return fmt.Errorf("health: the kernel's log cannot be followed: %w", err)
+}
+
+// Sizes reads the sizes of all watched devices after each change of a device, until ctx ends. The
+// kernel sends a uevent for each change of a size, and logs no more than some of them if they come
+// too fast (set_capacity_and_notify in block/genhd.c). Sizes sends no requests to devices.
+func (m *Monitor) Sizes(ctx context.Context) error {
+	err := blockdev.FollowChanges(ctx, func() {
+		for _, w := range m.all() {
+			w.measured(sectorsOf(w.target.Device.Number))
+		}
+	})
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("health: a disk that is smaller for a moment may not be seen: %w", err)
+}
+
+// sectorsOf returns a device's size, in units of 512 bytes, or 0 if it cannot be read. No other
+// device has its number while it is mounted.
+func sectorsOf(number uint64) uint64 {
+	text, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/size", unix.Major(number), unix.Minor(number)))
+	if err != nil {
+		return 0
+	}
+	sectors, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	return sectors
 }
 
 // Beat reads the request counts of all devices every beatInterval until ctx ends, because the

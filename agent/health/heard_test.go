@@ -79,6 +79,59 @@ func TestDiskThatWasSmallerBetweenTwoLooksIsRemembered(t *testing.T) {
 	}
 }
 
+// The kernel drops lines about sizes if they come too fast, but sends a uevent each time. Here the
+// kernel's log is not read at all.
+func TestDiskThatWasSmallerIsRememberedWithoutTheLog(t *testing.T) {
+	image := mounttest.Image(t, "ext4")
+	info, err := os.Stat(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := quiet()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- m.Sizes(ctx) }()
+	defer func() { cancel(); <-ended }()
+	target := onImage(t, image, "ext4", "")
+	w := m.Watch(target, Past{})
+	defer w.End()
+	if now, err := w.Conditions(t.Context()); len(now) > 0 || err != nil {
+		t.Fatalf("at first\nwant nothing wrong\ngot  %v, error %v", now, err)
+	}
+	becomes(t, w, Degraded, ReasonPastDeviceTooSmall, func() {
+		if err := w.Pause(t.Context()); err != nil { // the watch itself sees only the last size
+			t.Fatal(err)
+		}
+		mounttest.SetSize(t, target.Device.Path, image, info.Size()/2)
+		select {
+		case <-m.Remembers():
+		case err := <-ended:
+			ended <- err
+			t.Fatal(err)
+		case <-time.After(time.Second): // then once more: Sizes may have begun later
+		}
+		mounttest.SetSize(t, target.Device.Path, image, info.Size())
+		w.Resume()
+	})
+}
+
+// Sizes are compared with the filesystem's end as it was found last. A size that is not known, or
+// one before the end is known, says nothing.
+func TestSizeIsComparedWithTheFilesystemsEnd(t *testing.T) {
+	for _, c := range []struct {
+		end, sectors uint64
+		want         bool
+	}{
+		{0, 1, false}, {1 << 20, 0, false}, {1 << 20, 2047, true}, {1 << 20, 2048, false}, {1 << 20, 2049, false},
+	} {
+		w := &Watch{monitor: NewMonitor(nil), poked: make(chan struct{}, 1), end: c.end}
+		w.measured(c.sectors)
+		if past := w.Past(); past.Smaller.IsZero() == c.want {
+			t.Errorf("%+v\ngot  %+v", c, past)
+		}
+	}
+}
+
 // A disk that was larger and has its size again never ended before its filesystem.
 func TestDiskThatWasLargerIsNotSaidToHaveBeenSmaller(t *testing.T) {
 	w := &Watch{monitor: NewMonitor(nil), poked: make(chan struct{}, 1), looked: make(chan struct{}), end: 1 << 20, target: Target{FSType: "ext4"}}

@@ -167,10 +167,30 @@ func (w *Watch) shrunk(sectors uint64) (compared bool) {
 		w.least = min(sectors, cmp.Or(w.least, sectors))
 		return false
 	}
-	if sectors < w.end/sectorBytes {
+	w.isShort(sectors)
+	return true
+}
+
+// isShort notes and reports whether a disk of this size ends before the filesystem does. w.mu is
+// held, and the filesystem's end is known.
+func (w *Watch) isShort(sectors uint64) bool {
+	short := sectors < w.end/sectorBytes
+	if short {
 		w.past.Smaller = time.Now()
 	}
-	return true
+	return short
+}
+
+// measured processes the size that the disk has just had; 0 means that it is not known. The
+// filesystem's end was read before, and a filesystem ends no later than its disk when it grows.
+func (w *Watch) measured(sectors uint64) {
+	w.mu.Lock()
+	short := sectors != 0 && w.end != 0 && w.isShort(sectors)
+	w.mu.Unlock()
+	if short {
+		w.monitor.remembers()
+		w.poke()
+	}
 }
 
 // ends records the filesystem's end as found by an examination.
