@@ -200,19 +200,20 @@ func (w *Watch) took(f finding) (lost bool) {
 		return false
 	}
 	w.activity.looked()
-	if f.failure != nil {
+	var stay []Condition // nothing new is known about these
+	w.mu.Lock()
+	was := w.found
+	w.mu.Unlock()
+	switch {
+	case f.failure != nil:
 		w.monitor.log.WithField("mountpoint", w.target.Mountpoint).Warnf("health cannot be examined: %v", f.failure)
-		w.mu.Lock()
-		f.conditions = w.found // nothing new is known
-		w.mu.Unlock()
-	}
-	if f.refused {
-		w.mu.Lock()
-		f.conditions = append(f.conditions, probedOnly(w.found)...)
-		w.mu.Unlock()
+		f.conditions, stay = nil, was
+	case f.refused:
+		stay = probedOnly(was)
 	}
 	w.ends(f.end)
-	found := w.remember(f.conditions)
+	w.saw(f.conditions)
+	found := w.remember(append(f.conditions, stay...))
 	w.note(func() { w.found, w.slow = found, slow })
 	return errors.Is(f.failure, errUnmounted)
 }
@@ -229,16 +230,8 @@ func (w *Watch) remember(found []Condition) []Condition {
 	found = slices.DeleteFunc(slices.Clone(found), func(c Condition) bool {
 		return c.Reason == ReasonPastIOError || c.Reason == ReasonReadError || c.Reason == ReasonPastDeviceTooSmall
 	})
-	for _, c := range found {
-		switch c.Reason {
-		case ReasonIOError:
-			w.seenNow(&w.past.Failed)
-		case ReasonDeviceTooSmall:
-			w.seenNow(&w.past.Smaller)
-		}
-		if isInaccessible(c) {
-			return found
-		}
+	if slices.ContainsFunc(found, isInaccessible) {
+		return found
 	}
 	add := func(reason, format string, args ...any) {
 		found = append(found, Condition{Degraded, reason, fmt.Sprintf("%s on %s: ", w.target.FSType, w.target.Device.Path) + fmt.Sprintf(format, args...)})
@@ -254,6 +247,18 @@ func (w *Watch) remember(found []Condition) []Condition {
 		add(ReasonReadError, "%d reads have failed since it was mounted, the last with %q: part of the disk cannot be read; restore the data in that part", past.Unreadable, past.LastRead)
 	}
 	return found
+}
+
+// saw notes when conditions were last seen that remember needs.
+func (w *Watch) saw(found []Condition) {
+	for _, c := range found {
+		switch c.Reason {
+		case ReasonIOError:
+			w.seenNow(&w.past.Failed)
+		case ReasonDeviceTooSmall:
+			w.seenNow(&w.past.Smaller)
+		}
+	}
 }
 
 // seenNow sets a time of Past to now.

@@ -192,6 +192,7 @@ func TestWatchLooksOnlyBehindItsPause(t *testing.T) {
 func TestDiskThatHasItsSizeAgainIsRemembered(t *testing.T) {
 	w := &Watch{monitor: NewMonitor(nil), target: Target{FSType: "ext4", Device: blockdev.Device{Path: "/dev/vda"}}}
 	now := []Condition{{Inaccessible, ReasonDeviceTooSmall, "x"}}
+	w.saw(now)
 	if got := w.remember(now); fmt.Sprint(got) != fmt.Sprint(now) {
 		t.Errorf("while it is smaller\nwant %v\ngot  %v", now, got)
 	}
@@ -204,6 +205,32 @@ func TestDiskThatHasItsSizeAgainIsRemembered(t *testing.T) {
 	after.Remember(w.Past())
 	if again := after.remember(nil); fmt.Sprint(again) != fmt.Sprint(got) {
 		t.Errorf("after the agent's restart\nwant %v\ngot  %v", got, again)
+	}
+}
+
+// A condition that stays because nothing new is known was not seen again: the time at which it was
+// last seen stays, and nothing is saved.
+func TestConditionThatStaysWasNotSeenAgain(t *testing.T) {
+	for name, f := range map[string]finding{"refused": {refused: true}, "failed": {failure: unix.ENOMEM}} {
+		for reason, when := range map[string]func(Past) time.Time{
+			ReasonIOError:        func(p Past) time.Time { return p.Failed },
+			ReasonDeviceTooSmall: func(p Past) time.Time { return p.Smaller },
+		} {
+			w := &Watch{monitor: quiet(), looked: make(chan struct{})}
+			look := func(f finding) Past {
+				w.inFlight = &examination{began: time.Now()}
+				w.took(f)
+				return w.Past()
+			}
+			seen := look(finding{conditions: []Condition{{Inaccessible, reason, "x"}}})
+			<-w.monitor.Remembers()
+			if later := look(f); !when(later).Equal(when(seen)) || when(seen).IsZero() {
+				t.Errorf("%s, %s\nwant it seen at %v\ngot  %v", name, reason, when(seen), when(later))
+			}
+			if len(w.monitor.Remembers()) > 0 {
+				t.Errorf("%s, %s: it is saved", name, reason)
+			}
+		}
 	}
 }
 
