@@ -90,8 +90,9 @@ func (t *Table) adopt(m *mounted) error {
 }
 
 // own makes the volume table watch the mount of a storage, which was just adopted, as owned.
+// Somebody may have covered it since.
 func (t *Table) own(m *mounted) error {
-	return t.volumes.Own(m.mountPoint, mount.Identity{}, health.Past{})
+	return t.volumes.Own(m.mountPoint, m.mount(), health.Past{})
 }
 
 // follow gives a storage the disk that its source leads to now, if the storage's earlier disk and

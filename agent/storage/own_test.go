@@ -36,3 +36,37 @@ func TestStorageThatWasMountedAgainIsOwned(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Somebody mounts something over a storage between its mount and its watch. The cover is nobody's,
+// and is not probed by writing.
+func TestCoverOfAStorageIsNotOwnedInItsPlace(t *testing.T) {
+	for _, fstype := range []string{"xfs", "tmpfs"} {
+		t.Run(fstype, func(t *testing.T) {
+			place := filepath.Join(mounttest.Dir(t), "place")
+			s := inMemory(place)
+			if fstype == "xfs" {
+				s = onDisk(mounttest.Attach(t, mounttest.Image(t, "xfs")), "xfs", place)
+			}
+			table := newTable()
+			if err := hold(t, table, s); err != nil {
+				t.Fatal(err)
+			}
+			volumes, m := table.volumes.(*volume.Table), table.at(place)
+			volumes.Forget(place) // as right after the mount
+			mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "ext4")), place, "ext4", 0, "")
+			if err := table.own(m); err != nil {
+				t.Error(err)
+			}
+			if over, err := volumes.Lookup(place); err != nil || over.FSType != "ext4" || over.Owned() {
+				t.Errorf("the cover\nwant an ext4 that is not owned\ngot  %+v, error %v", over, err)
+			}
+			mounttest.Unmount(t, place)
+			if v, err := volumes.Lookup(place); err != nil || v.FSType != fstype || v.Owned() != (fstype == "xfs") {
+				t.Errorf("in sight again\nwant it back, and a disk's owned\ngot  %+v, error %v", v, err)
+			}
+			if err := table.Release(t.Context(), "c1"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

@@ -60,8 +60,8 @@ func (t *Table) Lookup(path string) (*Volume, error) {
 // it. From now on the volume's health is probed by writing. of is a mount's identity, and past is
 // what an earlier agent remembered of this mount; past is ignored if another mount is there now, or
 // if the volume is known already. If another mount covers the mount of, the covered volume is
-// owned. If a server that the path leads through does not answer in time, mountinfo decides which
-// mount is there.
+// owned. A mount of another filesystem than that of the mount of is not owned. If a server that the
+// path leads through does not answer in time, mountinfo decides which mount is there.
 func (t *Table) Own(path string, of mount.Identity, past health.Past) error {
 	if v := t.covered(path, of, past); v != nil {
 		v.watch.Own()
@@ -71,7 +71,7 @@ func (t *Table) Own(path string, of mount.Identity, past health.Past) error {
 	if errkind.Of(err) == errkind.DeadlineExceeded {
 		v, err = t.lookup(path, of, past, func(string, *Volume) (mount.Mark, error) { return mount.Mark{}, mount.ErrUnknown })
 	}
-	if err == nil && v.watch != nil {
+	if err == nil && v.watch != nil && v.identity.Filesystem().Same(of.Filesystem()) {
 		v.watch.Own()
 	}
 	return err
