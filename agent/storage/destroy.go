@@ -366,6 +366,8 @@ func (t *Table) putBack(m *mounted, gone layer) error {
 		}
 		if err == nil && m.driver == foreign {
 			err = t.volumes.Observe(m.mountPoint)
+		} else if err == nil {
+			err = t.adopt(m)
 		}
 	}
 	if !there { // otherwise the watch has never forgotten

@@ -133,3 +133,15 @@ func TestStorageThatSomebodyHasMountedOtherwiseIsRefused(t *testing.T) {
 		t.Errorf("as it was: %v", err)
 	}
 }
+
+// A destroy that fails mounts a storage again, which is the storage's own mount from then on. It is
+// not compared with the options of the request, which the kernel may show in another form.
+func TestStorageThatADestroyHasPutBackIsItsOwn(t *testing.T) {
+	table, storage := heldTmpfs(t, "nr_blocks=100")
+	if err := table.ReleaseAll(t.Context(), func() bool { return false }); errkind.Of(err) != errkind.DeadlineExceeded {
+		t.Fatalf("not agreed\nwant it refused for that\ngot  %v", err)
+	}
+	if err := hold(t, table, &storage); err != nil {
+		t.Errorf("asked for again: %v", err)
+	}
+}
