@@ -96,7 +96,7 @@ func (s *Sandbox) Mount(ctx context.Context, id string) (guestPath string, err e
 		if was == Attached {
 			s.decide(v, Mounting)
 		}
-		if _, err := s.settle(ctx, v); err != nil {
+		if err := s.settle(ctx, v); err != nil {
 			return err
 		}
 		s.hold(v, true)
@@ -138,30 +138,29 @@ func (s *Sandbox) answered(ctx context.Context, v *volume, err error) bool {
 
 // settle asks the agent whether an earlier create or remove of this volume that got no answer may
 // still be carried out, and fails if it may or if that is not known. Otherwise the agent could
-// carry it out after the next call, which may request the opposite. released means that the agent
-// also found no user of the disk in the guest; false may mean that this is not known.
+// carry it out after the next call, which may request the opposite.
 //
 // An agent without directvol's own service cannot be asked. settle then returns nil and v.late
 // stays set: if such an agent does not carry out calls in their order, it may mount or unmount the
 // volume after the next call's OK.
-func (s *Sandbox) settle(ctx context.Context, v *volume) (released bool, err error) {
+func (s *Sandbox) settle(ctx context.Context, v *volume) error {
 	if !v.late {
-		return false, nil
+		return nil
 	}
-	err = s.agent.CheckReleased(ctx, v.place.Driver, v.place.Source, Holder(v.id))
+	err := s.agent.CheckReleased(ctx, v.place.Driver, v.place.Source, Holder(v.id))
 	switch {
 	case err == nil:
 		s.hold(v, false)
-		return true, nil
+		return nil
 	case lacksService(err):
-		return false, nil
+		return nil
 	case isKnown(ctx, err) && status.Code(err) == codes.FailedPrecondition:
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		v.late = false
-		return false, nil
+		return nil
 	default:
-		return false, fmt.Errorf("whether an earlier call of it has ended is not known: %w", ofTake.typed(ctx, err))
+		return fmt.Errorf("whether an earlier call of it has ended is not known: %w", ofTake.typed(ctx, err))
 	}
 }
 
@@ -192,7 +191,7 @@ func (s *Sandbox) unmount(ctx context.Context, v *volume) error {
 			return ofTake.typed(ctx, err)
 		}
 		late := v.late
-		if _, err := s.settle(ctx, v); err != nil {
+		if err := s.settle(ctx, v); err != nil {
 			return err
 		}
 		if !late || v.late { // the agent cannot be asked about late calls
