@@ -137,6 +137,7 @@ type VM struct {
 	major       int                                      // QEMU's major version
 	requests    requestTable                             // requests of all disks in flight
 	blind       sync.Once                                // logs once that requests cannot be observed
+	hidden      sync.Once                                // logs once that stores cannot be tried by descriptor
 	try         func(ctx context.Context, d *disk) error // tries whether a disk's store answers
 	done        chan struct{}
 	shutdown    *Shutdown // set before done is closed; nil if QEMU was not shut down
@@ -155,8 +156,8 @@ func Start(ctx context.Context, cfg Config) (*VM, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start VM: %w", err)
 	}
-	vm := &VM{cfg: cfg, log: cfg.Log, disks: newDiskTable(cfg.Bridges, cfg.Stores, "the VM in "+cfg.Dir), try: tryStore, done: make(chan struct{})}
-	vm.hotplug = newHotplug(vm.requestAgain)
+	vm := &VM{cfg: cfg, log: cfg.Log, disks: newDiskTable(cfg.Bridges, cfg.Stores, "the VM in "+cfg.Dir), done: make(chan struct{})}
+	vm.hotplug, vm.try = newHotplug(vm.requestAgain), vm.tryStore
 	if err := vm.start(ctx); err != nil {
 		vm.cleanUp()
 		return nil, fmt.Errorf("start VM: %w", err)

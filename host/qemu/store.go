@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/directvol/directvol/host/qmp"
@@ -14,16 +15,35 @@ import (
 // growing it.
 const trialLimit = 10 * time.Second
 
-// tryStore tries the store that QEMU has open, even if its path now leads elsewhere.
-func tryStore(ctx context.Context, d *disk) error {
-	if err := d.trials.Read(ctx, d.store.Handle(), trialLimit); err != nil {
+// tryStore tries the store that QEMU has open, even if its path now leads elsewhere. A process
+// whose descriptors no other process may look at (PR_SET_DUMPABLE of prctl(2)) has the path tried
+// instead.
+func (vm *VM) tryStore(ctx context.Context, d *disk) error {
+	err := d.trials.Read(ctx, d.store.Handle(), trialLimit)
+	if errors.Is(err, trial.ErrUnreached) {
+		vm.isHidden(d, err)
+		err = d.trials.Read(ctx, d.Path, trialLimit)
+	}
+	if err != nil {
 		return fmt.Errorf("disk %s (%s): %w", d.ID, d.Path, err)
 	}
 	return nil
 }
 
+// isHidden warns once that stores are tried by their paths, unless the disk's store was closed
+// meanwhile.
+func (vm *VM) isHidden(d *disk, err error) {
+	if _, closed := os.Readlink(d.store.Handle()); closed != nil {
+		return
+	}
+	vm.hidden.Do(func() {
+		vm.log.WithError(err).Warn("stores are tried by their paths, as no other process reaches this one's descriptors: if a path leads elsewhere by now and the store hangs, its disk stops the VM when it grows or goes")
+	})
+}
+
 // answers returns an error if the disk's store hangs, or may hang (trial.ErrHangs,
-// trial.ErrUntried). A store that fails in another way may still be removed.
+// trial.ErrUntried). A store that fails in another way may still be removed, and so may one that
+// cannot be reached for a trial: its disk could not be detached otherwise.
 func (vm *VM) answers(ctx context.Context, d *disk) error {
 	err := vm.try(ctx, d)
 	if errors.Is(err, trial.ErrHangs) || errors.Is(err, trial.ErrUntried) || err != nil && ctx.Err() != nil {

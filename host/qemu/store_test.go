@@ -5,16 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus"
+	"github.com/sirupsen/logrus/hooks/test"
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/host/holders"
 	"github.com/directvol/directvol/host/qmp"
 	"github.com/directvol/directvol/host/sandbox"
+	"github.com/directvol/directvol/host/trial"
 	"github.com/directvol/directvol/host/trial/trialtest"
 )
 
@@ -174,9 +179,10 @@ func TestBootDiskIsPassedByDescriptor(t *testing.T) {
 
 // A store's path may lead elsewhere by now: a link was changed, or a mount was removed (umount -l).
 func TestStoreThatIsTriedIsTheOneThatQEMUHas(t *testing.T) {
+	must(t, trial.Prepare(limited(t))) // beside a store that hangs it could not start
 	hung, stop, answer := trialtest.Serve(t)
 	vm, _ := fakeVM(t)
-	vm.try = tryStore
+	vm.try = vm.tryStore
 	fine, link := image(t, mib), filepath.Join(t.TempDir(), "link")
 	for _, way := range []struct {
 		id, now, then string
@@ -208,5 +214,72 @@ func TestStoreThatIsTriedIsTheOneThatQEMUHas(t *testing.T) {
 	defer cancel()
 	if err := (Machine{vm}).Answers(ctx, "hangs"); err == nil {
 		t.Error("a store that hangs answers, when its mount was taken away")
+	}
+}
+
+// playHidden makes the test binary run one test as a program whose descriptors are hidden.
+const playHidden = "DIRECTVOL_TEST_HIDDEN"
+
+// Nobody may look at the descriptors of a program with capabilities in its file: it is not dumpable
+// (prctl(2)). The process that tries the stores is somebody else then.
+func TestStoreOfAProgramWhoseDescriptorsAreHiddenIsTriedByItsPath(t *testing.T) {
+	if os.Getenv(playHidden) == "" {
+		runHidden(t)
+		return
+	}
+	must(t, unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0))
+	must(t, trial.Prepare(limited(t)))
+	hung, stop, answer := trialtest.Serve(t)
+	vm, _ := fakeVM(t)
+	log, hook := test.NewNullLogger()
+	vm.log, vm.try = logrus.NewEntry(log), vm.tryStore
+	fine := image(t, mib)
+	for id, path := range map[string]string{"hangs": hung, "fine": fine, "moved": image(t, mib)} {
+		_, err := vm.AttachDisk(limited(t), Disk{ID: id, Path: path})
+		must(t, err)
+	}
+	must(t, os.Remove(vm.disks.find("moved").Path))
+	stop()
+	defer answer()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := (Machine{vm}).Answers(ctx, "hangs"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a store that hangs\nwant %v\ngot  %v", context.DeadlineExceeded, err)
+	}
+	for _, id := range []string{"fine", "moved"} {
+		if err := (Machine{vm}).Answers(limited(t), id); err != nil {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+	if said := hook.AllEntries(); len(said) != 1 || !strings.Contains(said[0].Message, "by their paths") {
+		t.Errorf("want one warning\ngot  %v", said)
+	}
+}
+
+// runHidden runs the calling test again in a process of its own. Root may look at everything,
+// unless it lacks a capability.
+func runHidden(t *testing.T) {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), playHidden+"=1")
+	type result struct {
+		said []byte
+		err  error
+	}
+	ran := make(chan result)
+	go func() {
+		runtime.LockOSThread()                                             // and never unlock: the thread ends with the goroutine
+		_ = unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_SYS_PTRACE, 0, 0, 0) // fails if the test is not root
+		said, err := cmd.CombinedOutput()
+		ran <- result{said, err}
+	}()
+	r := <-ran
+	switch {
+	case r.err != nil:
+		t.Errorf("%v\n%s", r.err, r.said)
+	case strings.Contains(string(r.said), "--- SKIP"):
+		t.Skipf("%s", r.said)
+	case !strings.Contains(string(r.said), "--- PASS"):
+		t.Errorf("it has not run:\n%s", r.said)
 	}
 }

@@ -33,6 +33,8 @@ type report struct {
 	Hangs bool
 	Error string // "" if the store has answered
 	Lost  bool   // the trial ended without a result about the store
+	// Unreached is true if the trial's process did not get to a store.
+	Unreached bool
 }
 
 // starter is the starter process, as seen by its parent.
@@ -239,8 +241,16 @@ func awaitChild(cmd *exec.Cmd, limit time.Duration, said *strings.Builder) repor
 	overdue := time.AfterFunc(limit, func() { _ = cmd.Process.Kill() }) // fails only if the process has ended
 	err := cmd.Wait()
 	r := report{PID: cmd.Process.Pid, Ended: true, Hangs: !overdue.Stop()}
-	if err != nil {
-		r.Error, r.Lost = errors.Join(err, errors.New(said.String())).Error(), cmd.ProcessState.ExitCode() < 0
+	if err == nil {
+		return r
+	}
+	r.Error = errors.Join(err, errors.New(said.String())).Error()
+	switch cmd.ProcessState.ExitCode() {
+	case statusFailed:
+	case statusUnreached:
+		r.Unreached = true
+	default:
+		r.Lost = true
 	}
 	return r
 }

@@ -26,11 +26,19 @@ var (
 	ErrHangs = errors.New("the store does not answer")
 	// ErrUntried means that a trial gave no result: the store may hang.
 	ErrUntried = errors.New("the store was not tried")
+	// ErrUnreached means that the path does not lead the trial's process to a store, or that the
+	// process may not open it. The error says nothing about whether the store hangs.
+	ErrUnreached = errors.New("the store was not reached")
 )
 
 // ErrNoStore is the process's error for a path that leads to something else. The caller receives
 // only its text.
 var ErrNoStore = errors.New("a store is an image file or a block device")
+
+// unreached is an error that is ErrUnreached too. Its text is the process's, which says so.
+type unreached struct{ error }
+
+func (unreached) Is(target error) bool { return target == ErrUnreached }
 
 // childName is the name of the process that tries a store.
 const childName = "directvol-store-trial"
@@ -41,12 +49,31 @@ func init() {
 		os.Exit(0)
 	}
 	if len(os.Args) == 2 && os.Args[0] == childName {
-		if err := read(os.Args[1]); err != nil {
+		err := read(os.Args[1])
+		if err != nil {
 			fmt.Fprint(os.Stderr, err)
-			os.Exit(1)
 		}
-		os.Exit(0)
+		os.Exit(statusOf(err))
 	}
+}
+
+// The exit statuses of the process that tries a store. Another status, such as a Go program's 2
+// after a panic, is no result.
+const (
+	statusAnswered = iota
+	statusFailed
+	_
+	statusUnreached
+)
+
+func statusOf(err error) int {
+	switch {
+	case err == nil:
+		return statusAnswered
+	case errors.Is(err, ErrUnreached):
+		return statusUnreached
+	}
+	return statusFailed
 }
 
 // pageBytes is the length of the read. O_DIRECT requires memory and length to be aligned to the
@@ -65,6 +92,9 @@ func read(path string) error {
 	if errors.Is(err, unix.EINVAL) { // the filesystem does not support O_DIRECT, such as an older tmpfs
 		file, err = os.OpenFile(same, os.O_RDONLY, 0)
 	}
+	if errors.Is(err, os.ErrPermission) {
+		return fmt.Errorf("%w: %s: %w", ErrUnreached, path, err)
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
@@ -82,7 +112,7 @@ func read(path string) error {
 func find(path string) (fd int, err error) {
 	fd, err = unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, &os.PathError{Op: "open", Path: path, Err: err}
+		return -1, fmt.Errorf("%w: %w", ErrUnreached, &os.PathError{Op: "open", Path: path, Err: err})
 	}
 	var st unix.Stat_t
 	err = unix.Fstat(fd, &st)
@@ -137,9 +167,10 @@ func (r *running) whenLate() <-chan struct{} {
 }
 
 // Read returns when a store has answered. The error wraps ErrHangs if the store has not answered
-// within limit, and ErrUntried if the trial gave no result. If several callers try a store at once,
-// the first caller's limit counts. If ctx ends first, the error says nothing about the store.
-// Starting the process may take up to ten more seconds.
+// within limit, ErrUntried if the trial gave no result, and ErrUnreached if the path led to no
+// store. If several callers try a store at once, the first caller's limit counts. If ctx ends
+// first, the error says nothing about the store. Starting the process may take up to ten more
+// seconds.
 func (t *Trials) Read(ctx context.Context, path string, limit time.Duration) error {
 	r, joined := t.start(path, limit)
 	select {
@@ -228,6 +259,8 @@ func (r report) err(path string, limit time.Duration) error {
 		return fmt.Errorf("try store %s: %w a small read within %v", path, ErrHangs, limit)
 	case r.Lost:
 		return fmt.Errorf("try store %s: %w: %s", path, ErrUntried, r.Error)
+	case r.Unreached:
+		return unreached{fmt.Errorf("try store %s: %s", path, r.Error)}
 	case r.Error != "":
 		return fmt.Errorf("try store %s: %s", path, r.Error)
 	}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -27,8 +29,24 @@ func TestStoreThatAnswersIsFine(t *testing.T) {
 func TestStoreThatFailsIsNamed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "none")
 	err := new(Trials).Read(t.Context(), path, time.Hour)
-	if err == nil || errors.Is(err, ErrHangs) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), unix.ENOENT.Error()) {
-		t.Errorf("want the path and %v\ngot  %v", unix.ENOENT, err)
+	if !errors.Is(err, ErrUnreached) || errors.Is(err, ErrHangs) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), unix.ENOENT.Error()) {
+		t.Errorf("want the path, %v and %v\ngot  %v", ErrUnreached, unix.ENOENT, err)
+	}
+}
+
+// A Go program that has no memory or thread left for itself ends with status 2.
+func TestTrialThatCrashesSaysNothingOfItsStore(t *testing.T) {
+	for status, want := range map[int]error{statusFailed: nil, 2: ErrUntried, statusUnreached: ErrUnreached, 4: ErrUntried} {
+		cmd := exec.Command("sh", "-c", "exit "+strconv.Itoa(status))
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		err := awaitChild(cmd, time.Hour, new(strings.Builder)).err("store", time.Hour)
+		for _, is := range []error{ErrUntried, ErrUnreached, ErrHangs} {
+			if err == nil || errors.Is(err, is) != (is == want) {
+				t.Errorf("status %d\nwant %v\ngot  %v", status, want, err)
+			}
+		}
 	}
 }
 
