@@ -93,8 +93,8 @@ func (t *requestTable) haveHungFor(d time.Duration) (requests int) {
 	return len(flights)
 }
 
-// QEMU 8 and later would block together with its guest. The installed QEMU is older, and the test
-// makes the VM treat it as version 8.
+// QEMU 8 and later would block together with its guest. The installed QEMU may be older: the test
+// makes the VM treat any QEMU as version 8.
 func TestRealQEMUIsAskedForNothingThatWouldHaveItWaitForADiskThatHangs(t *testing.T) {
 	stores := hangingStores(t)
 	vm := realVM(t)
@@ -293,6 +293,38 @@ func (vm *VM) takeAwayNow(t *testing.T, id string) error {
 		case <-again.C:
 			resetGuest(t, vm)
 		}
+	}
+}
+
+// This is why the requests in flight are waited for. If a later QEMU passes no more, it need not be
+// spared the command.
+func TestRealQEMUWithAGraphLockStandsStillBesideADiskThatHangs(t *testing.T) {
+	path, freeze, thaw := frozen(t)
+	vm := realVM(t)
+	if vm.major < graphLockMajor {
+		t.Skipf("QEMU %s has none (put a QEMU %d or later first in PATH)", vm.Version(), graphLockMajor)
+	}
+	t.Cleanup(thaw)
+	_, err := vm.AttachDisk(limited(t), Disk{ID: "dead", Path: path})
+	must(t, err)
+	freeze()
+	begins(t, vm, "dead", "aio_write 0 4k")
+	asks := func(command string, arguments any) error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		return vm.send(ctx, command, arguments, nil)
+	}
+	must(t, asks("query-status", nil))
+	if err := asks("blockdev-add", map[string]any{"driver": "raw", "node-name": "other", "file": map[string]string{"driver": "null-co"}}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a node that comes\nwant %v\ngot  %v", context.DeadlineExceeded, err)
+	}
+	if err := asks("query-status", nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("whatever is asked then\nwant %v\ngot  %v", context.DeadlineExceeded, err)
+	}
+	thaw()
+	now, err := vm.state(limited(t))
+	if err != nil || !now.nodes["other"] {
+		t.Errorf("when the disk answers, want the node\ngot  %v, %v", now.nodes, err)
 	}
 }
 
