@@ -5,50 +5,23 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/directvol/directvol/host/holders"
 	"github.com/directvol/directvol/host/registry"
+	"github.com/directvol/directvol/host/trial/trialtest"
 )
 
-// The ioctls that stop and resume all writing to a filesystem (include/uapi/linux/fs.h).
-const fiFreeze, fiThaw = 0xc0045877, 0xc0045878
-
-// frozen returns a file in a filesystem of its own, which freeze stops and thaw resumes. While it
-// is frozen, a process that writes to it waits in the kernel and takes no signal, as with a dead
-// disk.
+// frozen returns a file in a filesystem of its own, which freeze stops and thaw resumes.
 func frozen(t *testing.T) (path string, freeze, thaw func()) {
 	t.Helper()
-	disk, dir := image(t, 32*mib), t.TempDir()
-	if out, err := exec.Command("mkfs.ext4", "-q", "-F", disk).CombinedOutput(); err != nil {
-		t.Skipf("no ext4 (install e2fsprogs): %v %s", err, out)
-	}
-	if err := unix.Mount(loopDevice(t, disk), dir, "ext4", 0, ""); err != nil {
-		t.Skipf("no mounts (run as root): %v", err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
-	root, err := os.Open(dir)
-	must(t, err)
-	call := func(request uint) error { return unix.IoctlSetInt(int(root.Fd()), request, 0) }
-	t.Cleanup(func() { root.Close() })
+	dir, freeze, thaw := trialtest.Freezable(t, 32*mib)
 	path = filepath.Join(dir, "store")
 	must(t, os.WriteFile(path, make([]byte, mib), 0o600))
-	freeze = func() {
-		if err := call(fiFreeze); err != nil {
-			t.Error(err)
-		}
-	}
-	return path, freeze, func() { _ = call(fiThaw) } // fails if already thawed
+	return path, freeze, thaw
 }
 
 // A QEMU with a thread that writes to a dead disk takes its SIGKILL only when the disk answers.

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/directvol/directvol/host/sandbox"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
@@ -40,8 +41,15 @@ var volumes atomic.Int64
 // filesystem must be intact.
 func newVolume(t *testing.T, g *vm.Guest, fstype string) *vm.Volume {
 	t.Helper()
-	v, err := g.Volume(limited(t), fmt.Sprintf("%s-%d", fstype, volumes.Add(1)), fstype, int64(disks[fstype]))
+	return volumeIn(t, g, g.Dir, fstype)
+}
+
+// volumeIn is newVolume, with the image in a directory of the test's.
+func volumeIn(t *testing.T, g *vm.Guest, dir, fstype string) *vm.Volume {
+	t.Helper()
+	image, err := vm.Scratch(limited(t), dir, fstype, int64(disks[fstype]))
 	must(t, err)
+	v := g.Take(sandbox.Volume{ID: fmt.Sprintf("%s-%d", fstype, volumes.Add(1)), Path: image, FSType: fstype})
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), vm.Limit(callLimit))
 		defer cancel()

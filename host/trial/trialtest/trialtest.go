@@ -1,4 +1,4 @@
-// Package trialtest provides, for tests, a store that hangs on demand.
+// Package trialtest provides, for tests, stores that hang on demand.
 package trialtest
 
 import (
@@ -60,4 +60,45 @@ func Serve(t *testing.T) (path string, stop, answer func()) {
 		t.Cleanup(func() { goOn.Stop() })
 	}
 	return path, stop, func() { signal(unix.SIGCONT) }
+}
+
+// The ioctls that stop and resume all writing to a filesystem (include/uapi/linux/fs.h).
+const fiFreeze, fiThaw = 0xc0045877, 0xc0045878
+
+// Freezable returns the directory of an ext4 with the given size, for stores whose writes hang:
+// after freeze, a process that writes there waits in the kernel and takes no signal, as with a dead
+// disk, until thaw. Whatever uses the directory must have ended when the test has.
+func Freezable(t *testing.T, bytes int64) (dir string, freeze, thaw func()) {
+	t.Helper()
+	disk, dir := filepath.Join(t.TempDir(), "ext4"), t.TempDir()
+	err := os.WriteFile(disk, nil, 0o600)
+	if err == nil {
+		err = os.Truncate(disk, bytes)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("mkfs.ext4", "-q", "-F", disk).CombinedOutput(); err != nil {
+		t.Skipf("no ext4 (install e2fsprogs): %v %s", err, out)
+	}
+	if out, err := exec.Command("mount", "-o", "loop", disk, dir).CombinedOutput(); err != nil {
+		t.Skipf("no mounts (run as root, where the kernel has loop): %v %s", err, out)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	root, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { root.Close() })
+	call := func(request uint) error { return unix.IoctlSetInt(int(root.Fd()), request, 0) }
+	freeze = func() {
+		if err := call(fiFreeze); err != nil {
+			t.Error(err)
+		}
+	}
+	return dir, freeze, func() { _ = call(fiThaw) } // fails if already thawed
 }
