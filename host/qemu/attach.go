@@ -21,7 +21,7 @@ import (
 func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
 	d, err := vm.takeUp(ctx, want)
 	if err == nil && d == nil {
-		if err = vm.awaitRequests(ctx); err != nil { // checked first, so that nothing needs undoing
+		if err = vm.awaitRequests(ctx, nil); err != nil { // checked first, so that nothing needs undoing
 			return Attached{}, fmt.Errorf("attach disk %s (%s): %w", want.ID, want.Path, err)
 		}
 		d, err = vm.disks.reserveIn(ctx, want)
@@ -143,7 +143,7 @@ func (vm *VM) removeNode(ctx context.Context, d *disk, node string) error {
 	defer again.Stop()
 	limit := time.After(freeLimit)
 	for {
-		err := vm.execute(ctx, "blockdev-del", map[string]string{"node-name": node}, nil)
+		err := vm.change(ctx, d, "blockdev-del", map[string]string{"node-name": node})
 		if answer := new(qmp.Error); !errors.As(err, &answer) && !errors.Is(err, ErrDiskHangs) {
 			return err
 		}

@@ -28,20 +28,13 @@ func frozen(t *testing.T) (path string, freeze, thaw func()) {
 // Kill must return in time and name what is left and why; until QEMU has ended, nobody else may
 // have the store.
 func TestRealQEMUThatWaitsForADeadDiskIsNamedAndEndsWithIt(t *testing.T) {
-	path, freeze, thaw := frozen(t)
-	vm := realVM(t)
-	t.Cleanup(thaw) // runs before the VM is killed
-	_, err := vm.AttachDisk(limited(t), Disk{ID: "dead", Path: path})
-	must(t, err)
-	freeze()
-	must(t, vm.execute(limited(t), "human-monitor-command", map[string]string{
-		"command-line": `qemu-io -d /machine/peripheral/` + deviceOf(vm, "dead") + `/virtio-backend "aio_write 0 4k"`,
-	}, nil))
+	vm, thaw := withHangingWrite(t)
+	path := vm.disks.find("dead").Path
 	awaitState(t, vm.qemu, "D")
 	for range 2 {
 		began := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		err = vm.Kill(ctx)
+		err := vm.Kill(ctx)
 		cancel()
 		if want := fmt.Sprintf("QEMU (process %d, state D)", vm.qemu.cmd.Process.Pid); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), want) {
 			t.Errorf("Kill, after %v\nwant %q\ngot  %v", time.Since(began), want, err)

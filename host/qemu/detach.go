@@ -102,7 +102,7 @@ func (vm *VM) unplug(ctx context.Context, d *disk) error {
 	doubts := 0
 	for asked := false; ; asked = true {
 		refused := d.refusal()
-		if err := vm.awaitRequests(ctx); err != nil && !asked {
+		if err := vm.awaitRequests(ctx, d); err != nil && !asked {
 			return notAsked{err}
 		} else if err != nil {
 			return err
@@ -146,7 +146,7 @@ func (vm *VM) awaitLeaving(ctx context.Context, d *disk, refused <-chan struct{}
 // holds the hotplug turn. A disk that the guest refused to release is not asked for again: it may
 // be mounted again.
 func (vm *VM) requestAgain(ctx context.Context, d *disk) (gone bool, err error) {
-	if err := vm.awaitRequests(ctx); err != nil {
+	if err := vm.awaitRequests(ctx, d); err != nil {
 		return false, err
 	}
 	if !d.requestAgain() {

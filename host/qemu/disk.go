@@ -218,7 +218,7 @@ func (vm *VM) ReplaceFileNode(ctx context.Context, id, node string) error {
 	}
 	defer d.unlock()
 	options := map[string][]nodeOptions{"options": {d.rawNode(node)}}
-	if err := vm.execute(ctx, "blockdev-reopen", options, nil); err != nil {
+	if err := vm.change(ctx, d, "blockdev-reopen", options); err != nil {
 		return fmt.Errorf("replace the file node of disk %s by %s: %w", id, node, err)
 	}
 	return nil

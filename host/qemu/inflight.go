@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,7 +18,7 @@ import (
 
 const (
 	// graphLockMajor is the first major version of QEMU in which changing the graph of block nodes
-	// waits for the requests of all disks.
+	// waits for the requests of all disks. Earlier ones wait for those of the disk that changes.
 	graphLockMajor = 8
 	// requestLimit is how long a request may be in flight before its disk counts as hanging.
 	requestLimit = 10 * time.Second
@@ -31,9 +32,9 @@ const (
 	lookGap = 50 * time.Millisecond
 )
 
-// ErrDiskHangs is the refusal to attach, grow or detach any disk while a request of one disk does
-// not end: QEMU, and the guest with it, would be blocked until the request ends. The error is also
-// a *HangsError.
+// ErrDiskHangs is the refusal to grow or detach a disk while a request of it does not end, or, with
+// a QEMU that has a graph lock, to attach, grow or detach any disk meanwhile: QEMU, and the guest
+// with it, would be blocked until the request ends. The error is also a *HangsError.
 var ErrDiskHangs = errors.New("a request of a disk does not end")
 
 // HangsError names the disk whose request does not end.
@@ -48,7 +49,7 @@ type HangsError struct {
 
 // Error names the disk and the remedy.
 func (e *HangsError) Error() string {
-	return fmt.Sprintf("disk %s (%s) has had a request in flight for %v, and QEMU %s would stand still until it ends, with its guest, if a disk came, grew or went now: have that store answer, or stop the VM",
+	return fmt.Sprintf("disk %s (%s) has had a request in flight for %v, and QEMU %s would stand still, with its guest, until it ends: have that store answer, or stop the VM",
 		e.ID, e.Path, e.For.Round(time.Second), e.QEMU)
 }
 
@@ -177,11 +178,11 @@ func (w *wait) saw(now map[request]flight) (hanging *flight) {
 	return hanging
 }
 
-// awaitRequests waits until the current requests have ended, if this QEMU would otherwise wait for
-// them in its main loop. It fails with a *HangsError if a request does not end. It ignores requests
-// that start later and end soon: QEMU holds those back itself.
-func (vm *VM) awaitRequests(ctx context.Context) error {
-	if vm.major < graphLockMajor {
+// awaitRequests waits until the current requests have ended for which QEMU would wait in its main
+// loop if disk d changed now; d is nil if the disk is new. It fails with a *HangsError if a request
+// does not end. It ignores requests that start later and end soon: QEMU holds those back itself.
+func (vm *VM) awaitRequests(ctx context.Context, d *disk) error {
+	if d == nil && vm.major < graphLockMajor {
 		return nil
 	}
 	again := time.NewTicker(requestAgain)
@@ -193,7 +194,7 @@ func (vm *VM) awaitRequests(ctx context.Context) error {
 			vm.isBlind(err)
 			return nil
 		}
-		if hangs := w.saw(now); hangs != nil {
+		if hangs := w.saw(vm.blocking(now, d)); hangs != nil {
 			return &HangsError{ID: hangs.disk.ID, Path: hangs.disk.Path, For: time.Since(hangs.since), QEMU: vm.Version()}
 		}
 		if len(w.left) == 0 {
@@ -205,6 +206,17 @@ func (vm *VM) awaitRequests(ctx context.Context) error {
 			return stillInFlight(w.left, ctx.Err())
 		}
 	}
+}
+
+// blocking returns those requests in flight for which QEMU waits when disk d changes. Every QEMU
+// waits for those of the disk itself (bdrv_drained_begin in block/io.c).
+func (vm *VM) blocking(now map[request]flight, d *disk) map[request]flight {
+	if vm.major >= graphLockMajor {
+		return now
+	}
+	own := maps.Clone(now)
+	maps.DeleteFunc(own, func(_ request, f flight) bool { return f.disk != d })
+	return own
 }
 
 // isBlind warns once that the requests in flight cannot be seen, unless that is because QEMU has

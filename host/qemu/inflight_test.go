@@ -80,6 +80,19 @@ func begins(t *testing.T, vm *VM, id, request string) {
 	}
 }
 
+// withHangingWrite returns a VM with a disk "dead", and with a write to it that hangs until thaw.
+func withHangingWrite(t *testing.T) (vm *VM, thaw func()) {
+	t.Helper()
+	path, freeze, thaw := frozen(t)
+	vm = realVM(t)
+	t.Cleanup(thaw) // runs before the VM is killed
+	_, err := vm.AttachDisk(limited(t), Disk{ID: "dead", Path: path})
+	must(t, err)
+	freeze()
+	begins(t, vm, "dead", "aio_write 0 4k")
+	return vm, thaw
+}
+
 // haveHungFor makes all requests in flight look as if they had been first seen d ago.
 func (t *requestTable) haveHungFor(d time.Duration) (requests int) {
 	t.mu.Lock()
@@ -108,7 +121,7 @@ func TestRealQEMUIsAskedForNothingThatWouldHaveItWaitForADiskThatHangs(t *testin
 		t.Cleanup(store.recover) // runs before the VM is killed
 		_, err := vm.AttachDisk(limited(t), Disk{ID: name, Path: store.path})
 		must(t, err)
-		must(t, vm.awaitRequests(limited(t)))
+		must(t, vm.awaitRequests(limited(t), nil))
 		store.hang()
 		begins(t, vm, name, store.request)
 		third := Disk{ID: "third", Path: image(t, mib)}
@@ -146,7 +159,7 @@ func TestRealQEMUIsAskedForNothingThatWouldHaveItWaitForADiskThatHangs(t *testin
 		}
 		unsentLeavesNoDoubt(t, vm, vm.disks.find("other"))
 		store.recover()
-		for errors.Is(vm.awaitRequests(limited(t)), ErrDiskHangs) { // takes a moment
+		for errors.Is(vm.awaitRequests(limited(t), nil), ErrDiskHangs) { // takes a moment
 			runtime.Gosched()
 		}
 		must(t, vm.ResizeDisk(limited(t), "other", size))
@@ -279,6 +292,33 @@ func unsentLeavesNoDoubt(t *testing.T, vm *VM, d *disk) {
 	}
 }
 
+// A store may answer reads while a write to it hangs: a filesystem that is frozen or full, a
+// network disk that takes no more. Every QEMU waits for the writes of a disk that grows or goes.
+func TestRealQEMUDoesNotStandStillForADiskWhoseWriteHangs(t *testing.T) {
+	vm, thaw := withHangingWrite(t)
+	calls := map[string]func(context.Context) error{
+		"of a sandbox": func(ctx context.Context) error { return Machine{vm}.Answers(ctx, "dead") },
+		"growth":       func(ctx context.Context) error { return vm.ResizeDisk(ctx, "dead", 2*mib) },
+		"detach":       func(ctx context.Context) error { return vm.DetachDisk(ctx, "dead") },
+	}
+	vm.requests.haveHungFor(requestLimit)
+	for what, call := range calls {
+		if err := call(limited(t)); !errors.Is(err, ErrDiskHangs) {
+			t.Errorf("%s\nwant %v\ngot  %v", what, ErrDiskHangs, err)
+		}
+	}
+	must(t, vm.send(limited(t), "query-status", nil, nil))
+	if vm.disks.find("dead").leaving() {
+		t.Error("a detach was refused, and its disk is said to be leaving")
+	}
+	thaw()
+	for errors.Is(vm.awaitRequests(limited(t), vm.disks.find("dead")), ErrDiskHangs) { // takes a moment
+		runtime.Gosched()
+	}
+	must(t, vm.ResizeDisk(limited(t), "dead", 2*mib))
+	must(t, vm.takeAwayNow(t, "dead"))
+}
+
 // takeAwayNow detaches a disk from a machine without a guest.
 func (vm *VM) takeAwayNow(t *testing.T, id string) error {
 	t.Helper()
@@ -299,16 +339,10 @@ func (vm *VM) takeAwayNow(t *testing.T, id string) error {
 // This is why the requests in flight are waited for. If a later QEMU passes no more, it need not be
 // spared the command.
 func TestRealQEMUWithAGraphLockStandsStillBesideADiskThatHangs(t *testing.T) {
-	path, freeze, thaw := frozen(t)
-	vm := realVM(t)
+	vm, thaw := withHangingWrite(t)
 	if vm.major < graphLockMajor {
 		t.Skipf("QEMU %s has none (put a QEMU %d or later first in PATH)", vm.Version(), graphLockMajor)
 	}
-	t.Cleanup(thaw)
-	_, err := vm.AttachDisk(limited(t), Disk{ID: "dead", Path: path})
-	must(t, err)
-	freeze()
-	begins(t, vm, "dead", "aio_write 0 4k")
 	asks := func(command string, arguments any) error {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -330,18 +364,12 @@ func TestRealQEMUWithAGraphLockStandsStillBesideADiskThatHangs(t *testing.T) {
 
 // Earlier QEMUs do not block, and get the command.
 func TestRealQEMUWithoutAGraphLockGoesOn(t *testing.T) {
-	path, freeze, thaw := frozen(t)
-	vm := realVM(t)
+	vm, _ := withHangingWrite(t)
 	if vm.major >= graphLockMajor {
 		t.Skipf("QEMU %s has one (run it with Debian 12's)", vm.Version())
 	}
-	t.Cleanup(thaw)
-	_, err := vm.AttachDisk(limited(t), Disk{ID: "dead", Path: path})
-	must(t, err)
-	freeze()
-	begins(t, vm, "dead", "aio_write 0 4k")
 	awaitState(t, vm.qemu, "D")
-	_, err = vm.AttachDisk(limited(t), Disk{ID: "other", Path: image(t, mib)})
+	_, err := vm.AttachDisk(limited(t), Disk{ID: "other", Path: image(t, mib)})
 	must(t, err)
 	must(t, vm.ResizeDisk(limited(t), "other", 2*mib))
 }
@@ -351,7 +379,7 @@ func TestEndOfQEMUIsNoBlindness(t *testing.T) {
 	vm, _ := fakeVM(t) // whose process has ended
 	log, hook := test.NewNullLogger()
 	vm.log, vm.major = logrus.NewEntry(log), graphLockMajor
-	must(t, vm.awaitRequests(limited(t)))
+	must(t, vm.awaitRequests(limited(t), nil))
 	if said := hook.LastEntry(); said != nil {
 		t.Errorf("want nothing said\ngot  %s", said.Message)
 	}

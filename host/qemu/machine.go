@@ -64,7 +64,7 @@ func (m Machine) Answers(ctx context.Context, id string) error {
 	if err := m.answers(ctx, d); err != nil {
 		return typed(err)
 	}
-	return typed(m.awaitRequests(ctx))
+	return typed(m.awaitRequests(ctx, d))
 }
 
 // Detach implements sandbox.Machine.

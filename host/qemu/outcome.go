@@ -108,15 +108,24 @@ func (vm *VM) whatHasLeft(ctx context.Context, ask qmp.Ask) (now state, missed [
 	return now, missed, nil
 }
 
-// execute runs a QMP command as send does, unless the command would block QEMU: then it is not sent
-// (ErrDiskHangs).
+// execute runs a QMP command as send does. If the command changes the graph of block nodes, but no
+// disk that a guest has, execute waits as change does.
 func (vm *VM) execute(ctx context.Context, command string, arguments, result any) error {
 	if changesGraph[command] {
-		if err := vm.awaitRequests(ctx); err != nil {
+		if err := vm.awaitRequests(ctx, nil); err != nil {
 			return err
 		}
 	}
 	return vm.send(ctx, command, arguments, result)
+}
+
+// change runs a QMP command that changes a disk, as send does, unless the command would block QEMU:
+// then it is not sent (ErrDiskHangs).
+func (vm *VM) change(ctx context.Context, d *disk, command string, arguments any) error {
+	if err := vm.awaitRequests(ctx, d); err != nil {
+		return err
+	}
+	return vm.send(ctx, command, arguments, nil)
 }
 
 // send runs a QMP command. If the connection breaks, QEMU's state shows whether the command was

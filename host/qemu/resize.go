@@ -57,7 +57,7 @@ func (vm *VM) resize(ctx context.Context, d *disk, bytes uint64) error {
 		NodeName string `json:"node-name"`
 		Size     uint64 `json:"size"`
 	}{RawNode(d.ID), bytes}
-	if err := vm.execute(ctx, "block_resize", arguments, nil); err != nil {
+	if err := vm.change(ctx, d, "block_resize", arguments); err != nil {
 		return err
 	}
 	// The descriptor that QEMU got (add-fd) shares this process's open file. QEMU reads the size
