@@ -211,6 +211,9 @@ func (w *Watch) took(f finding) (lost bool) {
 	case f.refused:
 		stay = probedOnly(was)
 	}
+	if f.again {
+		w.poke()
+	}
 	w.ends(f.end)
 	w.saw(f.conditions)
 	found := w.remember(append(f.conditions, stay...))

@@ -155,6 +155,40 @@ func TestExt4ThatRemountedItselfIsInaccessible(t *testing.T) {
 	}
 }
 
+// Somebody makes a volume read-only while it is being examined: the probe's write is refused, and
+// nothing is wrong.
+func TestRemountDuringAnExaminationIsNoFault(t *testing.T) {
+	for _, fstype := range []string{"ext4", "xfs"} {
+		target := onDisk(t, fstype, "")
+		remount := func(flags uintptr) error { return unix.Mount("", target.Mountpoint, "", unix.MS_REMOUNT|flags, "") }
+		for range 100 {
+			if err := remount(0); err != nil {
+				t.Fatal(err)
+			}
+			made := make(chan error)
+			go func() {
+				err := remount(unix.MS_RDONLY)
+				for errors.Is(err, unix.EBUSY) { // the probe has its file open
+					err = remount(unix.MS_RDONLY)
+				}
+				made <- err
+			}()
+			var found []finding
+			for range 3 {
+				found = append(found, examine(target, true, false))
+			}
+			if err := <-made; err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range found {
+				if len(f.conditions) > 0 || f.failure != nil {
+					t.Fatalf("%s\nwant no condition\ngot  %+v", fstype, f)
+				}
+			}
+		}
+	}
+}
+
 // A filesystem with a server that hangs is mounted over a folder above: that says nothing about the
 // disk, which must not be reported as slow.
 func TestVolumeOutOfSightIsLostAndNotSlow(t *testing.T) {

@@ -25,6 +25,7 @@ type finding struct {
 	failure    error
 	end        uint64 // the filesystem's end on its disk, in bytes; 0 if it was not read
 	refused    bool   // the probe was refused, which says nothing about the disk
+	again      bool   // the next look will know more
 }
 
 // examine checks every signal once. It blocks as long as the device does. It neither writes to nor
@@ -45,18 +46,25 @@ func examine(t Target, owned, stopped bool) finding {
 	end, small := tooSmall(t, fstype)
 	probed, refused := err == nil && owned && !readOnly && small == nil, false
 	if probed {
-		if err = probe(t); errors.Is(err, unix.EIO) && isShutDown(t, fstype.Faults) {
+		err = probe(t)
+		if errors.Is(err, unix.EIO) && isShutDown(t, fstype.Faults) {
 			err = fmt.Errorf("%w: %w", unix.ESHUTDOWN, err)
-		} else if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) { // such as after chattr +i
-			probed, refused, err = false, true, nil
 		}
+		refused = errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) // such as after chattr +i
 	}
 	count, errorsErr := recordedErrors(fstype, t.Device.Path) // after the probe, which may have caused an error
-	if err == nil && !probed && fstype.Faults.StopsReadOnly && (stopped || stoppedItself(t.Mountpoint, count)) {
+	stopped = fstype.Faults.StopsReadOnly && (stopped || stoppedItself(t.Mountpoint, count))
+	// A remount that has begun since look refuses writes, and may not show in the flags yet. No
+	// filesystem stops by itself without a record.
+	remounting := errors.Is(err, unix.EROFS) && !stopped && count == 0
+	if refused || remounting {
+		probed, err = false, nil
+	}
+	if err == nil && !probed && stopped {
 		err = unix.EROFS
 	}
 	f := judge(t, fstype.Faults.Repair, err)
-	f.end, f.refused = end, refused
+	f.end, f.refused, f.again = end, refused || remounting, remounting
 	if f.failure == nil {
 		f.conditions = append(small, f.conditions...)
 	}
