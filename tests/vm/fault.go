@@ -19,10 +19,14 @@ func (v *Volume) BreakWrites(ctx context.Context) error { return v.breakIO(ctx, 
 // BreakReads makes every read of the volume's disk fail with EIO from now on.
 func (v *Volume) BreakReads(ctx context.Context) error { return v.breakIO(ctx, "read") }
 
-// BreakNextWrite makes only the next write fail with EIO.
-func (v *Volume) BreakNextWrite(ctx context.Context) error {
-	return v.breakOn(ctx, map[string]any{"event": "none", "iotype": "write", "errno": errnoEIO, "once": true})
+// BreakNextWrite makes only the next write to a part of the disk fail with EIO: the sector that has
+// the byte at offset. Whatever else is written, such as the journal, is written.
+func (v *Volume) BreakNextWrite(ctx context.Context, offset uint64) error {
+	return v.breakOn(ctx, map[string]any{"event": "none", "iotype": "write", "errno": errnoEIO, "once": true, "sector": offset / sectorBytes})
 }
+
+// sectorBytes is QEMU's unit of positions on a disk (BDRV_SECTOR_SIZE).
+const sectorBytes = 512
 
 func (v *Volume) breakIO(ctx context.Context, iotype string) error {
 	return v.breakOn(ctx, map[string]any{"event": "none", "iotype": iotype, "errno": errnoEIO})

@@ -163,14 +163,16 @@ func failOneWrite(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	for ctx.Err() == nil {
 		must(t, g.Remote.WriteFile(ctx, path, []byte("whole")))
 		must(t, g.Remote.Sync(ctx, v.GuestPath))
-		must(t, v.BreakNextWrite(ctx))
+		where, err := g.Remote.DiskOffset(ctx, path)
+		must(t, err)
+		must(t, v.BreakNextWrite(ctx, where))
 		must(t, g.Remote.WriteAt(ctx, path, 0, make([]byte, 4*kiB)))
 		if err := g.Remote.Sync(ctx, v.GuestPath); err != nil {
 			t.Logf("who looks learns: %v", err)
 		}
 		must(t, v.Heal(ctx))
 		soon, cancel := context.WithTimeout(ctx, 6*time.Second)
-		_, err := v.AwaitHealth(soon, func(all []*volumepb.Condition) bool {
+		_, err = v.AwaitHealth(soon, func(all []*volumepb.Condition) bool {
 			if hasShutDown(all) {
 				t.Errorf("it has not shut down: %v", conditions(all))
 			}

@@ -2,8 +2,12 @@ package operation
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"strconv"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -35,6 +39,59 @@ func deviceSize(_ context.Context, args remote.Path) (remote.Size, error) {
 	var bytes uint64
 	err = ioctl(f, "BLKGETSIZE64", unix.BLKGETSIZE64, unsafe.Pointer(&bytes))
 	return remote.Size{Bytes: bytes}, err
+}
+
+// ioctlFiemap is _IOWR('f', 11, struct fiemap): FS_IOC_FIEMAP in the kernel's
+// include/uapi/linux/fs.h.
+const ioctlFiemap = 0xc020660b
+
+// fiemap is struct fiemap with room for one struct fiemap_extent (include/uapi/linux/fiemap.h).
+type fiemap struct {
+	start, length        uint64
+	flags, mapped, count uint32
+	_                    uint32
+	extent               struct {
+		logical, physical, length uint64
+		_                         [2]uint64
+		flags                     uint32
+		_                         [3]uint32
+	}
+}
+
+func diskOffset(_ context.Context, args remote.Path) (remote.Offset, error) {
+	f, err := os.Open(args.Path)
+	if err != nil {
+		return remote.Offset{}, err
+	}
+	defer f.Close()
+	where := fiemap{length: 1, count: 1}
+	if err := ioctl(f, "FS_IOC_FIEMAP", ioctlFiemap, unsafe.Pointer(&where)); err != nil {
+		return remote.Offset{}, err
+	}
+	const nowhere = 0x2 | 0x4 | 0x8 | 0x200 // FIEMAP_EXTENT_UNKNOWN, DELALLOC, ENCODED, DATA_INLINE
+	if where.mapped != 1 || where.extent.flags&nowhere != 0 {
+		return remote.Offset{}, fmt.Errorf("%s: its content has no place on the disk: extents %d, flags %#x", args.Path, where.mapped, where.extent.flags)
+	}
+	start, err := partitionStart(f)
+	return remote.Offset{Bytes: start + where.extent.physical}, err
+}
+
+// partitionStart returns where the partition below a file begins on its disk, in bytes; 0 of a
+// whole disk.
+func partitionStart(f *os.File) (uint64, error) {
+	var s unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &s); err != nil {
+		return 0, &os.PathError{Op: "stat", Path: f.Name(), Err: err}
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/start", unix.Major(s.Dev), unix.Minor(s.Dev)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	sectors, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	return sectors * 512, err
 }
 
 func shutdownFS(args remote.ShutdownFS) error {

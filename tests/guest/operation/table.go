@@ -19,6 +19,7 @@ var operations = map[string]operation{
 	remote.OpStat:         once(stat),
 	remote.OpStatFS:       once(statFS),
 	remote.OpDeviceSize:   once(deviceSize),
+	remote.OpDiskOffset:   once(diskOffset),
 	remote.OpMkdir:        plain(mkdir),
 	remote.OpMount:        plain(mount),
 	remote.OpUnmount:      plain(unmount),

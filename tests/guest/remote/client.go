@@ -75,6 +75,13 @@ func (c *Client) DeviceSize(ctx context.Context, device string) (uint64, error) 
 	return size.Bytes, err
 }
 
+// DiskOffset returns where a file's content begins on its disk, which is the whole disk of a
+// partition. The file must have been synced.
+func (c *Client) DiskOffset(ctx context.Context, path string) (uint64, error) {
+	offset, err := ask[Offset](ctx, c, OpDiskOffset, Path{path})
+	return offset.Bytes, err
+}
+
 // Mkdir makes a directory and its parents. An existing directory is not an error.
 func (c *Client) Mkdir(ctx context.Context, path string, mode fs.FileMode) error {
 	return c.call(ctx, OpMkdir, Mkdir{Path: path, Mode: uint32(mode.Perm())}, nil)

@@ -2,7 +2,8 @@ package remote
 
 import "syscall"
 
-// Path names a file of the guest: the arguments of OpStat, OpStatFS, OpDeviceSize and OpSync.
+// Path names a file of the guest: the arguments of OpStat, OpStatFS, OpDeviceSize, OpDiskOffset and
+// OpSync.
 type Path struct {
 	Path string `json:"path"`
 }
@@ -100,6 +101,11 @@ type StatFS struct {
 
 // Size is a block device's size in bytes (BLKGETSIZE64).
 type Size struct {
+	Bytes uint64 `json:"bytes"`
+}
+
+// Offset is a position on a disk, in bytes from its beginning.
+type Offset struct {
 	Bytes uint64 `json:"bytes"`
 }
 

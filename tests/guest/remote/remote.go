@@ -82,6 +82,7 @@ const (
 	OpStat         = "stat"
 	OpStatFS       = "statfs"
 	OpDeviceSize   = "blockdev-size"
+	OpDiskOffset   = "disk-offset"
 	OpMkdir        = "mkdir"
 	OpMount        = "mount"
 	OpUnmount      = "umount"
