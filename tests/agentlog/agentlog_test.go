@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/debugconsole"
 	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
@@ -86,6 +87,25 @@ func TestLogAndDebugConsoleAreWhereTheKernelIsTold(t *testing.T) {
 			readLog(t, g).await(t, "refused a connection: its peer is CID 1,")
 		}
 	})
+	t.Run("shells at once are bounded", func(t *testing.T) { crowd(t, g) })
+}
+
+// crowd opens as many shells as the console allows, and one more. A shell of an earlier test may
+// still be ending, and have its place.
+func crowd(t *testing.T, g *vm.Guest) {
+	for shells := 0; shells < debugconsole.MaxSessions; {
+		conn, shell := openShell(t, g)
+		say(t, conn, "echo up:")
+		if _, err := shell.ReadString('\n'); err != nil {
+			continue
+		}
+		hear(t, shell, "up:")
+		shells++
+	}
+	_, shell := openShell(t, g)
+	if line, err := shell.ReadString('\n'); !errors.Is(err, io.EOF) {
+		t.Errorf("shell %d\nwant its connection closed\ngot  %q, error %v", debugconsole.MaxSessions+1, line, err)
+	}
 }
 
 // hangUp checks from a second shell that no process of a first one is left: a zombie of it would
