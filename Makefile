@@ -1,11 +1,11 @@
-# The commands of this repository; `make help` lists them. What they make goes to build/.
+# The commands of this repository; `make help` lists them. Their results go to build/.
 
 # An ordinary user's PATH lacks mkfs and fsck, sudo's lacks Go.
 export PATH := $(PATH):/usr/sbin:/sbin:/usr/local/go/bin
 # Builds work without git, and without a C compiler: only the race detector wants one.
 export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export CGO_ENABLED := 0
-# A process with the race detector sleeps for a second before it exits, and the tests start their own program often.
+# A process with the race detector sleeps for a second before it exits, and tests often start their own program.
 export GORACE := atexit_sleep_ms=0
 
 # The tag of this commit, or the commit, for --version. It is empty where git is missing.
@@ -16,10 +16,10 @@ LINK := -X github.com/directvol/directvol/protocols/version.source=$(SOURCE)
 # Without huge pages in their heap (disablethp in Go's package runtime): each would take 2 MB where a few pages do.
 GUEST_BUILD := go build -v -trimpath -ldflags='-s -w -X runtime.godebugDefault=disablethp=1 $(LINK)'
 
-# go build -v prints a line a package: a hundred that matter only where it fails.
+# go build -v prints a line per package: about a hundred, which matter only if it fails.
 QUIET := .ci/quiet
 
-# What each needs beside Go, as COMMAND-OR-FILE=PACKAGE.
+# The requirements of each target besides Go, as COMMAND-OR-FILE=PACKAGE.
 DEMO_NEEDS := qemu-system-x86_64=qemu-system-x86 mkfs.ext4=e2fsprogs mkfs.xfs=xfsprogs
 BENCH_NEEDS := $(DEMO_NEEDS) qemu-storage-daemon=qemu-system-common fio=fio strace=strace
 TEST_NEEDS := $(DEMO_NEEDS) qemu-storage-daemon=qemu-system-common gcc=gcc /usr/include/stdlib.h=libc6-dev
@@ -43,7 +43,7 @@ MODULES = $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './build/
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-demo: deps-demo guest ## boot a VM and run the main job in it, told on the terminal and in build/demo.json
+demo: deps-demo guest ## boot a VM and take volumes through their life in it; the results go to the terminal and build/demo.json
 	@rm -f build/demo.json
 	build/demo
 
@@ -51,14 +51,14 @@ recording: deps-demo guest ## record the demo as it runs, for README.md: docs/de
 	script --quiet --return --flush --log-out build/demo.out --log-timing build/demo.timing --command 'stty columns 120 rows 50 && build/demo'
 	go run ./tools/recording --typescript build/demo.out --timing build/demo.timing --columns 120 --title 'make demo' --cast docs/demo.cast --svg docs/demo.svg
 
-dist: build ## make what a release has, in build/dist: static programs, Debian packages and their checksums
+dist: build ## build a release in build/dist: static programs, Debian packages and checksums
 	@LINK='$(LINK)' SOURCE='$(SOURCE)' .ci/dist
 
-bench: deps-bench guest ## measure it beside its floors and, with KATA_AGENT=PATH, beside kata-agent: build/bench.md; with CHECK=1, fail with exit 3 of build/bench where a target is missed
+bench: deps-bench guest ## measure directvol beside its baselines and, with KATA_AGENT=PATH, beside kata-agent: build/bench.md; CHECK=1 fails (exit 3 of build/bench) if a target is missed
 	@$(QUIET) 'build the bench' go -C $(BENCH) build -v -ldflags='$(LINK)' -o ../../build/bench .
 	build/bench $(if $(CHECK),--check)
 
-test: deps-test guest rescue ## run every test but the long ones; those below tests/ may boot VMs, two at a time
+test: deps-test guest rescue ## run every test except the long ones; tests below tests/ may boot VMs, two at a time
 	CGO_ENABLED=1 go -C $(BENCH) test -race -timeout 25m ./...
 	CGO_ENABLED=1 go build -v -race ./...
 	CGO_ENABLED=1 go test -race -p 2 -timeout 25m ./protocols/... ./agent/... ./host/... ./rootfs/... ./tools/...
@@ -72,15 +72,15 @@ build: ## build the programs
 	@$(QUIET) "build the guest's agent" $(GUEST_BUILD) -o build/ ./agent/cmd/directvol-agent
 	@$(QUIET) "build the tests' guest" $(GUEST_BUILD) -o build/test-guest ./tests/guest
 
-guest: build ## make the guest's kernel and image, and the image for tests
+guest: build ## build the guest's kernel and image, and the image for tests
 	$(ROOTFS) --program /init=build/directvol-agent --out build/guest.cpio --kernel-out build/vmlinuz
 	$(ROOTFS) --program /init=build/directvol-agent --program /test-guest=build/test-guest --out build/guest-test.cpio --kernel-out build/vmlinuz
 
-rescue: build ## make the same, as rescue-*, with the newer kernel of suite RESCUE_SUITE (trixie-backports)
+rescue: build ## build the same images as rescue-*, with the newer kernel of suite RESCUE_SUITE (trixie-backports)
 	$(RESCUE_ROOTFS) --out build/rescue.cpio
 	$(RESCUE_ROOTFS) --out build/rescue-test.cpio --program /test-guest=build/test-guest
 
-lint: ## check every module here with go vet, staticcheck, gofmt and, where its database can be had, govulncheck
+lint: ## check every module with go vet, staticcheck, gofmt and, if its database is reachable, govulncheck
 	@go build -o build/staticcheck honnef.co/go/tools/cmd/staticcheck
 	@for module in $(MODULES); do \
 		echo "lint $$module" && cd "$(CURDIR)/$$module" && go vet -tags long ./... && "$(CURDIR)/build/staticcheck" -tags long ./... || exit 1; \
@@ -88,10 +88,10 @@ lint: ## check every module here with go vet, staticcheck, gofmt and, where its 
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "run gofmt -w on:" $$unformatted; exit 1; }
 	@.ci/vulnerabilities $(MODULES)
 
-generate: ## write the Go code that is made from protocols/proto
+generate: ## generate the Go code from protocols/proto
 	go run ./protocols/internal/generate
 
-clean: ## remove build/, the downloaded kernel with it
+clean: ## remove build/, including the downloaded kernel
 	rm -rf build
 
 deps-demo:

@@ -39,7 +39,7 @@ func (a *archive) addFile(guest string, mode uint64, data []byte) error {
 		return fmt.Errorf("guest path %q: want an absolute path without . and .. in it", guest)
 	}
 	if uint64(len(data)) > math.MaxUint32 {
-		return fmt.Errorf("guest path %s: %d bytes do not fit into a cpio archive", guest, len(data))
+		return fmt.Errorf("guest path %s: %d bytes are too many for a cpio archive", guest, len(data))
 	}
 	name := guest[1:]
 	if _, taken := a.records[name]; taken {
@@ -64,11 +64,11 @@ func (a *archive) addFile(guest string, mode uint64, data []byte) error {
 func (a *archive) checkInit() error {
 	init, ok := a.records["init"]
 	if !ok {
-		return errors.New("no program is /init, which the kernel starts: name one (--program /init=FILE)")
+		return errors.New("no program is named as /init, which the kernel starts: name one (--program /init=FILE)")
 	}
 	object, err := elf.NewFile(init)
 	if err != nil {
-		return fmt.Errorf("program /init is no ELF executable: %w", err)
+		return fmt.Errorf("program /init is not an ELF executable: %w", err)
 	}
 	for _, segment := range object.Progs {
 		if segment.Type != elf.PT_INTERP {

@@ -61,10 +61,10 @@ type Result struct {
 // files are unchanged, or only the kernel is new.
 func Build(ctx context.Context, img Image) (Result, error) {
 	if img.Out == "" || img.KernelOut == "" {
-		return Result{}, errors.New("build image: a path for the image or for the kernel is missing: name both")
+		return Result{}, errors.New("build image: the path of the image or of the kernel is missing: name both")
 	}
 	if filepath.Clean(img.Out) == filepath.Clean(img.KernelOut) {
-		return Result{}, fmt.Errorf("build image: %s is to be both the image and the kernel", img.Out)
+		return Result{}, fmt.Errorf("build image: %s is named for both the image and the kernel", img.Out)
 	}
 	for _, file := range []string{img.Out, img.KernelOut} { // checked before anything is downloaded
 		if err := canReplace(file); err != nil {
@@ -137,7 +137,7 @@ func addPrograms(a *archive, programs []Program) error {
 	for _, p := range programs {
 		info, err := os.Stat(p.Host)
 		if err == nil && !info.Mode().IsRegular() { // a device's content may be endless
-			err = fmt.Errorf("%s is no regular file", p.Host)
+			err = fmt.Errorf("%s is not a regular file", p.Host)
 		}
 		if err != nil {
 			return fmt.Errorf("program %s: %w", p.Guest, err)

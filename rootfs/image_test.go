@@ -166,9 +166,9 @@ func TestRefusedBuildLeavesFilesAlone(t *testing.T) {
 		change func(*Image)
 		want   string
 	}{
-		{"no /init", func(i *Image) { i.Programs[0].Guest = "/bin/agent" }, "no program is /init"},
+		{"no /init", func(i *Image) { i.Programs[0].Guest = "/bin/agent" }, "no program is named as /init"},
 		{"dynamic /init", func(i *Image) { i.Programs[0].Host = dynamic }, "needs /lib64/ld-linux-x86-64.so.2; build it with CGO_ENABLED=0"},
-		{"/init is a script", func(i *Image) { i.Programs[0].Host = script }, "no ELF executable"},
+		{"/init is a script", func(i *Image) { i.Programs[0].Host = script }, "not an ELF executable"},
 		{"no such program", func(i *Image) { i.Programs[0].Host += "-gone" }, "init-gone"},
 		{"relative path", func(i *Image) { i.Programs = append(i.Programs, Program{"bin/x", dynamic}) }, `"bin/x": want an absolute path`},
 		{"path with ..", func(i *Image) { i.Programs = append(i.Programs, Program{"/bin/../x", dynamic}) }, "want an absolute path"},
@@ -193,12 +193,12 @@ func TestProgramsAreCheckedBeforeAKernelIsLookedFor(t *testing.T) {
 	img := testImage(t)
 	img.Kernel = kernel.Source{Dir: filepath.Join(t.TempDir(), "gone")}
 	img.Programs = nil
-	if _, err := Build(t.Context(), img); err == nil || !strings.Contains(err.Error(), "no program is /init") {
+	if _, err := Build(t.Context(), img); err == nil || !strings.Contains(err.Error(), "no program is named as /init") {
 		t.Errorf("no program, and no kernel\nwant what is said of /init\ngot  %v", err)
 	}
 }
 
-func TestOutputsThatAreNoFilesOfTheirOwnAreRefused(t *testing.T) {
+func TestOutputsThatAreNotSeparateFilesAreRefused(t *testing.T) {
 	for name, change := range map[string]func(*Image){
 		"a device": func(img *Image) { img.Out = "/dev/null" },
 		"a folder": func(img *Image) { img.KernelOut = t.TempDir() },

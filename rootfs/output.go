@@ -22,14 +22,14 @@ func replaceFile(ctx context.Context, file string, write func(io.Writer) (int64,
 // because a misspelt path must not be made.
 func canReplace(file string) error {
 	if info, err := os.Lstat(file); err == nil && !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is there and is no regular file: name another file", file)
+		return fmt.Errorf("%s exists and is not a regular file: name another file", file)
 	}
 	dir := filepath.Dir(file)
 	switch info, err := os.Stat(dir); {
 	case err != nil:
 		return fmt.Errorf("%s: its folder is missing: make it, or name another file (%w)", file, err)
 	case !info.IsDir():
-		return fmt.Errorf("%s: %s is no folder", file, dir)
+		return fmt.Errorf("%s: %s is not a folder", file, dir)
 	}
 	return nil
 }

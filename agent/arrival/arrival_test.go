@@ -67,7 +67,7 @@ func TestCallsBeginInTheOrderOfTheirTickets(t *testing.T) {
 }
 
 // A call that ends without joining, or never begins, must not block other calls.
-func TestTicketsThatAreOverHoldNobodyUp(t *testing.T) {
+func TestEndedTicketsDelayNoOtherCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var order Order
 		ended, over, last := order.Take(), order.Take(), order.Take()
@@ -106,6 +106,6 @@ func TestCallWithoutATicketBeginsAtOnce(t *testing.T) {
 	}
 	Joined(ctx)
 	if _, err := order.Claim(ttrpc.WithMetadata(t.Context(), ttrpc.MD{Key: {"x"}})); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("a ticket that is no number\nwant InvalidArgument\ngot  %v", err)
+		t.Errorf("a ticket that is not a number\nwant InvalidArgument\ngot  %v", err)
 	}
 }

@@ -37,7 +37,7 @@ func TestPartitionIsPartOfItsDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, ok := PartitionOf(root, unix.Mkdev(254, 1)); ok {
-		t.Errorf("a size that is no number: got %+v", got)
+		t.Errorf("a size that is not a number: got %+v", got)
 	}
 	for sector, has := range map[uint64]bool{0: false, 2047: false, 2048: true, 3047: true, 3048: false, math.MaxUint64: false} {
 		if want.Has(sector) != has {

@@ -59,7 +59,7 @@ func TestPCIPathLeadsToItsDiskWhateverTheBusIsCalled(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotThereYetCanBeAwaited(t *testing.T) {
+func TestMissingPCIDeviceIsReportedAsNotExisting(t *testing.T) {
 	root := sysfs(t)
 	for _, text := range []string{"02/03", "02/02", "03/01", "06", "02"} {
 		path, err := pcipath.Parse(text)

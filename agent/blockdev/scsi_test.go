@@ -101,13 +101,13 @@ func TestScanAsksEveryControllerForTheOneUnit(t *testing.T) {
 		}
 	}
 	if err := (scsiAddress{1, 7}).scan(t.Context(), t.TempDir()); err == nil || !strings.Contains(err.Error(), "no virtio-scsi controller") {
-		t.Errorf("without a controller\nwant that said\ngot  %v", err)
+		t.Errorf("without a controller\nwant an error that names it\ngot  %v", err)
 	}
 }
 
 // A unit that is requested without time to wait is only looked for: a check whether a disk has left
 // must not bring the disk back.
-func TestSCSIUnitThatIsOnlyLookedForIsNotScannedFor(t *testing.T) {
+func TestLookupOfASCSIUnitStartsNoScan(t *testing.T) {
 	root := scsiSysfs(t)
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -189,7 +189,7 @@ func TestDiskThatHangsIsAskedForItsCapacityOnce(t *testing.T) {
 	}
 }
 
-func TestSCSIUnitThatNeverComesIsGivenUpWithItsCaller(t *testing.T) {
+func TestWaitForAMissingSCSIUnitEndsWithItsCaller(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := FindSCSI(over, fmt.Sprintf("%d:%d", scsiTargets-1, scsiUnits-1), "")

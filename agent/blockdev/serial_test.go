@@ -48,11 +48,11 @@ func TestSerialIsReadWhereEachBusHasIt(t *testing.T) {
 		}
 	}
 	if got := serialOf(t.TempDir(), "vda"); got.text != "" {
-		t.Errorf("of no disk\nwant none\ngot  %v", got)
+		t.Errorf("no disk\nwant no serial\ngot  %v", got)
 	}
 }
 
-func TestSerialOfADiskIsThePromisedOne(t *testing.T) {
+func TestSerialMatchesTheRequestedOne(t *testing.T) {
 	for _, c := range []struct {
 		has      serial
 		promised string

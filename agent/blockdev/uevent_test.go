@@ -18,7 +18,7 @@ func TestUeventKeepsItsVariables(t *testing.T) {
 	}
 }
 
-func TestUeventThatIsNoneIsRefused(t *testing.T) {
+func TestMalformedUeventIsRefused(t *testing.T) {
 	for _, text := range []string{"", "\x00", "add", "@/devices", "add@", "add@devices", "libudev\x00\xfe\xed\xca\xfe"} {
 		if e, err := parseUevent([]byte(text)); err == nil {
 			t.Errorf("%q was read as %+v", text, e)

@@ -89,7 +89,7 @@ func elem(t reflect.Type) reflect.Type {
 	return t
 }
 
-func TestRefusalNamesTheWayToItsField(t *testing.T) {
+func TestRefusalNamesThePathOfItsField(t *testing.T) {
 	err := Check(&agentpb.CreateContainerRequest{Storages: []*agentpb.Storage{{}, {FsGroup: &agentpb.FSGroup{}}}})
 	if err == nil || !strings.HasPrefix(err.Error(), "storages[1].fs_group: ") {
 		t.Errorf("got %v", err)
@@ -97,7 +97,7 @@ func TestRefusalNamesTheWayToItsField(t *testing.T) {
 }
 
 // A field that is in no list is refused, as a field of a later Kata would be.
-func TestFieldThatIsNotKnownIsRefused(t *testing.T) {
+func TestUnknownFieldIsRefused(t *testing.T) {
 	type Later struct {
 		Field string `protobuf:"bytes,1,opt,name=field,proto3"`
 	}
@@ -107,7 +107,7 @@ func TestFieldThatIsNotKnownIsRefused(t *testing.T) {
 }
 
 // The messages have the fields that Kata's runtime sends with every sandbox and container.
-func TestWhatKataAlwaysSendsIsNotRefused(t *testing.T) {
+func TestFieldsThatKataAlwaysSendsAreAccepted(t *testing.T) {
 	for _, message := range []any{
 		&agentpb.CreateSandboxRequest{Hostname: "pod", Dns: []string{"nameserver 10.0.0.10"}, SandboxId: "s", Storages: []*agentpb.Storage{
 			{Driver: "virtio-fs", Source: "kataShared", Fstype: "virtiofs", MountPoint: "/run/kata-containers/shared/containers/"},

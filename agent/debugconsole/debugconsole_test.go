@@ -148,7 +148,7 @@ func TestEachConnectionHasAShellOnATerminalOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestAllThatAShellSaidIsHeardAfterItsEnd(t *testing.T) {
+func TestOutputOfAShellIsCompleteAfterItsEnd(t *testing.T) {
 	dial, _ := served(t, "/bin/sh")
 	conn := dial()
 	// A process that the shell leaves behind keeps the terminal open.
@@ -220,7 +220,7 @@ func TestHangUpEndsTheShellAndItsForeground(t *testing.T) {
 	}
 }
 
-func TestPeerThatDoesNotReadHoldsUpNobody(t *testing.T) {
+func TestPeerThatDoesNotReadDelaysNoOther(t *testing.T) {
 	dial, _ := served(t, "/bin/sh")
 	deaf := dial()
 	say(t, deaf, "while :; do echo and on; done")

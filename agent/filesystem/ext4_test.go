@@ -108,7 +108,7 @@ func FuzzExt4Super(f *testing.F) {
 			return
 		}
 		if s.blockSize < 1024 || s.blockSize > 65536 || s.blocks > (1<<63)/s.blockSize || s.blocksPerGroup == 0 {
-			t.Errorf("a superblock that makes no sense was read: %+v", s)
+			t.Errorf("an invalid superblock was accepted: %+v", s)
 		}
 		if next := s.step(s.blocks, s.blocks+1); next != s.blocks+1 || s.slack() < s.clusterBlocks {
 			t.Errorf("a step of one block ends at %d of %d, slack %d", next, s.blocks+1, s.slack())
@@ -117,7 +117,7 @@ func FuzzExt4Super(f *testing.F) {
 }
 
 // CanGrow must refuse this before the disk grows: the kernel would refuse it only afterwards.
-func TestWhatExt4CanNeverReachIsRefusedWithTheReason(t *testing.T) {
+func TestSizeThatExt4CannotReachIsRefusedWithTheReason(t *testing.T) {
 	for name, test := range map[string]struct {
 		options []string
 		blocks  uint64

@@ -29,7 +29,7 @@ func FuzzFound(f *testing.F) {
 }
 
 // A mark that is cut off by the end of the disk does not count.
-func TestMarkIsFoundWhereItIsWhole(t *testing.T) {
+func TestMagicNumberIsFoundOnlyIfComplete(t *testing.T) {
 	for _, m := range marks {
 		begin := make([]byte, foundBytes)
 		copy(begin[m.at:], m.bytes)
@@ -40,7 +40,7 @@ func TestMarkIsFoundWhereItIsWhole(t *testing.T) {
 			t.Errorf("%q at the end\nwant %s\ngot  %s", m.bytes, m.name, got)
 		}
 		if got := found(begin[:m.at+len(m.bytes)-1]); got == m.name {
-			t.Errorf("%q, cut off\nwant another than %s", m.bytes, got)
+			t.Errorf("%q, cut off\nwant a name other than %s", m.bytes, got)
 		}
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestShortLastGroupIsNotAskedFor(t *testing.T) {
+func TestGoalLeavesOutAShortLastGroup(t *testing.T) {
 	var g xfsGeom
 	binary.NativeEndian.PutUint32(g[8:], 1000) // blocks per group
 	for blocks, want := range map[uint64]uint64{

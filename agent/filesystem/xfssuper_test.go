@@ -37,7 +37,7 @@ func TestXFSSuperblockOfRealMkfs(t *testing.T) {
 
 // An interrupted growth leaves the primary superblock as it was, and others with the new size. This
 // test makes such a disk by hand; tests/cuts makes the kernel do it.
-func TestGrowthThatWasCutOffIsNamedWithTheWayOut(t *testing.T) {
+func TestInterruptedGrowthIsNamedWithItsRemedy(t *testing.T) {
 	image := makeXFS(t, 304<<20)
 	if said := xfsMountRefused(open(t, image), unix.EUCLEAN); strings.Contains(said, "its growth from") || !strings.Contains(said, "directvol rescue") {
 		t.Errorf("xfs that never grew\ngot %s", said)
@@ -57,7 +57,7 @@ func TestGrowthThatWasCutOffIsNamedWithTheWayOut(t *testing.T) {
 		}
 	}
 	if said := xfsMountRefused(open(t, image), unix.EINVAL); said != "" {
-		t.Errorf("of another error\ngot %s", said)
+		t.Errorf("another error\nwant nothing\ngot  %s", said)
 	}
 }
 
@@ -78,7 +78,7 @@ func FuzzXFSSuper(f *testing.F) {
 			return
 		}
 		if s.groups*s.groupBlocks > (1<<62)/s.blockSize {
-			t.Errorf("a superblock that makes no sense was read: %+v", s)
+			t.Errorf("an invalid superblock was accepted: %+v", s)
 		}
 		// A disk whose other group is wherever this superblock says.
 		disk, err := os.CreateTemp(t.TempDir(), "")

@@ -42,7 +42,7 @@ func TestNothingPastTheDisksEndIsRead(t *testing.T) {
 	}
 	_, err = d.read(512, 304<<20)
 	if err == nil || errors.Is(err, unix.EINVAL) {
-		t.Errorf("want it said\ngot  %v", err)
+		t.Errorf("want an error\ngot  %v", err)
 	}
 }
 

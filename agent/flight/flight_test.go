@@ -8,7 +8,7 @@ import (
 )
 
 // Every caller is answered in time, by a single question.
-func TestQuestionThatHangsIsAskedOnce(t *testing.T) {
+func TestHungQuestionIsAskedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var flights Flights[string, int]
 		answers, asked := make(chan int), 0
@@ -21,7 +21,7 @@ func TestQuestionThatHangsIsAskedOnce(t *testing.T) {
 			cancel()
 		}
 		if got, ok := flights.Ask(t.Context(), "other", func() int { return 7 }); got != 7 || !ok {
-			t.Errorf("of another one\nwant 7\ngot  %d, %v", got, ok)
+			t.Errorf("another question\nwant 7\ngot  %d, %v", got, ok)
 		}
 		go func() { answers <- 3 }()
 		if got, ok := flights.Ask(t.Context(), "disk", ask); got != 3 || !ok || asked != 1 {
@@ -34,7 +34,7 @@ func TestQuestionThatHangsIsAskedOnce(t *testing.T) {
 }
 
 // A caller of Anew never gets an answer whose question is older than the call.
-func TestQuestionAskedAnewIsNotAnOlderOne(t *testing.T) {
+func TestNewQuestionIsNotAnsweredByAnOlderOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var flights Flights[string, int]
 		first := make(chan int)

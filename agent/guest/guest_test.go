@@ -39,7 +39,7 @@ func write(t *testing.T, root string, files map[string]string) {
 	}
 }
 
-func TestResolverIsWrittenAndGivenBack(t *testing.T) {
+func TestResolverIsWrittenAndRestored(t *testing.T) {
 	for _, before := range []map[string]string{nil, {"etc/resolv.conf": "nameserver 192.0.2.1\n"}} {
 		g, _ := in(t, true, before)
 		path := filepath.Join(g.root, "etc/resolv.conf")

@@ -6,11 +6,11 @@ import (
 	"testing"
 )
 
-func TestMemoryIsAsTheKernelShowsIt(t *testing.T) {
+func TestMemoryBlockSizeComesFromTheKernel(t *testing.T) {
 	root := t.TempDir()
 	g := newGuest(root, true, nil)
 	if size, err := g.MemoryBlockSize(); size != 0 || err != nil || g.ProbesMemory() {
-		t.Errorf("of a kernel without memory hotplug\nwant 0 bytes, no probe\ngot  %d, %v, error %v", size, g.ProbesMemory(), err)
+		t.Errorf("a kernel without memory hotplug\nwant 0 bytes, no probe\ngot  %d, %v, error %v", size, g.ProbesMemory(), err)
 	}
 	folder := filepath.Join(root, memoryFolder)
 	write := func(name, text string) {
@@ -29,6 +29,6 @@ func TestMemoryIsAsTheKernelShowsIt(t *testing.T) {
 	}
 	write("block_size_bytes", "128 MiB\n")
 	if size, err := g.MemoryBlockSize(); err == nil {
-		t.Errorf("of what is no number\nwant an error\ngot  %d", size)
+		t.Errorf("a text that is not a number\nwant an error\ngot  %d", size)
 	}
 }

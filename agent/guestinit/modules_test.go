@@ -28,7 +28,7 @@ func TestModuleThatIsMissingIsNamedAndTheOthersAreTried(t *testing.T) {
 	}
 }
 
-func TestModulesBehindTheOneThatMattersWait(t *testing.T) {
+func TestOnlyTheNeededModulesAreLoadedAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	list := filepath.Join(dir, "modules")
 	if err := os.WriteFile(list, []byte(dir+"/first.ko\n"+dir+"/vsock.ko\n"+dir+"/last.ko\n"), 0o600); err != nil {

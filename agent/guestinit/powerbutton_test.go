@@ -31,7 +31,7 @@ func acpiEvent(family uint16, class string) []byte {
 	return append(b, attribute(acpiAttribute, event)...)
 }
 
-func TestOnlyThePowerButtonIsThePowerButton(t *testing.T) {
+func TestOtherACPIEventsAreNotThePowerButton(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		message []byte
@@ -129,7 +129,7 @@ func familyAnswer(group string) []byte {
 	return append(b, attribute(unix.CTRL_ATTR_MCAST_GROUPS, attribute(1, one))...)
 }
 
-func TestFamilysNumbersAreRead(t *testing.T) {
+func TestGenericNetlinkIDsAreRead(t *testing.T) {
 	if family, group, err := familyOf(familyAnswer(acpiGroup)); family != 30 || group != 5 || err != nil {
 		t.Errorf("want 30 and 5\ngot  %d and %d, %v", family, group, err)
 	}

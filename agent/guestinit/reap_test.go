@@ -7,7 +7,7 @@ import (
 )
 
 // Reap lasts as long as the process, so both cases are in one test.
-func TestStatusOfAStartedProcessIsItsStartersAlsoWhereAllAreReaped(t *testing.T) {
+func TestStarterGetsTheStatusOfItsProcessBesideTheReaper(t *testing.T) {
 	for _, reaped := range []bool{false, true} {
 		if reaped {
 			Reap()

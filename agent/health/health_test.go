@@ -92,7 +92,7 @@ func TestKmsgRecordIsCutToItsMessage(t *testing.T) {
 	}
 }
 
-func TestEveryFailureOfAProbeIsAConditionToActOn(t *testing.T) {
+func TestEveryFailedProbeGivesAConditionWithARemedy(t *testing.T) {
 	for errno, test := range map[unix.Errno]struct {
 		fstype string
 		status Status
@@ -117,7 +117,7 @@ func TestEveryFailureOfAProbeIsAConditionToActOn(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotTheFilesystemsFaultIsNoCondition(t *testing.T) {
+func TestErrorOutsideTheFilesystemIsNoCondition(t *testing.T) {
 	for _, errno := range []unix.Errno{unix.ENOMEM, unix.EMFILE, unix.EOPNOTSUPP, unix.EPERM, unix.ENOENT} {
 		got := judge(Target{FSType: "ext4"}, "", &fs.PathError{Op: "open", Path: "/v", Err: errno})
 		if len(got.conditions) > 0 || got.failure == nil {
@@ -172,7 +172,7 @@ func TestDiskHangsOnlyByItsRequests(t *testing.T) {
 	}
 }
 
-func TestDiskIsInDoubtWhenWritingStops(t *testing.T) {
+func TestDiskIsSuspectWhenWritingStops(t *testing.T) {
 	var s stall
 	for i, writes := range []uint64{0, 0, 5, 9, 9, 9, 12, 12} {
 		want := i == 4 || i == 7
@@ -209,7 +209,7 @@ func TestDiskIsAskedOnceWhileNothingIsInFlight(t *testing.T) {
 }
 
 // A deliberate remount makes the mount read-only, too, and not only the filesystem.
-func TestExt4ThatStoppedItselfIsKnownFromOneThatWasRemounted(t *testing.T) {
+func TestExt4StoppedByAnErrorDiffersFromAReadOnlyRemount(t *testing.T) {
 	for line, test := range map[string]struct {
 		errors uint64
 		want   bool

@@ -133,7 +133,7 @@ func TestSizeIsComparedWithTheFilesystemsEnd(t *testing.T) {
 }
 
 // A disk that was larger and has its size again never ended before its filesystem.
-func TestDiskThatWasLargerIsNotSaidToHaveBeenSmaller(t *testing.T) {
+func TestShrinkAboveTheFilesystemsEndIsNotReported(t *testing.T) {
 	w := &Watch{monitor: NewMonitor(nil), poked: make(chan struct{}, 1), looked: make(chan struct{}), end: 1 << 20, target: Target{FSType: "ext4"}}
 	for text, want := range map[string]struct{ smaller, remember bool }{
 		"vda: detected capacity change from 4096 to 2048":             {false, true}, // still the size of the filesystem
@@ -191,7 +191,7 @@ func TestShrinkBeforeAGrowthIsNoFaultAfterARestart(t *testing.T) {
 
 // A failed read is reported as long as the filesystem stays mounted: only the kernel's log has it,
 // and the next read may be answered from memory.
-func TestReadThatFailsIsSaid(t *testing.T) {
+func TestFailedReadIsACondition(t *testing.T) {
 	image := mounttest.Image(t, "xfs")
 	info, err := os.Stat(image)
 	if err != nil {
@@ -237,7 +237,7 @@ func readFails(t *testing.T, disk string, at int64) {
 
 // Somebody has made the root directory immutable (chattr +i): no probe can write there, but files
 // in it can be written. The mount is watched like somebody else's.
-func TestRootThatTakesNoFilesIsNoFault(t *testing.T) {
+func TestRootThatRefusesFilesIsNoFault(t *testing.T) {
 	target := onDisk(t, "ext4", "errors=continue")
 	mounttest.Run(t, "chattr", "+i", target.Mountpoint)
 	defer mounttest.Run(t, "chattr", "-i", target.Mountpoint)
@@ -245,7 +245,7 @@ func TestRootThatTakesNoFilesIsNoFault(t *testing.T) {
 		t.Errorf("want nothing wrong, and the refusal\ngot  %+v", f)
 	}
 	if f := examine(target, false, false); f.refused {
-		t.Errorf("of somebody else's mount\nwant no refusal\ngot  %+v", f)
+		t.Errorf("somebody else's mount\nwant no refusal\ngot  %+v", f)
 	}
 	w := heard(t).Watch(target, Past{})
 	defer w.End()

@@ -85,7 +85,7 @@ func TestExt4WhoseSuperblockIsReadOnlyAfterAnErrorIsInaccessible(t *testing.T) {
 	}
 	readOnly()
 	if f := examine(target, true, false); len(f.conditions) > 0 || f.failure != nil {
-		t.Errorf("of one that somebody has made so\nwant nothing wrong\ngot  %+v", f)
+		t.Errorf("remounted read-only by somebody\nwant nothing wrong\ngot  %+v", f)
 	}
 	if err := unix.Mount("", target.Mountpoint, "", unix.MS_REMOUNT, ""); err != nil {
 		t.Fatal(err)
@@ -95,7 +95,7 @@ func TestExt4WhoseSuperblockIsReadOnlyAfterAnErrorIsInaccessible(t *testing.T) {
 	finds(t, target, Inaccessible, ReasonReadOnly)
 }
 
-func TestXFSHasShutDownWhereItSaysSo(t *testing.T) {
+func TestXFSShutdownIsReadFromTheFilesystem(t *testing.T) {
 	target := onDisk(t, "xfs", "")
 	if f := examine(target, true, false); len(f.conditions) > 0 || f.failure != nil {
 		t.Errorf("want nothing wrong\ngot  %+v", f)
@@ -137,7 +137,7 @@ func TestForeignMountIsNotWrittenTo(t *testing.T) {
 		}
 		mounttest.Unmount(t, target.Mountpoint)
 		if f := examine(target, false, false); f.failure == nil || len(f.conditions) > 0 {
-			t.Errorf("%s, unmounted\nwant it said\ngot  %+v", fstype, f)
+			t.Errorf("%s, unmounted\nwant a failure that says so\ngot  %+v", fstype, f)
 		}
 	}
 }
@@ -191,7 +191,7 @@ func TestRemountDuringAnExaminationIsNoFault(t *testing.T) {
 
 // A filesystem with a server that hangs is mounted over a folder above: that says nothing about the
 // disk, which must not be reported as slow.
-func TestVolumeOutOfSightIsLostAndNotSlow(t *testing.T) {
+func TestCoveredVolumeIsLostAndNotSlow(t *testing.T) {
 	target := onDisk(t, "xfs", "")
 	if f := examine(target, true, false); f.failure != nil || len(f.conditions) > 0 {
 		t.Fatalf("in sight\nwant nothing found\ngot  %+v", f)

@@ -9,7 +9,7 @@ import (
 
 // Patient waits for a slow disk as long as the disk ends requests, and until the caller's deadline.
 // Requests of other disks do not count.
-func TestPatienceEndsWithTheDisksSilence(t *testing.T) {
+func TestWaitEndsWhenTheDiskIsSilent(t *testing.T) {
 	const slow, other, silence = 1, 2, 5 * time.Second
 	for name, test := range map[string]struct {
 		every, until, want time.Duration // the time between two ends of requests, that of the last end, and that of the context's end
@@ -41,7 +41,7 @@ func TestPatienceEndsWithTheDisksSilence(t *testing.T) {
 	}
 }
 
-func TestPatienceReadsTheKernelsCounts(t *testing.T) {
+func TestWaitReadsTheKernelsCounts(t *testing.T) {
 	ctx, cancel := Patient(t.Context(), time.Millisecond, func(uint64) bool { return false })
 	defer cancel()
 	<-ctx.Done()

@@ -7,7 +7,7 @@ import (
 )
 
 // The test writes to the log as a process, so its lines must not be quoted.
-// TestStorageThatCannotBeIsRefused in tests/volumes checks the kernel's own lines.
+// TestImpossibleStorageIsRefused in tests/volumes checks the kernel's own lines.
 func TestProcessIsNotQuotedAsTheKernel(t *testing.T) {
 	log := OpenKernelLog()
 	defer log.Close()

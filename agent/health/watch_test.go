@@ -146,7 +146,7 @@ func TestExaminationsAreAnIntervalApart(t *testing.T) {
 
 // A Pause between two looks keeps a watch from the next look. Resume does not start another
 // goroutine, unless the watch was ended meanwhile.
-func TestWatchLooksOnlyBehindItsPause(t *testing.T) {
+func TestWatchExaminesNothingDuringAPause(t *testing.T) {
 	target := small(t)
 	file := filepath.Join(target.Mountpoint, "full")
 	synctest.Test(t, func(t *testing.T) {
@@ -189,7 +189,7 @@ func TestWatchLooksOnlyBehindItsPause(t *testing.T) {
 }
 
 // A disk's contents beyond an earlier end may be lost, although the disk has its size again.
-func TestDiskThatHasItsSizeAgainIsRemembered(t *testing.T) {
+func TestDiskThatWasSmallerStaysACondition(t *testing.T) {
 	w := &Watch{monitor: NewMonitor(nil), target: Target{FSType: "ext4", Device: blockdev.Device{Path: "/dev/vda"}}}
 	now := []Condition{{Inaccessible, ReasonDeviceTooSmall, "x"}}
 	w.saw(now)
@@ -237,7 +237,7 @@ func TestConditionThatStaysWasNotSeenAgain(t *testing.T) {
 // A probe is refused, for instance because somebody has made the root directory immutable. Nobody
 // has seen then that writes work again or that there is room. All other conditions are those of
 // this examination.
-func TestRefusedProbeEndsNothingThatOnlyAProbeCanSee(t *testing.T) {
+func TestRefusedProbeKeepsTheConditionsOfAProbe(t *testing.T) {
 	w := &Watch{monitor: quiet(), looked: make(chan struct{}), target: Target{FSType: "ext4", Device: blockdev.Device{Path: "/dev/vda"}}}
 	one := func(status Status, reason string) Condition { return Condition{status, reason, "x"} }
 	for _, step := range []struct {

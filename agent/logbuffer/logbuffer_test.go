@@ -122,7 +122,7 @@ func TestWithoutAReaderTheLastLinesAreKeptAndTheOthersCounted(t *testing.T) {
 }
 
 // One reader takes nothing for a while, one never takes anything, and one keeps up.
-func TestSlowReaderHoldsUpNobodyAndIsToldWhatItMissed(t *testing.T) {
+func TestSlowReaderDelaysNoOtherAndGetsTheCountOfLostLines(t *testing.T) {
 	log, j := newLog()
 	slow, prompt := reading(t, j), reading(t, j)
 	reading(t, j)
@@ -152,7 +152,7 @@ func TestSlowReaderHoldsUpNobodyAndIsToldWhatItMissed(t *testing.T) {
 	}
 }
 
-func TestLineThatIsTooLongPushesOutNoOther(t *testing.T) {
+func TestTooLongLineDropsNoOtherLine(t *testing.T) {
 	log, j := newLog()
 	log.Info("before")
 	log.Info(strings.Repeat("é", maxLine))
@@ -165,7 +165,7 @@ func TestLineThatIsTooLongPushesOutNoOther(t *testing.T) {
 	}
 }
 
-func TestFlushWaitsForReadersAndNotForTheDead(t *testing.T) {
+func TestFlushWaitsOnlyForLiveReaders(t *testing.T) {
 	log, j := newLog()
 	var text bytes.Buffer
 	ctx, cancel := context.WithCancel(t.Context())
@@ -207,7 +207,7 @@ func served(t *testing.T, j *Buffer) (dial func() net.Conn, over <-chan error, l
 	}, ended, l
 }
 
-func TestReadersThatHangUpOrAreDeafKeepOutNobody(t *testing.T) {
+func TestReadersThatHangUpOrDoNotReadBlockNoOther(t *testing.T) {
 	log, j := newLog()
 	dial, over, l := served(t, j)
 	for n := range 5 * MaxReaders {
@@ -239,7 +239,7 @@ func TestReadersThatHangUpOrAreDeafKeepOutNobody(t *testing.T) {
 	}
 }
 
-func TestOneReaderMoreTakesThePlaceOfTheLongestThere(t *testing.T) {
+func TestReaderAboveTheLimitReplacesTheOldest(t *testing.T) {
 	log, j := newLog()
 	dial, _, _ := served(t, j)
 	log.Info("first")
@@ -260,7 +260,7 @@ func TestOneReaderMoreTakesThePlaceOfTheLongestThere(t *testing.T) {
 	}
 }
 
-func TestManyMayLogAndReadAtOnce(t *testing.T) {
+func TestConcurrentLoggingAndReading(t *testing.T) {
 	log, j := newLog()
 	var writers sync.WaitGroup
 	for w := range 4 {

@@ -38,7 +38,7 @@ func parse(text string) (map[string]float64, error) {
 		case s != nil && kind != "" && belongs(s[1], family, kind):
 			value, err := strconv.ParseFloat(s[3], 64)
 			if _, twice := values[s[1]+s[2]]; err != nil || twice || math.IsNaN(value) {
-				return nil, fmt.Errorf("%q is no number, or there twice", line)
+				return nil, fmt.Errorf("%q is not a number, or occurs twice", line)
 			}
 			values[s[1]+s[2]] = value
 		default:
@@ -155,7 +155,7 @@ func TestNumbersAreReadable(t *testing.T) {
 	}
 }
 
-func TestProcessTellsItsOwnMemory(t *testing.T) {
+func TestProcessMetricsHaveTheMemoryOfThisProcess(t *testing.T) {
 	var text Text
 	if err := WriteProcess(&text); err != nil {
 		t.Fatal(err)

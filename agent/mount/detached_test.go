@@ -30,6 +30,6 @@ func TestDetachedMountThatIsRefusedSaysWhy(t *testing.T) {
 		}
 	}
 	if reason := mount.Reason(unix.EINVAL); reason != "" {
-		t.Errorf("of an error without one\nwant nothing\ngot  %q", reason)
+		t.Errorf("an error without a reason\nwant nothing\ngot  %q", reason)
 	}
 }

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestProcessThatCannotBeLookedAtKeepsNobody uses a FIFO without a writer: a read from it blocks,
+// TestUnreadableProcessDelaysNoSearch uses a FIFO without a writer: a read from it blocks,
 // like a read of such a process's mounts.
-func TestProcessThatCannotBeLookedAtKeepsNobody(t *testing.T) {
+func TestUnreadableProcessDelaysNoSearch(t *testing.T) {
 	proc := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(proc, "1/ns"), 0o755); err != nil {
 		t.Fatal(err)

@@ -60,7 +60,7 @@ func TestTopmostIsTheMountThatWasPlacedLast(t *testing.T) {
 // The next mount may reuse a mount's number. Each filesystem is mounted and unmounted until the
 // number is reused, and the new mount must not be mistaken for the earlier one, on a kernel with
 // unique mount numbers and on one without.
-func TestMountWithTheNumberOfAnotherIsNotThatOne(t *testing.T) {
+func TestReusedMountNumberIsAnotherMount(t *testing.T) {
 	for _, fstype := range []string{"tmpfs", "ext4", "xfs", "btrfs"} {
 		t.Run(fstype, func(t *testing.T) {
 			dir := mounttest.Own(t)
@@ -113,7 +113,7 @@ func look(t *testing.T, dir string) Mark {
 
 // btrfs makes up a number for each subvolume: neither the number of stat nor that of mountinfo is a
 // disk's.
-func TestBtrfsIsOnItsDisksWhateverItsNumberIs(t *testing.T) {
+func TestBtrfsIsIdentifiedByItsDisks(t *testing.T) {
 	dir := mounttest.Own(t)
 	disk := mounttest.Attach(t, mounttest.Image(t, "btrfs"))
 	mounttest.Mount(t, disk, dir, "btrfs", 0, "")
@@ -129,7 +129,7 @@ func TestBtrfsIsOnItsDisksWhateverItsNumberIs(t *testing.T) {
 		t.Errorf("want disk %d:%d\ngot  %+v", unix.Major(of.Rdev), unix.Minor(of.Rdev), got)
 	}
 	if at.Dev == of.Rdev || got.Number == of.Rdev || got.Number == at.Dev {
-		t.Errorf("stat's %d, mountinfo's %d and the disk's %d are no longer three: mend what is written about it", at.Dev, got.Number, of.Rdev)
+		t.Errorf("the numbers of stat (%d), mountinfo (%d) and the disk (%d) no longer differ: correct the comments about it", at.Dev, got.Number, of.Rdev)
 	}
 	file, err := os.Create(filepath.Join(dir, "file"))
 	if err != nil {
@@ -168,7 +168,7 @@ func TestCloneOfAnXFSIsAnotherFilesystem(t *testing.T) {
 }
 
 // The next disk in a place has the same name and number as the earlier disk.
-func TestNextDiskWithANumberIsAnotherOne(t *testing.T) {
+func TestReusedDeviceNumberIsAnotherDisk(t *testing.T) {
 	dir := mounttest.Own(t)
 	image := mounttest.Image(t, "xfs")
 	clone := filepath.Join(t.TempDir(), "clone.img")
@@ -192,10 +192,10 @@ func TestNextDiskWithANumberIsAnotherOne(t *testing.T) {
 func TestMarkIsOfTheTopmostMount(t *testing.T) {
 	dir := mounttest.Own(t)
 	if _, err := Look(dir); err != ErrNoMount {
-		t.Errorf("of a folder\nwant %v\ngot  %v", ErrNoMount, err)
+		t.Errorf("a folder\nwant %v\ngot  %v", ErrNoMount, err)
 	}
 	if _, err := Look(dir + "/nothing"); err != ErrNotExist {
-		t.Errorf("of nothing\nwant %v\ngot  %v", ErrNotExist, err)
+		t.Errorf("a missing path\nwant %v\ngot  %v", ErrNotExist, err)
 	}
 	mounttest.Mount(t, "below", dir, "tmpfs", 0, "")
 	below, _ := topmost(t, dir)
@@ -236,7 +236,7 @@ func TestUniqueNumberIsStatx(t *testing.T) {
 		t.Errorf("want %d\ngot  %d, error %v", mark.unique, uniqueOf(m.ID), err)
 	}
 	if got := uniqueOf(1 << 30); got != 0 {
-		t.Errorf("of a mount that is not there\nwant 0\ngot  %d", got)
+		t.Errorf("a path without a mount\nwant 0\ngot  %d", got)
 	}
 }
 
@@ -253,7 +253,7 @@ func TestIdentityIsWrittenAndReadWhole(t *testing.T) {
 }
 
 // Same compares every field that is known on both sides, and no other.
-func TestSameComparesWhatBothKnow(t *testing.T) {
+func TestSameComparesTheFieldsKnownOnBothSides(t *testing.T) {
 	whole := Identity{Unique: 1, Super: 2, ID: 3, FSType: "xfs", Root: "/", UUID: "u", Number: 4, Devices: []Device{{4, 5}, {6, 7}}, Source: "s"}
 	for name, change := range map[string]func(*Identity){
 		"unique": func(i *Identity) { i.Unique++ }, "super": func(i *Identity) { i.Super++ }, "id": func(i *Identity) { i.ID++ },

@@ -29,7 +29,7 @@ func TestStackOfMountsIsReadWhole(t *testing.T) {
 
 // Linux lists mounts in order of creation since 6.18, and move_mount(2) may put an older mount on
 // top of a newer one.
-func TestTopmostIsTheMountThatNoOtherLiesOn(t *testing.T) {
+func TestTopmostMountIsNotCoveredByAnother(t *testing.T) {
 	const root = "22 1 0:2 / / rw - rootfs none rw\n"
 	for name, c := range map[string]struct {
 		text string

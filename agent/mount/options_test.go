@@ -29,7 +29,7 @@ func TestOptionUndoesAnEarlierOne(t *testing.T) {
 }
 
 // A remount starts from the flags of the existing mount.
-func TestFlagsThatAreTakenBackAreReported(t *testing.T) {
+func TestClearedFlagsAreReported(t *testing.T) {
 	got, taken, err := ParseOptions([]string{"rw", "nodev", "exec,noexec", "size=1m"}, none)
 	if want := (Options{Flags: unix.MS_NODEV | unix.MS_NOEXEC, Data: "size=1m"}); err != nil || got != want || taken != unix.MS_RDONLY {
 		t.Errorf("\nwant %+v, taken %#x\ngot  %+v, taken %#x, error %v", want, unix.MS_RDONLY, got, taken, err)

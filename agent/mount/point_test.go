@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestMountPointIsMadeOnceAndIsOnesOwn(t *testing.T) {
+func TestMountPointIsMadeOnce(t *testing.T) {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -23,7 +23,7 @@ func TestMountPointIsMadeOnceAndIsOnesOwn(t *testing.T) {
 	}
 }
 
-func TestMountPointThatIsNoDirectoryOfItsOwnIsRefused(t *testing.T) {
+func TestMountPointThroughALinkOrFileIsRefused(t *testing.T) {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

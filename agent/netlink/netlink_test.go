@@ -9,7 +9,7 @@ import (
 )
 
 // Of the two messages, only one is from the kernel: its answer to an unknown request.
-func TestOnlyTheKernelIsHeard(t *testing.T) {
+func TestOnlyMessagesOfTheKernelAreRead(t *testing.T) {
 	socket, err := Open(unix.NETLINK_GENERIC, 0)
 	if err != nil {
 		t.Fatal(err)

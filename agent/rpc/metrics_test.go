@@ -47,7 +47,7 @@ func TestEveryCallIsCountedHoweverItIsAnswered(t *testing.T) {
 		}
 	}
 	if strings.Contains(answer.Metrics, "made") {
-		t.Errorf("a method of the caller's making is a label:\n%s", answer.Metrics)
+		t.Errorf("an unknown method of a caller became a label:\n%s", answer.Metrics)
 	}
 }
 

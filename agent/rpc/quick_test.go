@@ -32,7 +32,7 @@ func BenchmarkQuick(b *testing.B) {
 
 // A growth is answered in place if its disk has already grown. The service handles all other
 // growths: those that must wait, are refused, or have little time.
-func TestQuickGrowsWhatCanGrowAtOnce(t *testing.T) {
+func TestQuickGrowsAVolumeThatCanGrowAtOnce(t *testing.T) {
 	dir := mounttest.Dir(t)
 	image := mounttest.Image(t, "xfs")
 	disk := mounttest.Attach(t, image)

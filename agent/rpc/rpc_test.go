@@ -93,7 +93,7 @@ func TestEveryKindOfRefusalHasItsCode(t *testing.T) {
 }
 
 // An error caused by the caller's own deadline is not a failure of the agent.
-func TestFailureOfACallThatIsOverIsItsDeadline(t *testing.T) {
+func TestFailureAfterTheDeadlineIsDeadlineExceeded(t *testing.T) {
 	for want, err := range map[codes.Code]error{
 		codes.DeadlineExceeded: errors.New("cut short"),
 		codes.NotFound:         errkind.New(errkind.NotFound, "not there, in time or not"),
@@ -134,7 +134,7 @@ func TestRemoveContainerWaitsNoLongerThanItsTimeout(t *testing.T) {
 	})
 }
 
-func TestQuickAnswersWhatItKnowsAndNoMore(t *testing.T) {
+func TestQuickAnswersOnlyTheCallsItKnows(t *testing.T) {
 	a := newAgent()
 	response, ok := quickCheck(&ttrpcframe.Request{})
 	var health agentpb.HealthCheckResponse

@@ -37,7 +37,7 @@ func TestRemoveEndsEveryCreateThatWaits(t *testing.T) {
 	})
 }
 
-func TestShortCallIsMadeWhereNothingIsWaitedFor(t *testing.T) {
+func TestShortCallSucceedsIfItNeedsNoWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := of(table{hold: func(_ context.Context, agreed func() bool) error {
 			if !agreed() {
@@ -130,12 +130,12 @@ func TestRemoveEndsACreateThatWaits(t *testing.T) {
 			t.Errorf("remove\nwant OK at once\ngot  %v after %v", err, time.Since(began))
 		}
 		if err := <-created; errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), "it was removed while") {
-			t.Errorf("create\nwant it told that it was removed\ngot  %v", err)
+			t.Errorf("create\nwant an error that says it was removed\ngot  %v", err)
 		}
 	})
 }
 
-func TestCallBehindOneThatHangsIsToldInTime(t *testing.T) {
+func TestCallBehindAHungCallIsAnsweredInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answers := make(chan struct{})
 		s := of(table{hold: func(context.Context, func() bool) error { <-answers; return errors.New("it answers") }})
@@ -144,7 +144,7 @@ func TestCallBehindOneThatHangsIsToldInTime(t *testing.T) {
 			began := time.Now()
 			err := s.CreateContainer(ctx, "c1", nil, nil)
 			if errkind.Of(err) != errkind.DeadlineExceeded || ctx.Err() != nil || !strings.Contains(err.Error(), "a disk may not answer") {
-				t.Errorf("want it told why before its second is over\ngot  %v after %v", err, time.Since(began))
+				t.Errorf("want an error with the reason within its second\ngot  %v after %v", err, time.Since(began))
 			}
 			cancel()
 		}
@@ -173,7 +173,7 @@ func TestCallWhoseCallerHasGoneHoldsNothing(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		if <-asked {
-			t.Error("it was agreed to hold for who had been told that it failed")
+			t.Error("it is held for a caller that got a failure")
 		}
 	})
 }
@@ -182,14 +182,14 @@ func TestPanicEndsItsCallAlone(t *testing.T) {
 	s := of(table{hold: func(context.Context, func() bool) error { panic("a bug") }})
 	for range 2 { // the turn is free again
 		if err := s.CreateContainer(t.Context(), "c1", nil, nil); err == nil || !strings.Contains(err.Error(), "the agent has a bug") {
-			t.Errorf("want it told\ngot  %v", err)
+			t.Errorf("want an error with the reason\ngot  %v", err)
 		}
 	}
 }
 
 // The error of a late call names the disk that the call waits for, whatever the call itself
 // returns: umount(2) on a disk that hangs returns nothing.
-func TestCallThatIsLateNamesItsDisk(t *testing.T) {
+func TestLateCallNamesItsDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answers := make(chan struct{})
 		s := of(table{release: func() error { <-answers; return nil }})
@@ -221,14 +221,14 @@ func TestRemoveTakesAsLongAsItsCallerWaits(t *testing.T) {
 		}
 		began := time.Now()
 		if err := s.RemoveContainer(t.Context(), "c1"); errkind.Of(err) != errkind.DeadlineExceeded || time.Since(began) > releaseLimit {
-			t.Errorf("of a caller who sets no limit\nwant it told after %v at most\ngot  %v after %v", releaseLimit, err, time.Since(began))
+			t.Errorf("caller without a limit\nwant an answer after %v at most\ngot  %v after %v", releaseLimit, err, time.Since(began))
 		}
 		time.Sleep(time.Minute)
 	})
 }
 
 // CheckReleased for a container takes into account calls whose callers have given up.
-func TestCheckReleasedIsBehindCallsThatWereGivenUp(t *testing.T) {
+func TestCheckReleasedWaitsForAbandonedCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ends, held, looked := make(chan struct{}), false, 0
 		s := of(table{
@@ -248,7 +248,7 @@ func TestCheckReleasedIsBehindCallsThatWereGivenUp(t *testing.T) {
 		late, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if err := s.CheckReleased(late, "c1", "", ""); errkind.Of(err) != errkind.DeadlineExceeded || looked != 2 {
-			t.Errorf("while it goes on\nwant DeadlineExceeded, and two looks\ngot  %v, and %d", err, looked)
+			t.Errorf("before its end\nwant DeadlineExceeded, and two looks\ngot  %v, and %d", err, looked)
 		}
 		close(ends)
 		if err := s.CheckReleased(t.Context(), "c1", "", ""); err != nil || !held || looked != 3 {
@@ -278,7 +278,7 @@ func TestContainerIDsAreFileNames(t *testing.T) {
 	}
 }
 
-func TestContainerIDThatIsTooLongIsSaidToBe(t *testing.T) {
+func TestTooLongContainerIDIsNamedAsTooLong(t *testing.T) {
 	err := of(table{}).RemoveContainer(t.Context(), strings.Repeat("a", 256))
 	if errkind.Of(err) != errkind.InvalidArgument || !strings.Contains(err.Error(), "255") {
 		t.Errorf("want an InvalidArgument with 255\ngot  %v", err)

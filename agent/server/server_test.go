@@ -147,7 +147,7 @@ func TestCallsAreRoutedByServiceAndMethod(t *testing.T) {
 }
 
 // A route gets only calls that are not in the table.
-func TestRoutesAreBehindTheTable(t *testing.T) {
+func TestTableTakesPrecedenceOverRoutes(t *testing.T) {
 	s, _ := routing(Call{Answer: fine})
 	all := s.behind([]transport.Route{
 		{Has: func(*ttrpcframe.Request) bool { return true }},
@@ -348,7 +348,7 @@ func TestShutdownWaitsForTheCallsOfRoutes(t *testing.T) {
 }
 
 // A call that is refused before it has joined must not block later calls.
-func TestOrderedCallThatNeverJoinsHoldsNobodyUp(t *testing.T) {
+func TestOrderedCallThatNeverJoinsDelaysNoOther(t *testing.T) {
 	refused := service.Method(func(context.Context, *agentpb.CheckRequest) (*agentpb.VersionCheckResponse, error) {
 		return nil, status.Error(codes.InvalidArgument, "refused")
 	})
@@ -407,7 +407,7 @@ func TestConnectionsStayOpenAfterTheLastAnswer(t *testing.T) {
 	}
 }
 
-func TestHangUpOfTheHostIsAwaited(t *testing.T) {
+func TestAwaitHangUpWaitsForTheHost(t *testing.T) {
 	s, client, began, release := serving(t)
 	hungUp := s.HungUp()
 	close(release)
@@ -427,7 +427,7 @@ func TestHangUpOfTheHostIsAwaited(t *testing.T) {
 	close(gone)
 	asked := time.Now()
 	if s.AwaitHangUp(gone); time.Since(asked) < answerLimit {
-		t.Errorf("of a call that is not answered\nwant it awaited for %v\ngot  %v", answerLimit, time.Since(asked))
+		t.Errorf("a call that is not answered\nwant a wait of %v\ngot  %v", answerLimit, time.Since(asked))
 	}
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()

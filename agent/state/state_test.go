@@ -44,7 +44,7 @@ func save(f *File, names ...string) error {
 	return f.Save(func() any { return contents{Header: f.Header(3), Names: names} })
 }
 
-func TestWhatWasSavedLastIsRead(t *testing.T) {
+func TestLastSavedStateIsRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.json")
 	file := open(t, path)
 	var none contents
@@ -100,7 +100,7 @@ func TestSaveThatFailsLeavesTheFileAsItWas(t *testing.T) {
 	}
 }
 
-func TestPathThatIsNoFileIsRefused(t *testing.T) {
+func TestStatePathThatIsNotAFileIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	pipe, link := filepath.Join(dir, "pipe"), filepath.Join(dir, "link")
 	if err := errors.Join(unix.Mkfifo(pipe, 0o600), os.Symlink("target", link)); err != nil {
@@ -113,7 +113,7 @@ func TestPathThatIsNoFileIsRefused(t *testing.T) {
 	}
 }
 
-func TestStateOfAnAgentThatLivesIsRefused(t *testing.T) {
+func TestStateOfARunningAgentIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.json")
 	open(t, path)
 	if _, err := Open(path); err == nil || !strings.Contains(err.Error(), "another agent") {
@@ -133,9 +133,9 @@ func TestStateIsReadByRootAlone(t *testing.T) {
 	}
 }
 
-func TestContentsThatMakeNoSenseAreAnError(t *testing.T) {
+func TestInvalidContentsAreAnError(t *testing.T) {
 	for name, text := range map[string]string{
-		"empty": "", "text": "state", "cut": `{"version":1,"names":["`, "of no boot": `{"version":1}`, "of no version": `{"boot_id":"b"}`, "another type": `{"version":1,"boot_id":"b","names":7}`,
+		"empty": "", "text": "state", "cut": `{"version":1,"names":["`, "without a boot": `{"version":1}`, "without a version": `{"boot_id":"b"}`, "another type": `{"version":1,"boot_id":"b","names":7}`,
 		"long": `{"version":1,"boot_id":"b"}` + strings.Repeat(" ", maxBytes),
 	} {
 		if found, err := parse([]byte(text), "b", &contents{}); found || err == nil {
@@ -143,7 +143,7 @@ func TestContentsThatMakeNoSenseAreAnError(t *testing.T) {
 		}
 	}
 	if found, err := parse([]byte(`{"version":1,"boot_id":"another"}`), "b", &contents{}); found || err != nil {
-		t.Errorf("of another boot\nwant nothing\ngot  found %v, error %v", found, err)
+		t.Errorf("another boot\nwant nothing\ngot  found %v, error %v", found, err)
 	}
 }
 

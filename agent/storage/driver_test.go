@@ -42,7 +42,7 @@ func ownDir(t *testing.T) string {
 	return dir
 }
 
-func TestEveryDriverIsWhole(t *testing.T) {
+func TestEveryDriverHasAllItsFunctions(t *testing.T) {
 	for _, d := range drivers {
 		if d.check == nil || d.find == nil || d.mount == nil || d.unmount == nil || d.there == nil || driverOf(d.name) != d {
 			t.Errorf("driver %q lacks something, or has another's name", d.name)
@@ -110,7 +110,7 @@ func TestLocalDirectoryHasItsModeAndKeepsItsFiles(t *testing.T) {
 
 // A destroy that fails mounts nested storages again after those that contain them, with their
 // files.
-func TestDestroyThatIsNotAgreedGivesBackWhatWasNested(t *testing.T) {
+func TestAbandonedDestroyRestoresNestedStorages(t *testing.T) {
 	for range 30 {
 		dir := ownDir(t)
 		var storages []*agentpb.Storage
@@ -171,7 +171,7 @@ func TestOnlyEphemeralStoragesThatAreMountedAreUpdated(t *testing.T) {
 	}
 }
 
-func TestDeviceThatDoesNotComeWasAwaitedAsLongAsIsSaid(t *testing.T) {
+func TestErrorHasTheRealWaitForAMissingDevice(t *testing.T) {
 	table := newTable()
 	table.hotplug = time.Hour
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
@@ -182,7 +182,7 @@ func TestDeviceThatDoesNotComeWasAwaitedAsLongAsIsSaid(t *testing.T) {
 	}
 }
 
-func TestOriginIsADeviceByItsNumberAndOthersByName(t *testing.T) {
+func TestOriginOfADeviceIsItsNumberAndOfOthersTheName(t *testing.T) {
 	disk, shm := origin{"/dev/vda", mount.Device{Number: unix.Mkdev(254, 0)}}, origin{path: "shm"}
 	ext4, tmpfs := request{fstype: "ext4"}, request{fstype: "tmpfs"}
 	onDisk := &mount.Info{Source: "/dev/root", Major: 254, Minor: 0, FSType: "ext4", Root: "/"}

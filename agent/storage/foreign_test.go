@@ -68,7 +68,7 @@ func image(t *testing.T, fstype string, change func(*testing.T, string), options
 
 // Each disk is refused, as it is or after a change, with a certain message. The kernel's own part
 // of the message is not checked.
-func TestDiskThatCannotBeMountedIsRefusedForWhatItHolds(t *testing.T) {
+func TestRefusedMountNamesTheContentsOfTheDisk(t *testing.T) {
 	const wrong, broken = errkind.InvalidArgument, errkind.FailedPrecondition
 	plain := []string{"-O", "^metadata_csum"}
 	for name, c := range map[string]struct {
@@ -119,7 +119,7 @@ func TestDiskThatCannotBeMountedIsRefusedForWhatItHolds(t *testing.T) {
 
 // A copy of a mounted disk is refused, because xfs does not mount two filesystems with the same
 // UUID.
-func TestCopyOfAMountedXFSIsRefusedAsItIs(t *testing.T) {
+func TestCopyOfAMountedXFSIsRefusedByItsUUID(t *testing.T) {
 	path := mounttest.Image(t, "xfs")
 	twin := t.TempDir() + "/twin.img"
 	mounttest.Run(t, "cp", "--sparse=always", path, twin)
@@ -131,7 +131,7 @@ func TestCopyOfAMountedXFSIsRefusedAsItIs(t *testing.T) {
 }
 
 // Not every kernel returns these errors for the disks that cause them.
-func TestWhatTheKernelOfTheGuestLacksIsNoFaultOfTheAgent(t *testing.T) {
+func TestMissingKernelFeatureIsNotAnInternalError(t *testing.T) {
 	for _, errno := range []unix.Errno{unix.ENOSYS, unix.ESRCH, unix.EOPNOTSUPP, unix.EFBIG, unix.ENXIO, unix.ENOENT} {
 		if got := mountKind(&fs.PathError{Op: "fsconfig", Path: "/dev/vda", Err: errno}); got != errkind.FailedPrecondition {
 			t.Errorf("%v\nwant kind %d\ngot  %d", errno, errkind.FailedPrecondition, got)
@@ -139,6 +139,6 @@ func TestWhatTheKernelOfTheGuestLacksIsNoFaultOfTheAgent(t *testing.T) {
 	}
 	xfs := request{fstype: "xfs"}
 	if kind, why := wayOut(xfs, origin{path: "/dev/none"}, unix.ENOENT, &health.KernelLog{}); kind != errkind.FailedPrecondition || !strings.Contains(why, "gone") {
-		t.Errorf("of a disk that has left\nwant it said\ngot  kind %d, %s", kind, why)
+		t.Errorf("a disk that has left\nwant an error that says so\ngot  kind %d, %s", kind, why)
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 // A call that fails undoes what it has done. It does not unmount a mount that existed before,
 // because somebody else may use it.
-func TestCallThatFailsLeavesWhatItHasFound(t *testing.T) {
+func TestFailedCallKeepsEarlierMounts(t *testing.T) {
 	bad := &agentpb.Storage{Driver: "local", MountPoint: "/proc/nothing/local"}
 	for name, table := range map[string]func(place string) *Table{
 		"somebody's": func(string) *Table { return newTable() },
@@ -48,7 +48,7 @@ func TestCallThatFailsLeavesWhatItHasFound(t *testing.T) {
 			t.Error(err)
 		}
 		if top, err := mount.Topmost(place); top != nil || err != nil {
-			t.Errorf("%s, when it was let go\nwant nothing mounted\ngot  %v, error %v", name, top, err)
+			t.Errorf("%s, after its release\nwant nothing mounted\ngot  %v, error %v", name, top, err)
 		}
 		if left, err := remaining(t, table); err != nil || len(left) > 0 {
 			t.Errorf("%s: strangers, in the end\nwant none\ngot  %d, error %v", name, len(left), err)

@@ -50,7 +50,7 @@ func TestFolderOfTheVolumeIsNotTheVolume(t *testing.T) {
 
 // A volume counts as unmounted if somebody has replaced its mount by a bind mount of one of its
 // folders.
-func TestVolumeIsNotThereWhereAFolderOfItIs(t *testing.T) {
+func TestMountOfAVolumesFolderIsNotTheVolume(t *testing.T) {
 	dir := mounttest.Dir(t)
 	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
 	elsewhere, place := filepath.Join(dir, "elsewhere"), filepath.Join(dir, "place")
@@ -170,7 +170,7 @@ func next(t *testing.T, state string) (*Table, []Mount) {
 
 // An ext4 that has grown to 16 groups shows an option that it had before as the default for fewer
 // groups (_ext4_show_options in Linux 6.1's fs/ext4/super.c).
-func TestGrowthIsNoOtherOption(t *testing.T) {
+func TestGrowthDoesNotChangeTheComparedOptions(t *testing.T) {
 	r, err := parse(onDisk("/dev/vda", "ext4", "/run/grown"))
 	if err != nil {
 		t.Fatal(err)
@@ -225,7 +225,7 @@ func TestVolumeMountedAgainIsTheVolumeAndFormattedAnewIsNot(t *testing.T) {
 				t.Errorf("%s, formatted anew: %v\nwant the volume there: %v\ngot  %v, error %v", fstype, formatted, !formatted, there, err)
 			}
 			if err := table.Release(t.Context(), "c1"); (err != nil) != formatted || err != nil && errkind.Of(err) != errkind.FailedPrecondition {
-				t.Errorf("%s, formatted anew: %v\nwant what is not the volume left, and its disk said to be in use\ngot  %v", fstype, formatted, err)
+				t.Errorf("%s, formatted anew: %v\nwant the other mount left, and an error that its disk is in use\ngot  %v", fstype, formatted, err)
 			}
 			if top, err := mount.Topmost(place); err != nil || (top != nil) != formatted {
 				t.Errorf("%s, formatted anew: %v\ngot %v, error %v", fstype, formatted, top, err)
@@ -236,7 +236,7 @@ func TestVolumeMountedAgainIsTheVolumeAndFormattedAnewIsNot(t *testing.T) {
 }
 
 // An agent of version 1 recorded only the numbers of the device and of the mount.
-func TestVolumeOfAnOlderAgentIsFoundByWhatItWroteDown(t *testing.T) {
+func TestVolumeOfAnOlderAgentIsFoundByItsState(t *testing.T) {
 	disk := mounttest.Attach(t, mounttest.Image(t, "ext4"))
 	state, place := volumeWithState(t, disk, "ext4")
 	text, err := os.ReadFile(state)
@@ -274,7 +274,7 @@ func TestVolumeOfAnOlderAgentIsFoundByWhatItWroteDown(t *testing.T) {
 
 // A disk has left, and another disk has its place: a repeated request mounts that disk, because the
 // earlier mount is gone with the earlier disk.
-func TestStorageGetsTheDiskThatHasTakenTheOldOnesPlace(t *testing.T) {
+func TestStorageIsMountedFromTheDiskThatReplacedItsOwn(t *testing.T) {
 	first, second := mounttest.Image(t, "xfs"), mounttest.Image(t, "xfs")
 	disk := mounttest.Attach(t, first)
 	place := filepath.Join(mounttest.Dir(t), "place")

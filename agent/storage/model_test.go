@@ -547,7 +547,7 @@ func (m *model) giveUp(t *rapid.T) {
 	c.cancel()
 	synctest.Wait()
 	if !c.answered {
-		m.t.Errorf("%+v: its caller hung up, and it goes on", c)
+		m.t.Errorf("%+v: its caller hung up, but the call continues", c)
 	}
 }
 
@@ -634,7 +634,7 @@ func (m *model) holdsNoMore(t *rapid.T) {
 	for _, device := range devices {
 		for _, owner := range m.table.Owners(place(device)) {
 			if !m.wasBusy[device] && !m.mayHold[owner][device] {
-				t.Errorf("%s is held by %q, whom no call has told so", device, owner)
+				t.Errorf("%s is held by %q, but no call of it succeeded", device, owner)
 			}
 		}
 	}

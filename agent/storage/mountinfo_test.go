@@ -12,7 +12,7 @@ import (
 )
 
 // A mount over a storage hides the storage, and is what a request for the same mount point finds.
-func TestTopmostMountIsMet(t *testing.T) {
+func TestRequestFindsTheTopmostMount(t *testing.T) {
 	dir := mounttest.Own(t)
 	if top, err := mount.Topmost(dir); top != nil || err != nil {
 		t.Fatalf("want nothing mounted\ngot  %v, error %v", top, err)

@@ -59,7 +59,7 @@ func TestStorageThatWouldHideAnotherIsRefused(t *testing.T) {
 
 // Somebody else has mounted something over a folder above a storage. OK would mean that the storage
 // is at its path.
-func TestStorageThatIsHiddenIsNotSaidToBeThere(t *testing.T) {
+func TestHiddenStorageIsNotReportedAsMounted(t *testing.T) {
 	dir := mounttest.Dir(t)
 	table, above := newTable(), filepath.Join(dir, "a")
 	s := inMemory(filepath.Join(above, "b"))

@@ -70,7 +70,7 @@ func TestHoldersSurviveARestart(t *testing.T) {
 			t.Fatal(err)
 		}
 		if there(path) != step.stays {
-			t.Errorf("after %s has let go\nwant it there: %v\ngot  %v", step.release, step.stays, !step.stays)
+			t.Errorf("after %s has released it\nwant it mounted: %v\ngot  %v", step.release, step.stays, !step.stays)
 		}
 	}
 	if left := restarted(t, table).Mounted(); len(left) != 0 {
@@ -148,7 +148,7 @@ func TestDestroyedSandboxStaysDestroyed(t *testing.T) {
 
 // A killed agent leaves a record of the storage that it was about to mount, and perhaps its mount
 // point.
-func TestStorageThatIsNotThereIsStruckOut(t *testing.T) {
+func TestMissingStorageIsRemovedFromTheState(t *testing.T) {
 	dir := ownDir(t)
 	state, path := filepath.Join(dir, "state.json"), filepath.Join(dir, "volume")
 	table := stateful(t, state)
@@ -167,7 +167,7 @@ func TestStorageThatIsNotThereIsStruckOut(t *testing.T) {
 	}
 }
 
-func TestStorageThatCannotBeWrittenDownIsNotMounted(t *testing.T) {
+func TestStorageThatCannotBeSavedIsNotMounted(t *testing.T) {
 	dir := ownDir(t)
 	state, path := filepath.Join(dir, "state.json"), filepath.Join(dir, "volume")
 	table := stateful(t, state)
@@ -180,7 +180,7 @@ func TestStorageThatCannotBeWrittenDownIsNotMounted(t *testing.T) {
 	}
 }
 
-func TestStateOfAnotherBootIsNothing(t *testing.T) {
+func TestStateOfAnotherBootIsIgnored(t *testing.T) {
 	dir := ownDir(t)
 	path, file := filepath.Join(dir, "volume"), filepath.Join(dir, "state.json")
 	table := stateful(t, file)
@@ -199,9 +199,9 @@ func TestStateOfAnotherBootIsNothing(t *testing.T) {
 	}
 }
 
-func TestStateThatMakesNoSenseIsKeptAside(t *testing.T) {
+func TestInvalidStateIsKeptAside(t *testing.T) {
 	for name, text := range map[string]string{
-		"empty": "", "text": "state", "cut": `{"version":1,"storages":[{"dri`, "newer": `{"version":2}`, "of no boot": `{"version":1}`, "another type": `{"version":1,"storages":7}`,
+		"empty": "", "text": "state", "cut": `{"version":1,"storages":[{"dri`, "newer": `{"version":2}`, "without a boot": `{"version":1}`, "another type": `{"version":1,"storages":7}`,
 		"long": `{"version":1}` + strings.Repeat(" ", 16<<20),
 	} {
 		state := filepath.Join(ownDir(t), "state.json")
@@ -210,7 +210,7 @@ func TestStateThatMakesNoSenseIsKeptAside(t *testing.T) {
 		}
 		table := stateful(t, state)
 		if err := table.Recover(); err == nil || !strings.Contains(err.Error(), state+".bad") {
-			t.Errorf("%s: want it said\ngot  %v", name, err)
+			t.Errorf("%s: want an error that says so\ngot  %v", name, err)
 		}
 		if kept, err := os.ReadFile(state + ".bad"); err != nil || string(kept) != text {
 			t.Errorf("%s: not kept: %v", name, err)
@@ -243,7 +243,7 @@ func TestPanicInATurnEndsItsCallAlone(t *testing.T) {
 	}
 }
 
-func TestRecordThatNoAgentWroteIsLeftOut(t *testing.T) {
+func TestInvalidRecordIsLeftOut(t *testing.T) {
 	good := record{Driver: "local", MountPoint: "/tmp", Holders: []string{"c1"}}
 	if _, err := good.mounted(); err != nil {
 		t.Fatal(err)

@@ -116,6 +116,6 @@ func TestDeviceOfAVolumeThatMayComeBackIsNotReleased(t *testing.T) {
 		t.Error(err)
 	}
 	if err := table.CheckReleased(t.Context(), "blk", disk); err != nil {
-		t.Errorf("when it was let go: %v", err)
+		t.Errorf("after its release: %v", err)
 	}
 }

@@ -27,7 +27,7 @@ func TestOptionsOfTheHostDoNotReachTheKernel(t *testing.T) {
 	}
 }
 
-func TestStorageThatMakesNoSenseIsRefusedByName(t *testing.T) {
+func TestInvalidStorageIsRefusedByName(t *testing.T) {
 	good := agentpb.Storage{Driver: "blk", Source: "02/01", Fstype: "ext4", MountPoint: "/run/v"}
 	if _, err := parse(&good); err != nil {
 		t.Fatal(err)

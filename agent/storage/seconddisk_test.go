@@ -20,7 +20,7 @@ import (
 
 // A stranger that is a second mount of a storage's disk is unmounted by a destroy together with the
 // storage: the disk counts as free only after both are gone.
-func TestStrangerOnTheDiskOfAStorageGoesWithIt(t *testing.T) {
+func TestStrangerOnAStoragesDiskIsUnmountedWithIt(t *testing.T) {
 	for _, fstype := range []string{"ext4", "xfs"} {
 		t.Run(fstype, func(t *testing.T) {
 			disk, dir := mounttest.Attach(t, mounttest.Image(t, fstype)), mounttest.Dir(t)
@@ -97,7 +97,7 @@ func TestUsersOfADeviceAreNamedUpToABound(t *testing.T) {
 }
 
 // If a disk hangs, its UUID cannot be read: the mount is identified by its other properties.
-func TestUUIDOfADiskThatHangsIsDoneWithout(t *testing.T) {
+func TestHungDiskIsIdentifiedWithoutItsUUID(t *testing.T) {
 	disk := filepath.Join(t.TempDir(), "disk")
 	if err := unix.Mkfifo(disk, 0o600); err != nil { // an open waits for a writer
 		t.Fatal(err)
@@ -184,7 +184,7 @@ func strangerWithin(t *testing.T) (table *Table, s *agentpb.Storage, stranger st
 }
 
 // A stranger was mounted inside a storage before: a destroy unmounts both.
-func TestStrangerWithinAStorageGoesFirst(t *testing.T) {
+func TestStrangerWithinAStorageIsUnmountedFirst(t *testing.T) {
 	table, s, stranger := strangerWithin(t)
 	if err := table.Release(t.Context(), "c2"); err != nil {
 		t.Errorf("another container's end: %v", err)
@@ -204,7 +204,7 @@ func TestStrangerWithinAStorageGoesFirst(t *testing.T) {
 
 // A destroy that fails after it has unmounted both mounts the storage again first, and the stranger
 // in it. Otherwise the stranger would be on the bare folder, and the volume gone from its users.
-func TestStrangerWithinAStorageComesBackAfterIt(t *testing.T) {
+func TestStrangerWithinAStorageIsRestoredAfterIt(t *testing.T) {
 	table, s, stranger := strangerWithin(t)
 	files := []string{filepath.Join(s.MountPoint, "file"), filepath.Join(stranger, "file")}
 	for _, file := range files {

@@ -131,7 +131,7 @@ func TestStrangerThatIsTakenOverKeepsItsHolders(t *testing.T) {
 	table := besideStranger(t, place)
 	s := &agentpb.Storage{Driver: "ephemeral", Source: "shm", Fstype: "tmpfs", MountPoint: place}
 	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{s}, func() bool { return false }); err == nil {
-		t.Fatal("it was held for a caller who has gone")
+		t.Fatal("it is held for a caller that hung up")
 	}
 	if err := table.Hold(t.Context(), "c2", []*agentpb.Storage{s}, always); err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func TestStrangerThatIsTakenOverKeepsItsHolders(t *testing.T) {
 
 // A stranger's disk hangs in a flush while the last mount ends, and nobody sees that mount any
 // more. The stranger is remembered until its disk is free.
-func TestStrangerThatHangsAsItLeavesStaysOne(t *testing.T) {
+func TestStrangerThatHangsInItsUnmountStaysAStranger(t *testing.T) {
 	file, server := mounttest.ServeDisk(t, mounttest.Image(t, "xfs"))
 	disk, place := mounttest.Attach(t, file), filepath.Join(mounttest.Dir(t), "volume")
 	mounttest.Mount(t, disk, place, "xfs", 0, "")
@@ -283,7 +283,7 @@ func TestDestroyThatFailsLatePutsStrangersBack(t *testing.T) {
 }
 
 // A mount over another one has its own line in mountinfo, and both are unmounted in one turn.
-func TestStrangersOnEachOtherLeaveAndComeBackTogether(t *testing.T) {
+func TestNestedStrangersAreUnmountedAndRestoredTogether(t *testing.T) {
 	place := filepath.Join(mounttest.Dir(t), "volume")
 	for _, name := range []string{"below", "above"} {
 		mounttest.Mount(t, name, place, "tmpfs", 0, "")
@@ -334,7 +334,7 @@ func TestDiskOfAStrangerIsFreeBeforeADestroySucceeds(t *testing.T) {
 
 // The mount also exists in a mount namespace that a process in the guest has made. The stranger is
 // remembered, although the agent's own list does not show the mount.
-func TestStrangerThatIsMountedElsewhereStaysOne(t *testing.T) {
+func TestStrangerThatIsMountedElsewhereStaysAStranger(t *testing.T) {
 	disk, place := mounttest.Attach(t, mounttest.Image(t, "xfs")), filepath.Join(mounttest.Dir(t), "volume")
 	mounttest.Mount(t, disk, place, "xfs", 0, "")
 	elsewhere, err := unix.OpenTree(unix.AT_FDCWD, place, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)

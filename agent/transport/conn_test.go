@@ -39,7 +39,7 @@ func asked(id uint32) []byte {
 }
 
 // A filesystem may answer after the caller has gone, and with an error.
-func TestHungQuickCallIsTheServersThoughItsPeerLeft(t *testing.T) {
+func TestHungQuickCallReachesTheServerAfterItsPeerLeft(t *testing.T) {
 	c, peer, release, closed := hungPair(t)
 	if _, err := unix.Write(peer, asked(1)); err != nil {
 		t.Fatal(err)
@@ -54,7 +54,7 @@ func TestHungQuickCallIsTheServersThoughItsPeerLeft(t *testing.T) {
 }
 
 // ttrpc's server refuses a call whose id is lower than an earlier one.
-func TestCallsThatHangGoUpInTheirOrderAndOnce(t *testing.T) {
+func TestHungCallsReachTheServerInOrderAndOnce(t *testing.T) {
 	c, peer, release, closed := hungPair(t)
 	var want []byte
 	for id := uint32(1); id < 10; id += 2 { // each hangs and is taken over
@@ -79,7 +79,7 @@ func TestCallsThatHangGoUpInTheirOrderAndOnce(t *testing.T) {
 // A hanging quick call no longer holds its connection: what the connection had is released when the
 // connection ends, and not when the filesystem answers. Otherwise a call with a ticket that its
 // server has not begun would block all others until then.
-func TestConnectionThatEndsWhileACallHangsGivesAllBack(t *testing.T) {
+func TestConnectionThatEndsDuringAHungCallFreesItsMemory(t *testing.T) {
 	c, peer, release, closed := hungPair(t)
 	defer close(release)
 	create := requestFrame(t, "CreateContainer", 10)
@@ -113,7 +113,7 @@ func TestConnectionThatEndsWhileACallHangsGivesAllBack(t *testing.T) {
 }
 
 // A call's time-out counts from its arrival, and not from the moment when the server gets it.
-func TestCallThatHungGoesUpWithTheTimeThatIsLeft(t *testing.T) {
+func TestHungCallReachesTheServerWithItsRemainingTime(t *testing.T) {
 	c, peer, release, closed := hungPair(t)
 	const timeout = int64(time.Hour)
 	began := time.Now()

@@ -175,7 +175,7 @@ func TestLaneThatIsClosedEndsItsConnection(t *testing.T) {
 
 // A connection with an unread answer keeps its place only for a while, whichever lane the answer is
 // in.
-func TestAnyLaneThatIsStuckGivesWay(t *testing.T) {
+func TestAnyStuckLaneGivesWay(t *testing.T) {
 	l := lanes{others: map[int]*lane{0: {}}}
 	l.others[0].writing.start()
 	if l.stuck() {
@@ -208,7 +208,7 @@ func TestAnswerThatIsTooLongEndsItsConnection(t *testing.T) {
 
 // The number of a closed connection's descriptor may be another file's. A server that still writes
 // then gets an error, and the other file gets nothing.
-func TestWriteBehindTheEndReachesNobodyElse(t *testing.T) {
+func TestWriteAfterTheEndReachesNoOtherConnection(t *testing.T) {
 	c, peer, release, closed := hungPair(t)
 	close(release)
 	unix.Close(peer)

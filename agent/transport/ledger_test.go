@@ -82,7 +82,7 @@ func (m *lending) holds(t *rapid.T) {
 	}
 }
 
-func TestMemoryIsLentWithinItsBoundsAndNobodyWaitsForWhatIsThere(t *testing.T) {
+func TestMemoryIsLentWithinItsBoundsAndWithoutNeedlessWaits(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := &lending{over: make(chan struct{}), accounts: []*account{{}, {}, {}, {}}}
 		m.l = &newRoom(boundsOf(rapid.SampledFrom([]int64{64 << 20, 1 << 30}).Draw(t, "memory"))).ledger
@@ -98,7 +98,7 @@ func TestMemoryIsLentWithinItsBoundsAndNobodyWaitsForWhatIsThere(t *testing.T) {
 			<-w.done
 		}
 		if m.l.lent != 0 || m.l.inUse != 0 || len(m.l.waiting) != 0 {
-			t.Fatalf("left at the end: %d lent, %d in use, %d who wait", m.l.lent, m.l.inUse, len(m.l.waiting))
+			t.Fatalf("left at the end: %d lent, %d in use, %d waiters", m.l.lent, m.l.inUse, len(m.l.waiting))
 		}
 	})
 }
@@ -137,7 +137,7 @@ func TestConnectionsFollowTheMemoryBetweenTwoBounds(t *testing.T) {
 
 // The smallest waiting request is served first: an ordinary client's call passes a flood of large
 // ones.
-func TestWhoWantsLeastIsServedFirst(t *testing.T) {
+func TestSmallestRequestForMemoryIsServedFirst(t *testing.T) {
 	l := &newRoom(boundsOf(0)).ledger
 	large, small := costOf(2<<20), costOf(32<<10)
 	var first account

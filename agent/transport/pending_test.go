@@ -84,7 +84,7 @@ func ask(t *testing.T, path string) net.Conn {
 	return conn
 }
 
-func TestNothingIsOwedToAConnectionThatHasEnded(t *testing.T) {
+func TestEndedConnectionHasNoPendingAnswers(t *testing.T) {
 	var o pending
 	a, b := &conn{}, &conn{}
 	o.answered(a) // without a request
@@ -110,7 +110,7 @@ func TestNothingIsOwedToAConnectionThatHasEnded(t *testing.T) {
 
 // While a call is answered in place, or passes from there to the server, the agent does not end and
 // the connection keeps its place.
-func TestAnswerIsOwedOfACallThatIsAnsweredWhereItIsRead(t *testing.T) {
+func TestQuickCallHasAPendingAnswer(t *testing.T) {
 	c, peer, release, closed := hungPair(t)
 	if _, err := unix.Write(peer, asked(1)); err != nil {
 		t.Fatal(err)

@@ -165,7 +165,7 @@ func TestStuckConnectionLosesMemoryThatOthersWaitFor(t *testing.T) {
 
 // A peer that has hung up while it waited for memory gets none, because the server would allocate
 // memory for a frame that never arrives.
-func TestWhoHungUpMeanwhileGetsNoMemory(t *testing.T) {
+func TestPeerThatHungUpGetsNoMemory(t *testing.T) {
 	r := small()
 	first, firstPeer := mustJoin(t, r)
 	header := ttrpcframe.Header{Length: ttrpcframe.MaxLength, StreamID: 1, Type: ttrpcframe.TypeRequest}.Append(nil)

@@ -54,7 +54,7 @@ func requestFrame(t *testing.T, method string, bytes int) []byte {
 }
 
 // A caller that has hung up may have made its next call on another connection.
-func TestCallOfAPeerThatHasHungUpDoesNotGoUp(t *testing.T) {
+func TestCallOfAPeerThatHungUpDoesNotReachTheServer(t *testing.T) {
 	for _, test := range []struct {
 		method string
 		goesUp bool
@@ -76,7 +76,7 @@ func TestCallOfAPeerThatHasHungUpDoesNotGoUp(t *testing.T) {
 }
 
 // The server gets the ticket, which is given back with the answer or at the connection's end.
-func TestTicketsGoUpAndEndWithTheirAnswers(t *testing.T) {
+func TestTicketsEndWithTheirAnswers(t *testing.T) {
 	order := someOrder()
 	for _, size := range []int{10, 100 << 10} {
 		for _, answers := range []bool{true, false} {

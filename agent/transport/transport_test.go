@@ -134,7 +134,7 @@ func TestQuickCallsAndOthersShareConnections(t *testing.T) {
 	wait.Wait()
 }
 
-func TestCallThatQuickDeclinesGoesUpWhole(t *testing.T) {
+func TestCallThatQuickDeclinesReachesTheServerUnchanged(t *testing.T) {
 	path := serve(t, func(*ttrpcframe.Request) ([]byte, bool) { return nil, false })
 	client := dial(t, path)
 	if err := check(t.Context(), client); status.Code(err) != codes.Aborted {
@@ -145,7 +145,7 @@ func TestCallThatQuickDeclinesGoesUpWhole(t *testing.T) {
 	}
 }
 
-func TestMetadataAndShortTimeoutsAreTheServers(t *testing.T) {
+func TestCallsWithMetadataOrShortTimeoutsReachTheServer(t *testing.T) {
 	path := serve(t, serving)
 	client := dial(t, path)
 	ctx := ttrpc.WithMetadata(t.Context(), ttrpc.MD{"k": {"v"}})
@@ -219,7 +219,7 @@ func TestGarbageEndsItsConnectionAlone(t *testing.T) {
 	}
 }
 
-func TestUnixSocketIsRootsAndReplacedWhenStale(t *testing.T) {
+func TestUnixSocketIsForRootAndReplacedWhenStale(t *testing.T) {
 	path := serve(t, serving)
 	info, err := os.Stat(path)
 	if err != nil || info.Mode().Perm() != 0o600 {

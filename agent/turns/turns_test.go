@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestTurnsAreOneAtATimeAndLeaveNothing(t *testing.T) {
+func TestTurnsAreOneAtATimeAndLeaveNoEntries(t *testing.T) {
 	var turns Turns
 	var wait sync.WaitGroup
 	count := 0

@@ -32,7 +32,7 @@ func eachCover(t *testing.T, test func(t *testing.T, dir, cover string)) {
 
 // Another mount covers the volume, or a folder above it, for a moment. The volume stays mounted all
 // the time.
-func TestVolumeThatWasCoveredIsWhoseItWas(t *testing.T) {
+func TestVolumeThatWasCoveredKeepsItsOwner(t *testing.T) {
 	eachCover(t, func(t *testing.T, dir, cover string) {
 		table := newTable()
 		if err := table.Own(dir, mount.Identity{}, health.Past{}); err != nil {
@@ -70,7 +70,7 @@ func TestVolumeThatWasCoveredIsWhoseItWas(t *testing.T) {
 		over, cancel := context.WithCancel(t.Context())
 		cancel()
 		if err := table.Quiet(over, dir, func() (bool, error) { return false, nil }); errkind.Of(err) != errkind.DeadlineExceeded {
-			t.Errorf("beside a call that goes on\nwant a DeadlineExceeded\ngot  %v", err)
+			t.Errorf("beside an unfinished call\nwant a DeadlineExceeded\ngot  %v", err)
 		}
 		close(release)
 		if err := <-ended; err != nil {
@@ -109,7 +109,7 @@ func TestHiddenVolumeThatIsUnmountedIsForgotten(t *testing.T) {
 
 // Statistics that began before the volume was unmounted and mounted again must not change the state
 // of the new mount.
-func TestStatisticsOfTheMountBeforeForgetNoOther(t *testing.T) {
+func TestLateStatisticsDoNotChangeTheNextMount(t *testing.T) {
 	dir := mounttest.Dir(t)
 	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
 	mounttest.Mount(t, disk, dir, "xfs", 0, "")

@@ -12,7 +12,7 @@ import (
 	"github.com/directvol/directvol/agent/mount/mounttest"
 )
 
-func TestOnlyWhatWaitsForNobodyIsMeasuredAtOnce(t *testing.T) {
+func TestOnlyAVolumeWithoutWaitingIsMeasuredAtOnce(t *testing.T) {
 	for fstype, want := range map[string]bool{"tmpfs": true, "virtiofs": false, "fuse": false, "nfs4": false, "overlay": false, "ext4": false} {
 		v := &Volume{FSType: fstype} // a tmpfs has no watch; nor has an ext4 whose device is not known
 		if _, got := v.conditionsAtOnce(); got != want {
@@ -73,7 +73,7 @@ func TestMountIsLookedAtOnceForEachChange(t *testing.T) {
 
 // A growth is made at once only if Resize would make it, the volume is known and healthy, no other
 // call has it, and the disk has grown. All other growths are left to Resize.
-func TestOnlyAGrowthThatNobodyHoldsUpIsMadeAtOnce(t *testing.T) {
+func TestOnlyAGrowthWithoutWaitingIsMadeAtOnce(t *testing.T) {
 	dir := mounttest.Dir(t)
 	image := mounttest.Image(t, "xfs")
 	disk := mounttest.Attach(t, image)

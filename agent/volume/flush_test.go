@@ -68,7 +68,7 @@ func TestFlushIsSharedByAllWhoCameBeforeIt(t *testing.T) {
 }
 
 // The error of a call whose time is over says whether the disk still ends requests.
-func TestSlowDiskIsNotSaidToHang(t *testing.T) {
+func TestSlowDiskIsNotReportedAsHung(t *testing.T) {
 	table, dir, server := served(t)
 	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 16<<20), 0o600); err != nil {
 		t.Fatal(err)
@@ -96,11 +96,11 @@ func TestSlowDiskIsNotSaidToHang(t *testing.T) {
 	}
 	open()
 	if err := table.Flush(t.Context(), dir); err != nil {
-		t.Errorf("joins the flush that goes on: %v", err)
+		t.Errorf("joins the flush in progress: %v", err)
 	}
 }
 
-func TestWhatHasComeFromADiskIsSaid(t *testing.T) {
+func TestErrorSaysHowADiskAnswers(t *testing.T) {
 	for want, got := range map[string]string{
 		"hangs":                      answers(true, 5, 9*time.Second),
 		"has not answered meanwhile": answers(false, 0, 0),

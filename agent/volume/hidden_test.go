@@ -134,7 +134,7 @@ func TestVolumeBehindAServerThatHangsIsOwned(t *testing.T) {
 		t.Error("somebody waited for the server")
 	}
 	if err := table.Own(filepath.Join(folder, "none"), mount.Identity{}, health.Past{}); err == nil {
-		t.Error("what is no mount point is owned")
+		t.Error("a path that is not a mount point is owned")
 	}
 	release()
 	if _, err := table.Stats(t.Context(), folder); err != nil {

@@ -78,7 +78,7 @@ func TestVolumeMountedAgainWithItsNumberIsAnotherOne(t *testing.T) {
 }
 
 // The Past of a mount is not applied to the next mount with the same number.
-func TestPastOfAMountIsNotThatOfTheNext(t *testing.T) {
+func TestNextMountDoesNotInheritPastConditions(t *testing.T) {
 	dir := mounttest.Dir(t)
 	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
 	mounttest.Mount(t, disk, dir, "xfs", 0, "")
@@ -114,7 +114,7 @@ func TestPastOfAMountIsNotThatOfTheNext(t *testing.T) {
 }
 
 // An open file of the earlier mount does not belong to the volume.
-func TestGrowthMeetsItsOwnMountAlone(t *testing.T) {
+func TestGrowthAffectsOnlyItsOwnMount(t *testing.T) {
 	dir := mounttest.Dir(t)
 	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
 	other := filepath.Join(dir, "other")
@@ -158,7 +158,7 @@ func TestVolumeMountedOverAnotherIsTheOneFound(t *testing.T) {
 }
 
 // While a filesystem hangs, calls for paths in it are answered, and only one thread waits for it.
-func TestPathInAFilesystemThatHangsIsAnsweredFor(t *testing.T) {
+func TestPathInAHungFilesystemIsAnswered(t *testing.T) {
 	dir := mounttest.Dir(t)
 	late := time.AfterFunc(30*time.Second, mounttest.Hang(t, dir)) // then all calls that wait for it fail
 	table := newTable()

@@ -45,7 +45,7 @@ func answersDespiteServer(t *testing.T, table *Table, dir string, release func()
 // A volume is below a virtio-fs whose server hangs: the kernel asks that server each time a path
 // leads through the virtio-fs. One thread waits for the server, whatever calls there are, and the
 // volume stays known.
-func TestVolumeBehindAServerThatHangsIsAnsweredFor(t *testing.T) {
+func TestVolumeBehindAHungServerIsAnswered(t *testing.T) {
 	dir, server := mounttest.ServeFolder(t)
 	mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "xfs")), dir, "xfs", 0, "")
 	table := newTable()
@@ -117,7 +117,7 @@ func TestFirstLinkOfAPathIsFound(t *testing.T) {
 
 // A filesystem with a server that hangs is mounted over a folder above a known volume. The volume
 // is then out of sight, and at most one thread waits for the server.
-func TestVolumeThatGetsAServerAboveItIsAnsweredFor(t *testing.T) {
+func TestVolumeThatAServerCoversLaterIsAnswered(t *testing.T) {
 	above := filepath.Join(mounttest.Dir(t), "above")
 	dir := filepath.Join(above, "volume")
 	mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "xfs")), dir, "xfs", 0, "")

@@ -25,7 +25,7 @@ func TestCallersOwnDeadlineIsNoCondition(t *testing.T) {
 		}
 		for range 3 {
 			if stats, err := ask(measureLimit / 4); errkind.Of(err) != errkind.DeadlineExceeded || len(stats.Conditions) > 0 {
-				t.Errorf("by who waits for less\nwant a DeadlineExceeded\ngot  %v, error %v", stats.Conditions, err)
+				t.Errorf("by a caller with a shorter wait\nwant a DeadlineExceeded\ngot  %v, error %v", stats.Conditions, err)
 			}
 		}
 		if stats, err := ask(time.Hour); err != nil || len(stats.Conditions) != 1 || stats.Conditions[0].Reason != health.ReasonIOSlow {
@@ -43,7 +43,7 @@ func TestCallersOwnDeadlineIsNoCondition(t *testing.T) {
 
 // If statfs has not answered for measureLimit, Stats returns the earlier statistics with a
 // condition, or an error if there are none.
-func TestStatisticsThatAreLateComeFromMemory(t *testing.T) {
+func TestLateStatisticsComeFromMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, last := range []*Stats{{Bytes: Usage{Total: 7}, at: time.Now()}, nil} {
 			v := &Volume{Mountpoint: "/volume", FSType: "ext4", last: last}

@@ -61,7 +61,7 @@ func TestMountWithoutADeviceIsAVolumeThatCannotGrow(t *testing.T) {
 	}
 }
 
-func TestWhatTheKernelRefusesHasAKindToActOn(t *testing.T) {
+func TestKernelErrorOfAGrowthHasAKindAndARemedy(t *testing.T) {
 	v := &Volume{Mountpoint: "/volume", FSType: "ext4"}
 	for errno, want := range map[error]errkind.Kind{
 		unix.EIO: errkind.FailedPrecondition, unix.EROFS: errkind.FailedPrecondition, unix.ESHUTDOWN: errkind.FailedPrecondition,

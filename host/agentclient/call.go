@@ -79,7 +79,7 @@ func attempt[R any, PR service.Message[R]](ctx context.Context, c *Client, m met
 	case hasAnswer:
 		f.kind = answered
 	case violation != nil:
-		f.err = status.Errorf(codes.Internal, "the guest answered nonsense: %v", violation)
+		f.err = status.Errorf(codes.Internal, "the guest's answer is invalid: %v", violation)
 	case status.Code(err) == codes.Unavailable, ctx.Err() != nil:
 		f.kind = broken
 	}

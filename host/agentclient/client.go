@@ -205,7 +205,7 @@ func checked[R any, PR service.Message[R]](ctx context.Context, c *Client, m met
 		return nil, err
 	}
 	if err := check(response); err != nil {
-		return nil, c.refuse(m, codes.Internal, "the guest answered nonsense: %v", err)
+		return nil, c.refuse(m, codes.Internal, "the guest's answer is invalid: %v", err)
 	}
 	return response, nil
 }

@@ -108,7 +108,7 @@ func dial(t *testing.T, listener net.Listener, config Config) *Client {
 	return c
 }
 
-func TestEachCallSendsWhatItSays(t *testing.T) {
+func TestEachCallSendsItsArguments(t *testing.T) {
 	empty := &emptypb.Empty{}
 	a := &agent{answers: map[string]any{
 		"Check": &agentpb.HealthCheckResponse{Status: agentpb.HealthCheckResponse_SERVING}, "Version": &agentpb.VersionCheckResponse{},
@@ -156,7 +156,7 @@ func TestHonestStatsComeBackAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestNonsenseIsRefused(t *testing.T) {
+func TestInvalidAnswersAreRefused(t *testing.T) {
 	stats := func(usage ...*agentpb.VolumeUsage) *agentpb.VolumeStatsResponse {
 		return &agentpb.VolumeStatsResponse{Usage: usage}
 	}
@@ -177,7 +177,7 @@ func TestNonsenseIsRefused(t *testing.T) {
 		"text as number": &agentpb.Metrics{Metrics: "\x08"},
 	} {
 		_, err := connect(t, &agent{answers: map[string]any{"GetVolumeStats": lie}}).GetVolumeStats(t.Context(), "/v")
-		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "nonsense") && !strings.Contains(err.Error(), "malformed") {
+		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "is invalid") && !strings.Contains(err.Error(), "malformed") {
 			t.Errorf("%s\nwant an error that says so\ngot  %v", name, err)
 		}
 	}
@@ -188,13 +188,13 @@ func TestNonsenseIsRefused(t *testing.T) {
 	} {
 		answer := &agentpb.GuestDetailsResponse{AgentDetails: lie}
 		_, err := connect(t, &agent{answers: map[string]any{"GetGuestDetails": answer}}).GetGuestDetails(t.Context())
-		if err == nil || !strings.Contains(err.Error(), "nonsense") {
-			t.Errorf("%s\nwant an error that says nonsense\ngot  %v", name, err)
+		if err == nil || !strings.Contains(err.Error(), "is invalid") {
+			t.Errorf("%s\nwant an error that calls the answer invalid\ngot  %v", name, err)
 		}
 	}
 	answer := &agentpb.VersionCheckResponse{AgentVersion: "\xff"}
-	if _, err := connect(t, &agent{answers: map[string]any{"Version": answer}}).Version(t.Context()); err == nil || !strings.Contains(err.Error(), "nonsense") {
-		t.Errorf("version\nwant an error that says nonsense\ngot  %v", err)
+	if _, err := connect(t, &agent{answers: map[string]any{"Version": answer}}).Version(t.Context()); err == nil || !strings.Contains(err.Error(), "is invalid") {
+		t.Errorf("version\nwant an error that calls the answer invalid\ngot  %v", err)
 	}
 }
 
@@ -303,7 +303,7 @@ func hostile(t *testing.T, answer string) net.Listener {
 	return listener
 }
 
-func TestGarbageIsNotAskedForAgain(t *testing.T) {
+func TestCallIsNotRepeatedAfterAnInvalidAnswer(t *testing.T) {
 	for name, garbage := range map[string]string{
 		"text":      "HTTP/1.1 400 Bad Request\r\n\r\n",
 		"request":   "\x00\x00\x00\x00\x00\x00\x00\x01\x01\x00",
@@ -323,7 +323,7 @@ func TestGarbageIsNotAskedForAgain(t *testing.T) {
 	}
 }
 
-func TestDialSaysWhere(t *testing.T) {
+func TestDialErrorNamesTheAddress(t *testing.T) {
 	a := address.Address{Scheme: address.Unix, Path: filepath.Join(t.TempDir(), "missing")}
 	if _, err := Dial(t.Context(), a, Config{}); err == nil || !strings.Contains(err.Error(), a.String()) {
 		t.Errorf("want an error with %q\ngot  %v", a, err)

@@ -24,7 +24,7 @@ func checkVersion(v *agentpb.VersionCheckResponse) error {
 
 func checkStats(stats *agentpb.VolumeStatsResponse) error {
 	if len(stats.Usage) > maxUsages {
-		return fmt.Errorf("%d usages, at most %d make sense", len(stats.Usage), maxUsages)
+		return fmt.Errorf("%d usages, at most %d are valid", len(stats.Usage), maxUsages)
 	}
 	for i, u := range stats.Usage {
 		switch {
@@ -46,11 +46,11 @@ func checkStats(stats *agentpb.VolumeStatsResponse) error {
 // status or without a reason, because no caller could act on such a condition.
 func checkHealth(health *volumepb.GetVolumeHealthResponse) error {
 	if len(health.Conditions) > maxConditions {
-		return fmt.Errorf("%d conditions, at most %d make sense", len(health.Conditions), maxConditions)
+		return fmt.Errorf("%d conditions, at most %d are valid", len(health.Conditions), maxConditions)
 	}
 	for i, c := range health.Conditions {
 		if c == nil || c.Status < volumepb.Condition_DEGRADED || c.Status > volumepb.Condition_DATA_LOSS || c.Reason == "" {
-			return fmt.Errorf("condition %d is %v: it lacks a status or a reason that is known", i, c)
+			return fmt.Errorf("condition %d is %v: its status or its reason is unknown", i, c)
 		}
 		if err := checkTexts(&c.Reason, &c.Message); err != nil {
 			return fmt.Errorf("condition %d: %w", i, err)
@@ -67,7 +67,7 @@ func checkDetails(details *agentpb.GuestDetailsResponse) error {
 	texts := []*string{&agent.Version}
 	for _, names := range [][]string{agent.DeviceHandlers, agent.StorageHandlers, agent.ExtraFeatures} {
 		if len(names) > maxNames {
-			return fmt.Errorf("a list of %d names, at most %d make sense", len(names), maxNames)
+			return fmt.Errorf("a list of %d names, at most %d are valid", len(names), maxNames)
 		}
 		for i := range names {
 			texts = append(texts, &names[i])
@@ -80,10 +80,10 @@ func checkDetails(details *agentpb.GuestDetailsResponse) error {
 func checkTexts(texts ...*string) error {
 	for _, text := range texts {
 		if len(*text) > maxText {
-			return fmt.Errorf("a text of %d bytes, at most %d make sense", len(*text), maxText)
+			return fmt.Errorf("a text of %d bytes, at most %d are valid", len(*text), maxText)
 		}
 		if !utf8.ValidString(*text) {
-			return fmt.Errorf("%.80q is no UTF-8", *text)
+			return fmt.Errorf("%.80q is not UTF-8", *text)
 		}
 		*text = printable(*text)
 	}

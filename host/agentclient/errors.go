@@ -15,12 +15,12 @@ import (
 
 // ErrOutcomeUnknown is the failure of a call that was sent and got no answer, and that could do
 // harm if repeated. It is not known whether the agent has carried out the call.
-var ErrOutcomeUnknown = errors.New("it was sent and not answered, so nobody knows whether it was carried out: look before you make it again")
+var ErrOutcomeUnknown = errors.New("it was sent but not answered, so it may have been carried out: check before you repeat it")
 
 // The causes of the end of a client's life.
 var (
 	errClosed = errors.New("the client was closed")
-	errLost   = errors.New("the agent cannot be reached any more")
+	errLost   = errors.New("the agent is no longer reachable")
 )
 
 // callError has a readable text and keeps its gRPC code for status.Code.

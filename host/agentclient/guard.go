@@ -124,11 +124,11 @@ func (g *guardedConn) admit(h ttrpcframe.Header) error {
 	delete(g.owed, h.StreamID)
 	switch {
 	case !owed:
-		return fmt.Errorf("a frame on stream %d, where no call waits", h.StreamID)
+		return fmt.Errorf("a frame on stream %d, on which no call waits", h.StreamID)
 	case h.Type != ttrpcframe.TypeResponse:
-		return fmt.Errorf("a frame of type %d, where a response is due", h.Type)
+		return fmt.Errorf("a frame of type %d instead of a response", h.Type)
 	case h.Length > maxAnswer:
-		return fmt.Errorf("a frame of %d bytes, at most %d make sense", h.Length, maxAnswer)
+		return fmt.Errorf("a frame of %d bytes, at most %d are valid", h.Length, maxAnswer)
 	}
 	return nil
 }

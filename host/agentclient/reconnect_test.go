@@ -163,7 +163,7 @@ func readFrame(conn net.Conn) []byte {
 	return b
 }
 
-func TestBrokenCallIsMadeAgainWhereItMayBe(t *testing.T) {
+func TestBrokenCallIsRepeatedIfThatIsSafe(t *testing.T) {
 	for method, call := range calls {
 		for where, c := range cuts {
 			t.Run(method+" "+where, func(t *testing.T) {
@@ -260,7 +260,7 @@ func TestAgentThatRestartsBetweenCallsIsFoundAgain(t *testing.T) {
 	}
 }
 
-func TestNobodyThereIsSaidAtTheDeadline(t *testing.T) {
+func TestUnreachableAgentIsNamedAtTheDeadline(t *testing.T) {
 	c := New(address.Address{Scheme: address.Unix, Path: t.TempDir() + "/s"}, Config{})
 	defer c.Close()
 	for method, call := range calls {
@@ -362,7 +362,7 @@ var errBackendDied = errors.New("the backend has ended: signal: killed")
 func (v fakeVsock) VsockDone() <-chan struct{} { return v.done }
 func (v fakeVsock) VsockErr() error            { return errBackendDied }
 
-func TestLostVsockIsSaidByEveryCall(t *testing.T) {
+func TestEveryCallNamesALostVsock(t *testing.T) {
 	for method, call := range calls {
 		for _, state := range []string{"under way", "not connected", "afterwards"} {
 			t.Run(method+" "+state, func(t *testing.T) {

@@ -20,12 +20,12 @@ func TestErrorsAreOneLineThatTeaches(t *testing.T) {
 	defer l.Close()
 	other := filepath.Join(dir, "other.sock")
 	for want, args := range map[string][]string{
-		"unknown command":            {"nonsense"},
-		"--help":                     {"vhost-vsock", "--nonsense"},
-		`"guest-cid"`:                {"vhost-vsock", "--socket", other, "--uds-path", live},
-		"guest CID 2":                {"vhost-vsock", "--socket", other, "--uds-path", other + "2", "--guest-cid", "2"},
-		"taken by a running process": {"vhost-vsock", "--socket", live, "--uds-path", other, "--guest-cid", "3"},
-		"choose a shorter one":       {"vhost-vsock", "--socket", other, "--uds-path", strings.Repeat("x", 200), "--guest-cid", "3"},
+		"unknown command":              {"nonsense"},
+		"--help":                       {"vhost-vsock", "--nonsense"},
+		`"guest-cid"`:                  {"vhost-vsock", "--socket", other, "--uds-path", live},
+		"guest CID 2":                  {"vhost-vsock", "--socket", other, "--uds-path", other + "2", "--guest-cid", "2"},
+		"a running process listens on": {"vhost-vsock", "--socket", live, "--uds-path", other, "--guest-cid", "3"},
+		"choose a shorter one":         {"vhost-vsock", "--socket", other, "--uds-path", strings.Repeat("x", 200), "--guest-cid", "3"},
 	} {
 		got := programtest.Run(t.Context(), New(), args...)
 		if got.Exit == program.OK || !strings.Contains(got.Stderr, want) || strings.Count(got.Stderr, "\n") != 1 || got.Stdout != "" {

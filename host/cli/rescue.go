@@ -27,42 +27,44 @@ func newRescueCommand() *cobra.Command {
 		Short: "Make a volume mountable again after a power cut",
 		Long: `rescue is for a volume that its sandbox refuses to mount since a power failure. It
 boots a throw-away VM with a newer kernel, which mounts DISK once and so recovers
-its log, unmounts it, and then has xfs_repair -n or e2fsck -fn look at it.
+its log, unmounts it, and then checks it with xfs_repair -n or e2fsck -fn.
 
-When: the mount of an xfs that was grown shortly before the power went fails with
-"structure needs cleaning" (EUCLEAN), and the guest's kernel says one of these:
-  - "xfs_buf_map_verify: daddr … out of range, EOFS …". Linux 6.1 gives up in the
-    recovery of its log. Newer kernels recover it, unless it was grown more than once
-    in the last minute;
+When: the mount of an xfs that was grown shortly before the power failure fails with
+"structure needs cleaning" (EUCLEAN), and the guest's kernel logs one of these:
+  - "xfs_buf_map_verify: daddr … out of range, EOFS …". Linux 6.1 gives up the
+    recovery of the log. Newer kernels recover it, unless the xfs was grown more than
+    once in the last minute;
   - "Metadata corruption detected at …", for example at __xfs_dir3_data_check: a
-    directory was written out that leads into the new space. No kernel mounts it.
+    directory that points into the new space was written to the disk. No kernel
+    mounts it.
 If the newer kernel refuses it too, rescue writes the new size into its superblock and
 mounts it again. If one of these mounts succeeds, nothing is lost.
-After any other power cut rescue does no harm: it shows whether the volume mounts
-and is whole.
+After any other power failure rescue does no harm: it shows whether the volume mounts
+and is intact.
 
 DISK is an image file or a block device that holds xfs or ext4. rescue writes what
-a mount writes, and where that is refused with EUCLEAN, before it tries again:
-  - of an xfs, in the cases above, one sector, the superblock: only where other
-    superblocks of the disk prove that the growth is in the log. Where the mount does
-    not succeed all the same it puts the old one back, unless the recovery has
-    written it since, and says so;
-  - of an ext4 whose journal is still to be replayed, what e2fsck -p writes, which
-    replays it and mends what is safe to mend. Its output is in the report (--json).
+a mount writes. If the mount is refused with EUCLEAN, it also writes, before it tries
+again:
+  - to an xfs, in the cases above, one sector, the superblock: only if other
+    superblocks of the disk prove that the growth is in the log. If the mount still
+    fails, rescue restores the old superblock, unless the recovery has changed it
+    since, and reports this;
+  - to an ext4 whose journal is not replayed yet, the writes of e2fsck -p, which
+    replays it and makes safe repairs. Its output is in the report (--json).
 It never
-  - touches a disk that somebody on this host has: a sandbox, a mount, a loop
-    device, any process that has it open. It names who, and changes nothing;
-  - runs xfs_repair -L, which throws the log away, and with it files that fsync
-    had acknowledged; nor anything else that mends by dropping.
-Run it as root: other users' processes cannot be looked into otherwise. What other
-hosts do with a shared disk is for you to know.
+  - touches a disk that is in use on this host: by a sandbox, a mount, a loop device,
+    or any process that has it open. It names the user and changes nothing;
+  - runs xfs_repair -L, which discards the log, and with it files that fsync had
+    acknowledged, or any other repair that drops data.
+Run it as root: only root can examine other users' processes. rescue cannot see how
+other hosts use a shared disk.
 
-Ctrl-C ends it at any moment and leaves no VM behind. To a volume that was mounted
-just then it is another power cut: run rescue again.
+Ctrl-C ends it at any moment and leaves no VM behind. For a volume that is mounted at
+that moment it is another power failure: run rescue again.
 
-Afterwards: exit 0, and the volume can be given to its sandbox as before. Exit 1,
-and the message says why and what is left to try. Exit 2 for a wrong command line,
-exit 130 after Ctrl-C.`,
+Exit status: 0, the volume can be given to its sandbox as before; 1, the message
+names the reason and the remaining options; 2, wrong command line; 130, interrupted
+by Ctrl-C.`,
 		Example: `  directvol rescue /var/lib/volumes/data.img
   directvol rescue --json /dev/vg0/data | jq .mounted`,
 		Args: oneDisk,
@@ -82,7 +84,7 @@ exit 130 after Ctrl-C.`,
 	f.StringVar(&cfg.Image, "image", "", "the VM's image (default: rescue.cpio, in the same places)")
 	f.DurationVar(&cfg.Timeout, "timeout", rescueLimit, "how long each VM may take, from its start to its power-off")
 	f.DurationVar(&cfg.CheckTimeout, "check-timeout", 0, "how long each run of e2fsck or xfs_repair may take (default: 10m, and 1m for each GiB of DISK)")
-	f.BoolVar(&asJSON, "json", false, "print one JSON object in the end, also where it failed")
+	f.BoolVar(&asJSON, "json", false, "print one JSON object at the end, also after a failure")
 	return cmd
 }
 
@@ -135,7 +137,7 @@ func showSteps(progress *output.Progress) func(rescue.Step) {
 // outcome describes a successful rescue on one line.
 func outcome(r rescue.Report) string {
 	mounts := map[string]string{
-		rescue.RecoveredYes: "its log was recovered, nothing was thrown away, and it mounts again",
+		rescue.RecoveredYes: "its log was recovered without loss, and it mounts again",
 		rescue.RecoveredNo:  "it mounts, and there was nothing to recover",
 	}[r.Recovered]
 	if mounts == "" {
@@ -147,7 +149,7 @@ func outcome(r rescue.Report) string {
 	if r.Replay != nil {
 		mounts = fmt.Sprintf("the kernel refused it until e2fsck -p had replayed its journal (exit %d; --json has its output), and it mounts again", r.Replay.Exit)
 	}
-	return fmt.Sprintf("%s (%s): %s (Linux %s); %s finds nothing to mend", r.Disk, r.FSType, mounts, r.Kernel, r.Fsck.Command)
+	return fmt.Sprintf("%s (%s): %s (Linux %s); %s finds no errors", r.Disk, r.FSType, mounts, r.Kernel, r.Fsck.Command)
 }
 
 // findRescueFiles sets the files that no flag names. They lie beside the program, or in the
@@ -174,7 +176,7 @@ func findRescueFiles(cfg *rescue.Config) error {
 			}
 		}
 		if *file.path == "" {
-			return fmt.Errorf("%s is neither in %s nor in %s: make rescue in directvol's sources makes it, %s names another", file.name, dirs[0], dirs[1], file.flag)
+			return fmt.Errorf("%s is neither in %s nor in %s: run make rescue in directvol's sources, or name a file with %s", file.name, dirs[0], dirs[1], file.flag)
 		}
 	}
 	return nil

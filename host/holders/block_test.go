@@ -90,14 +90,14 @@ func TestReaderThatStaysIsAHolder(t *testing.T) {
 }
 
 // A mount in another mount namespace appears in no list of this process.
-func TestDeviceThatIsTakenUnseenIsRefused(t *testing.T) {
+func TestDeviceWithAnUnknownHolderIsRefused(t *testing.T) {
 	device := loopDevice(t, image(t))
 	d := opened(t, device)
 	must(t, find(t, d))
 	taken, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0)
 	must(t, err)
 	defer taken.Close()
-	inUse(t, d.Claim(), "for itself")
+	inUse(t, d.Claim(), "uses it exclusively")
 }
 
 func TestClaimedDeviceCannotBeMounted(t *testing.T) {
@@ -131,13 +131,13 @@ func TestYieldedDeviceCanBeTakenByAnotherAndStaysLocked(t *testing.T) {
 	if !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("QEMU's byte of a yielded device\nwant %v\ngot  %v", unix.EAGAIN, err)
 	}
-	inUse(t, d.Take(), "for itself")
+	inUse(t, d.Take(), "uses it exclusively")
 	must(t, other.Close())
 	must(t, d.Take())
 	must(t, find(t, d))
 }
 
-func TestReadOnlyDeviceIsRefusedWithAWayOut(t *testing.T) {
+func TestReadOnlyDeviceIsRefusedWithARemedy(t *testing.T) {
 	device := loopDevice(t, image(t))
 	if out, err := exec.Command("blockdev", "--setro", device).CombinedOutput(); err != nil {
 		t.Skipf("blockdev: %v: %s: apt-get install util-linux, and run go test ./host/holders as root", err, out)

@@ -98,9 +98,9 @@ func kindOf(mode uint16) string {
 func wayIn(err error) string {
 	switch {
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return ": run this as root, or as the one whom the disk belongs to"
+		return ": run this as root or as the disk's owner"
 	case errors.Is(err, unix.EROFS):
-		return ": it is read-only, or lies on a filesystem that is: make that writable, or copy the disk to where it can be written to"
+		return ": the disk or its filesystem is read-only: make it writable, or copy the disk to a writable place"
 	default:
 		return ""
 	}
@@ -185,7 +185,7 @@ func (d *Disk) writable() error {
 		return fmt.Errorf("ask whether disk %s is read-only: %w", d.name, err)
 	}
 	if readOnly != 0 {
-		return fmt.Errorf("disk %s is a read-only device: make it writable first (blockdev --setrw %s, or losetup without --read-only), or copy it to where it can be written to", d.name, d.name)
+		return fmt.Errorf("disk %s is a read-only device: make it writable first (blockdev --setrw %s, or losetup without --read-only), or copy it to a writable place", d.name, d.name)
 	}
 	return nil
 }
@@ -198,20 +198,20 @@ func (d *Disk) Named() error {
 			return nil
 		}
 	} else if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
-		return fmt.Errorf("look whether %s still is the disk that was opened: %w", d.name, err)
+		return fmt.Errorf("check whether %s is still the disk that was opened: %w", d.name, err)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(d.file.Fd()), &st); err != nil {
 		return fmt.Errorf("disk %s: %w", d.name, err)
 	}
 	if !d.block && st.Nlink == 0 {
-		return fmt.Errorf("%s was removed or replaced meanwhile, and the file that was opened has no name any more: its bytes are gone when this program has ended", d.name)
+		return fmt.Errorf("%s was removed or replaced meanwhile, and the opened file has no name any more: its contents are lost when this program ends", d.name)
 	}
 	now, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(d.file.Fd())))
 	if err != nil {
 		return fmt.Errorf("disk %s: %w", d.name, err)
 	}
-	return fmt.Errorf("%s leads to something else by now: the disk that was opened is %s", d.name, Printable(now))
+	return fmt.Errorf("%s now leads to another file: the disk that was opened is %s", d.name, Printable(now))
 }
 
 // Take opens a block device exclusively, unless it is already. Claim calls Take; call it only after
@@ -222,7 +222,7 @@ func (d *Disk) Take() error {
 	}
 	taken, err := d.reopen(int(d.file.Fd()), os.O_RDONLY|unix.O_EXCL)
 	if err == unix.EBUSY {
-		return d.inUse(Holder{How: "something of this host's kernel has it for itself: a mount, perhaps in another mount namespace, device-mapper, md or swap"})
+		return d.inUse(Holder{How: "this host's kernel uses it exclusively: by a mount, perhaps in another mount namespace, device-mapper, md or swap"})
 	}
 	if err != nil {
 		return fmt.Errorf("take disk %s: %w%s", d.name, err, wayIn(err))
@@ -254,7 +254,7 @@ func (d *Disk) Lock() error {
 	// refused.
 	err := unix.FcntlFlock(d.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: firstLock, Len: afterLocks - firstLock})
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
-		return d.inUse(Holder{How: "somebody has locked it this moment"})
+		return d.inUse(Holder{How: "another process has just locked it"})
 	}
 	if err != nil {
 		return fmt.Errorf("lock disk %s: %w", d.name, err)

@@ -51,7 +51,7 @@ type Found struct {
 func (d *Disk) Find(except func(pid int) bool) (Found, error) {
 	s := &search{disk: d, wanted: d.relatives(), except: except}
 	if err := s.processes(); err != nil {
-		return Found{}, fmt.Errorf("who has disk %s: %w", d.name, err)
+		return Found{}, fmt.Errorf("find who uses disk %s: %w", d.name, err)
 	}
 	// If a process was found, the lock is probably that process's.
 	if holder, err := d.locked(); err != nil {
@@ -61,7 +61,7 @@ func (d *Disk) Find(except func(pid int) bool) (Found, error) {
 	}
 	for _, look := range []func() error{s.mounts, s.swaps, s.loops, s.stacked} {
 		if err := look(); err != nil {
-			return Found{}, fmt.Errorf("who has disk %s: %w", d.name, err)
+			return Found{}, fmt.Errorf("find who uses disk %s: %w", d.name, err)
 		}
 	}
 	return s.found, nil

@@ -128,7 +128,7 @@ func TestDiskIsKnownByItsInode(t *testing.T) {
 	}
 }
 
-func TestDiskThatItsNameDoesNotLeadToIsSaidToBeWhere(t *testing.T) {
+func TestRenamedDiskIsReportedWithItsNewName(t *testing.T) {
 	for want, change := range map[string]func(path string) error{
 		"has no name any more": os.Remove,
 		"no name any more: ":   func(path string) error { return errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o600)) },
@@ -205,11 +205,11 @@ func TestDiskThatIsClosedIsLockedByNoCopyOfItsDescriptor(t *testing.T) {
 	must(t, err)
 	defer f.Close()
 	if holder, err := Locked(f); holder != nil || err != nil {
-		t.Errorf("who has a disk that was closed\nwant nobody\ngot  %v, %v", holder, err)
+		t.Errorf("holders of a closed disk\nwant none\ngot  %v, %v", holder, err)
 	}
 }
 
-func TestWhatIsNoDiskIsSaidToBeWhat(t *testing.T) {
+func TestFileThatIsNotADiskIsRefusedByItsType(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
 	must(t, unix.Mkfifo(fifo, 0o600))
@@ -225,7 +225,7 @@ func TestWhatIsNoDiskIsSaidToBeWhat(t *testing.T) {
 	}
 }
 
-func TestDiskThatMayNotBeWrittenToSaysWhatToDo(t *testing.T) {
+func TestUnwritableDiskIsRefusedWithARemedy(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("root may write to everything: run go test ./host/holders as an ordinary user")
 	}

@@ -41,7 +41,7 @@ func Layers(file *os.File) (layers []Layer, block bool, err error) {
 			return layers, block, nil
 		}
 		if len(layers) == maxLayers {
-			return nil, block, fmt.Errorf("%s is a loop device over another one, and so on for %d layers: what lies below could be another disk's too: take some away", file.Name(), maxLayers)
+			return nil, block, fmt.Errorf("%s is a loop device on another loop device, for %d layers, so the lowest store may belong to another disk too: remove some of the layers", file.Name(), maxLayers)
 		}
 		id, part = below, part || isPart
 	}
@@ -81,10 +81,10 @@ func Locked(file *os.File) (*Holder, error) {
 	case lock.Type == unix.F_UNLCK:
 		return nil, nil
 	case lock.Start >= firstLock && lock.Start < afterLocks:
-		return &Holder{How: fmt.Sprintf("somebody holds QEMU's image lock on it (byte %d)", lock.Start)}, nil
+		return &Holder{How: fmt.Sprintf("a process holds QEMU's image lock on it (byte %d)", lock.Start)}, nil
 	case lock.Pid > 0:
 		return &Holder{PID: int(lock.Pid), Program: programOf(int(lock.Pid)), How: "has locked it"}, nil
 	default:
-		return &Holder{How: "somebody has locked it"}, nil
+		return &Holder{How: "a process has locked it"}, nil
 	}
 }

@@ -39,7 +39,7 @@ func DetectAccelerator() Accelerator { return detectAccelerator("/", createVM) }
 // also requires one of the processor-specific modules to be loaded.
 func detectAccelerator(root string, create func(device string) error) Accelerator {
 	tcg := func(format string, args ...any) Accelerator {
-		return Accelerator{"tcg", "no usable KVM: " + fmt.Sprintf(format, args...)}
+		return Accelerator{"tcg", "KVM is not usable: " + fmt.Sprintf(format, args...)}
 	}
 	device := filepath.Join(root, "dev/kvm")
 	if _, err := os.Stat(device); err != nil {
@@ -52,7 +52,7 @@ func detectAccelerator(root string, create func(device string) error) Accelerato
 		}
 	}
 	if module == "" {
-		return tcg("%s is there, but neither kvm_intel nor kvm_amd is loaded", device)
+		return tcg("%s exists, but neither kvm_intel nor kvm_amd is loaded", device)
 	}
 	if err := create(device); err != nil {
 		return tcg("%v", err)

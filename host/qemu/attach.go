@@ -45,7 +45,7 @@ func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
 		return Attached{}, err
 	}
 	if left := vm.remove(ctx, d); left != nil {
-		return Attached{}, fmt.Errorf("%w; what was done is not undone yet, detach the disk for that: %w", err, left)
+		return Attached{}, fmt.Errorf("%w; the attach is only partly undone, detach the disk to finish that: %w", err, left)
 	}
 	return Attached{}, err
 }

@@ -133,7 +133,7 @@ func TestDetachThatEndsWhileItAsksAgainKeepsTheConnection(t *testing.T) {
 	}
 }
 
-func TestDiskThatLeavesWhileNobodyListensIsSaid(t *testing.T) {
+func TestDiskThatLeavesWithoutAListenerIsLogged(t *testing.T) {
 	q, path := listenFake(t)
 	p, front := listenProxy(t, path)
 	vm := vmOn(t, front)
@@ -165,7 +165,7 @@ func TestDiskThatLeavesWhileNobodyListensIsSaid(t *testing.T) {
 
 // If nothing in QEMU's state shows whether a command was carried out, the command must not be sent
 // twice.
-func TestOutcomeThatNothingDecidesIsUnknown(t *testing.T) {
+func TestUndecidedOutcomeIsUnknown(t *testing.T) {
 	q, path := listenFake(t)
 	p, front := listenProxy(t, path)
 	vm := vmOn(t, front)
@@ -216,7 +216,7 @@ func FuzzState(f *testing.F) {
 
 // The test cuts a real QEMU's connection at random places, in either direction. The machine's
 // processor is paused; a reset completes pending unplugs.
-func TestRealQEMUThatIsCutOffGoesOn(t *testing.T) {
+func TestRealQEMUContinuesAfterALostConnection(t *testing.T) {
 	vm := realVM(t)
 	must(t, vm.execute(limited(t), "set-action", map[string]string{"reboot": "reset"}, nil))
 	p, front := listenProxy(t, vm.path(monitorSocket))

@@ -25,10 +25,10 @@ const (
 )
 
 // ErrKept means that the guest refused to release a disk on detach. The disk stays attached.
-var ErrKept = errors.New("the guest refused to let go of it")
+var ErrKept = errors.New("the guest refused to release it")
 
 // errNotAsked means that a detach has failed before the guest was asked for anything.
-var errNotAsked = errors.New("the guest was not asked for it")
+var errNotAsked = errors.New("the guest was not asked to release it")
 
 // notAsked is an error that is errNotAsked too. Its text is unchanged.
 type notAsked struct{ error }
@@ -54,7 +54,7 @@ func (vm *VM) DetachDisk(ctx context.Context, id string) error {
 	}
 	defer d.unlock()
 	if d.slot.bridge == 0 {
-		return fmt.Errorf("detach disk %s: it is a boot disk, on a bus without hotplug: it stays as long as the VM", id)
+		return fmt.Errorf("detach disk %s: it is a boot disk, on a bus without hotplug, and cannot be detached", id)
 	}
 	err = vm.unplugAndRemove(ctx, d)
 	if errors.Is(err, errThere) { // the disk was wrongly recorded as gone
@@ -137,7 +137,7 @@ func (vm *VM) awaitLeaving(ctx context.Context, d *disk, refused <-chan struct{}
 		case <-vm.qmp.Done():
 			return false, vm.explain(ctx, vm.qmp.Err())
 		case <-ctx.Done():
-			return false, fmt.Errorf("the guest has not let go of it, and still may: %w", ctx.Err())
+			return false, fmt.Errorf("the guest has not released it yet, and may do so later: %w", ctx.Err())
 		}
 	}
 }
@@ -184,7 +184,7 @@ func (vm *VM) sendUnplug(ctx context.Context, d *disk, asked bool) (gone bool, e
 func (vm *VM) hasLeft(d *disk) bool {
 	left, byItself := d.leaves()
 	if byItself {
-		vm.log.Warnf("disk %s (%s) has left the VM, and nobody detached it", d.ID, d.Path)
+		vm.log.Warnf("disk %s (%s) has left the VM without a detach", d.ID, d.Path)
 	}
 	return left
 }
@@ -233,7 +233,7 @@ func (vm *VM) takeStock() bool {
 		if err == nil {
 			return true
 		}
-		vm.log.WithError(err).Warn("more QMP events came than were read, and QEMU does not say what it has")
+		vm.log.WithError(err).Warn("QMP events were lost, and QEMU does not list its devices")
 		select {
 		case <-again.C:
 		case <-vm.qmp.Done():

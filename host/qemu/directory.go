@@ -23,7 +23,7 @@ type directory struct {
 }
 
 // errMoved means that another VM made or removed the directory while this VM was claiming it.
-var errMoved = errors.New("it was made or removed while it was taken")
+var errMoved = errors.New("it was created or removed while this process locked it")
 
 // claimAttempts is how many other VMs may start or end in the directory while this one starts.
 const claimAttempts = 8
@@ -81,7 +81,7 @@ func (d *directory) claim() error {
 	return nil
 }
 
-var errNotOurs = errors.New("want one that is yours with mode 0700, or none yet: it is made then")
+var errNotOurs = errors.New("want a directory that you own with mode 0700, or a path that does not exist yet")
 
 // make makes the directory under a temporary name and renames it, so that the directory is locked
 // from the moment it appears.
@@ -114,7 +114,7 @@ func (d *directory) open(path string) (err error) {
 func (d *directory) lock() error {
 	err := unix.Flock(int(d.file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return errors.New("it is taken: a VM runs in it: stop that one or use another directory")
+		return errors.New("a VM runs in it: stop that VM or use another directory")
 	}
 	return os.NewSyscallError("flock", err)
 }
@@ -134,7 +134,7 @@ func (d *directory) release(log *logrus.Entry) {
 	}
 	if err := os.Remove(d.path); errors.Is(err, unix.ENOTEMPTY) {
 		left, _ := d.file.Readdirnames(-1)
-		log.Warnf("runtime directory %s stays: somebody else's files are in it: %s", d.path, strings.Join(left, ", "))
+		log.Warnf("runtime directory %s is kept, because it has other files: %s", d.path, strings.Join(left, ", "))
 	} else if err != nil {
 		log.WithError(err).Warn("remove the runtime directory")
 	}

@@ -34,7 +34,7 @@ func TestSocketsAreTheirOwnersAlone(t *testing.T) {
 	}
 }
 
-func TestOfSeveralStartsInADirectoryOneIsNotRefused(t *testing.T) {
+func TestOneOfSeveralStartsInADirectorySucceeds(t *testing.T) {
 	t.Setenv(playQEMU, "serves")
 	t.Setenv(playBackend, "serves")
 	cfg := playedConfig(shortDir(t))
@@ -45,8 +45,8 @@ func TestOfSeveralStartsInADirectoryOneIsNotRefused(t *testing.T) {
 			vm, err := Start(limited(t), cfg)
 			if err == nil {
 				vms <- vm
-			} else if !strings.Contains(err.Error(), "is taken") {
-				t.Errorf("a refusal\nwant that the directory is taken\ngot  %v", err)
+			} else if !strings.Contains(err.Error(), "a VM runs in it") {
+				t.Errorf("a refusal\nwant that a VM runs in the directory\ngot  %v", err)
 			}
 		})
 	}
@@ -83,8 +83,8 @@ func TestDirectoryThatIsReleasedIsLockedByNoCopyOfItsDescriptor(t *testing.T) {
 	d.close()
 }
 
-// TestADirectoryIsItsSandboxsWhateverIsInIt: the lock decides, not the sockets.
-func TestADirectoryIsItsSandboxsWhateverIsInIt(t *testing.T) {
+// TestDirectoryOfARunningVMIsRefusedWithoutItsSockets: the lock decides, not the sockets.
+func TestDirectoryOfARunningVMIsRefusedWithoutItsSockets(t *testing.T) {
 	vm, err := startPlayed(t, "serves", "serves", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +92,7 @@ func TestADirectoryIsItsSandboxsWhateverIsInIt(t *testing.T) {
 	for _, name := range []string{monitorSocket, vhostSocket, vsockSocket} {
 		os.Remove(vm.path(name)) // some are missing where the kernel does vsock
 	}
-	if other, err := Start(limited(t), vm.cfg); err == nil || !strings.Contains(err.Error(), vm.cfg.Dir+": it is taken") {
+	if other, err := Start(limited(t), vm.cfg); err == nil || !strings.Contains(err.Error(), vm.cfg.Dir+": a VM runs in it") {
 		t.Errorf("a second VM in it\nwant a refusal\ngot  %v", err)
 		if err == nil {
 			kill(t, other)
@@ -130,7 +130,7 @@ func TestForeignFilesStayAndAreNamed(t *testing.T) {
 	}
 }
 
-func TestWhatCameSinceStaysAtTheEnd(t *testing.T) {
+func TestFilesCreatedDuringTheRunStayAtTheEnd(t *testing.T) {
 	log, said := test.NewNullLogger()
 	vm, err := startPlayed(t, "serves", "serves", func(c *Config) { c.Log = logrus.NewEntry(log) })
 	if err != nil {
@@ -157,7 +157,7 @@ func TestWhatCameSinceStaysAtTheEnd(t *testing.T) {
 	t.Errorf("nobody said that notes are left in %s", vm.cfg.Dir)
 }
 
-func TestADirectoryOfAnothersIsRefused(t *testing.T) {
+func TestDirectoryOfAnotherUserIsRefused(t *testing.T) {
 	for name, spoil := range map[string]func(dir string) error{
 		"others may enter": func(dir string) error { return os.Mkdir(dir, 0o755) },
 		"a symlink":        func(dir string) error { return os.Symlink(t.TempDir(), dir) },

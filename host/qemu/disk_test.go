@@ -122,7 +122,7 @@ func TestOneStoreIsOneDisk(t *testing.T) {
 	}
 }
 
-func TestAttachRefusesWhatIsNoDisk(t *testing.T) {
+func TestAttachRefusesAFileThatIsNotADisk(t *testing.T) {
 	vm, q := fakeVM(t)
 	for _, d := range []Disk{
 		{ID: "", Path: image(t, mib)}, {ID: "a,b", Path: image(t, mib)}, {ID: strings.Repeat("x", 26), Path: image(t, mib)},
@@ -221,7 +221,7 @@ func TestDetachRemovesAllAndMayBeRepeated(t *testing.T) {
 	select {
 	case <-first.Gone:
 	default:
-		t.Error("it is gone, and nobody was told")
+		t.Error("the disk is gone, but no message says so")
 	}
 	again, err := vm.AttachDisk(limited(t), d)
 	if err != nil {
@@ -237,7 +237,7 @@ func TestDetachRemovesAllAndMayBeRepeated(t *testing.T) {
 	}
 }
 
-func TestDetachIsTakenUpWhereItStopped(t *testing.T) {
+func TestRepeatedDetachContinuesWhereItStopped(t *testing.T) {
 	vm, q := fakeVM(t)
 	d := Disk{ID: "data", Path: image(t, mib)}
 	if _, err := vm.AttachDisk(limited(t), d); err != nil {
@@ -292,7 +292,7 @@ func TestNodeThatIsFreedAMomentLaterIsRemoved(t *testing.T) {
 	}
 }
 
-func TestDetachTellsThatGuestRefuses(t *testing.T) {
+func TestDetachReportsThatTheGuestRefuses(t *testing.T) {
 	vm, q := fakeVM(t)
 	q.answerBy(func(command string, _ json.RawMessage) (any, *qmp.Error, bool) {
 		if command == "device_del" {
@@ -403,7 +403,7 @@ func TestStoreThatSomebodyElseGrowsMeanwhileIsResizedAgain(t *testing.T) {
 
 // Every call except a detach must fail for a missing disk, with this package's error and the
 // sandbox's. A detach succeeds.
-func TestDiskThatIsNotThereIsSaidToBeNone(t *testing.T) {
+func TestMissingDiskIsErrNoDisk(t *testing.T) {
 	vm, _ := fakeVM(t)
 	for name, err := range map[string]error{
 		"resize": vm.ResizeDisk(limited(t), "none", mib), "replace": vm.ReplaceFileNode(limited(t), "none", "bad"),

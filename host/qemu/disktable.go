@@ -157,7 +157,7 @@ func (t *diskTable) place(want Disk, store *registry.Store, choose func(taken ma
 			return nil, fmt.Errorf("disk %s: %w, it is %s: detach it first or use another id", want.ID, ErrAttached, other.Path)
 		}
 		if other.store.Same(store) && !(other.ReadOnly && want.ReadOnly) {
-			return nil, fmt.Errorf("disk %s: %s is %w as disk %s: two writers would destroy it", want.ID, want.Path, ErrAttached, other.ID)
+			return nil, fmt.Errorf("disk %s: %s is %w as disk %s: two writers would corrupt it", want.ID, want.Path, ErrAttached, other.ID)
 		}
 	}
 	place, err := choose(taken)
@@ -203,7 +203,7 @@ func (t *diskTable) isNamed(d *disk) error {
 // otherFile returns the refusal of a disk whose path now leads to another file than when it was
 // attached.
 func otherFile(d *disk) error {
-	return fmt.Errorf("disk %s: %w, with the file that %s was then, and another file has that name now: detach the disk first", d.ID, ErrAttached, d.Path)
+	return fmt.Errorf("disk %s: %w, but %s is another file now: detach the disk first", d.ID, ErrAttached, d.Path)
 }
 
 // find returns the disk with the id, or nil.

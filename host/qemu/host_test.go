@@ -52,7 +52,7 @@ func hostWith(t *testing.T, files []string) string {
 	return root
 }
 
-func TestKVMThatIsNoneIsNotUsed(t *testing.T) {
+func TestUnusableKVMIsNotUsed(t *testing.T) {
 	if err := createVM(image(t, 0)); err == nil || !strings.Contains(err.Error(), "KVM_GET_API_VERSION") {
 		t.Errorf("a plain file made a VM: %v", err)
 	}

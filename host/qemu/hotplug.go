@@ -13,7 +13,7 @@ import (
 // ErrHotplugHeld means that a disk cannot be attached or detached, because the guest has not yet
 // released another one. The guest processes its ACPI hotplug events one by one: it would not see an
 // added disk, and would keep a removed one.
-var ErrHotplugHeld = errors.New("the guest does not let go of another disk, and no disk comes or goes until it does")
+var ErrHotplugHeld = errors.New("the guest does not release another disk, and until then no disk can be attached or detached")
 
 // diskEvents are the QMP events about disks.
 var diskEvents = []string{"DEVICE_DELETED", "DEVICE_UNPLUG_GUEST_ERROR"}
@@ -43,7 +43,7 @@ func (h *hotplug) take(ctx context.Context, d *disk) (done func(), err error) {
 	select {
 	case h.turn <- struct{}{}:
 	case <-ctx.Done():
-		return nil, h.held(d, fmt.Errorf("wait for other disks to come or go: %w", ctx.Err()))
+		return nil, h.held(d, fmt.Errorf("wait until other disks are attached or detached: %w", ctx.Err()))
 	}
 	done = sync.OnceFunc(func() { <-h.turn })
 	if err := h.awaitOther(ctx, d); err != nil {
@@ -104,7 +104,7 @@ func awaitOne(ctx context.Context, other *disk, refused <-chan struct{}, again t
 	return nil
 }
 
-var errTimeEnough = errors.New("it had time enough")
+var errTimeEnough = errors.New("its time is over")
 
 // other returns the disk that the guest was asked to release and has neither released nor refused;
 // nil if there is none or it is d.

@@ -64,7 +64,7 @@ func TestGuestThatKeepsADiskHoldsUpOthersForALimitedTime(t *testing.T) {
 }
 
 // Repeating a detach must not extend the time for which other disks wait.
-func TestDetachThatIsRepeatedHoldsUpOthersNoLonger(t *testing.T) {
+func TestRepeatedDetachDelaysOthersNoLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, _ := deafHotplug()
 		kept := leavingDisk("kept")
@@ -129,7 +129,7 @@ func TestLateEndOfADeviceIsNotThatOfTheNext(t *testing.T) {
 }
 
 // The report that the device had left was wrong.
-func TestDiskThatIsSaidToBeGoneAndIsThereIsDetached(t *testing.T) {
+func TestDiskThatIsStillThereAfterItsEventIsDetached(t *testing.T) {
 	vm, q := fakeVM(t)
 	_, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)})
 	must(t, err)
@@ -165,7 +165,7 @@ func TestDisksComeAndGoInTheirCallersOrder(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := h.take(ctx, leavingDisk("gives up")); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("who gives up\nwant %v\ngot  %v", context.DeadlineExceeded, err)
+			t.Errorf("a caller that gives up\nwant %v\ngot  %v", context.DeadlineExceeded, err)
 		}
 		done()
 		synctest.Wait()
@@ -222,7 +222,7 @@ func TestNothingIsAddedBesideARemoval(t *testing.T) {
 }
 
 // No detach is running when the guest ejects a disk by itself.
-func TestDiskThatLeavesByItselfIsTold(t *testing.T) {
+func TestDiskThatLeavesByItselfIsLogged(t *testing.T) {
 	vm, q := fakeVM(t)
 	d := Disk{ID: "data", Path: image(t, mib)}
 	a, err := vm.AttachDisk(limited(t), d)
@@ -311,7 +311,7 @@ func TestAttachThatIsRepeatedChangesNothing(t *testing.T) {
 	}
 	q.with(func() {
 		if !slices.Equal(q.commands, before) {
-			t.Errorf("QEMU was told\nwant nothing behind %v\ngot  %v", before, q.commands)
+			t.Errorf("commands to QEMU\nwant none after %v\ngot  %v", before, q.commands)
 		}
 	})
 	d.ReadOnly = true

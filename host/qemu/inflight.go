@@ -226,7 +226,7 @@ func (vm *VM) isBlind(err error) {
 		return
 	}
 	vm.blind.Do(func() {
-		vm.log.WithError(err).Warn("QEMU's requests in flight cannot be looked at: while one hangs, a disk that comes, grows or goes stops the VM")
+		vm.log.WithError(err).Warn("QEMU's requests in flight cannot be examined: if one hangs, attaching, growing or detaching a disk stops the VM")
 	})
 }
 

@@ -375,7 +375,7 @@ func TestRealQEMUWithoutAGraphLockGoesOn(t *testing.T) {
 }
 
 // A QEMU that has ended has no requests: it is no reason to warn of a VM that may stop.
-func TestEndOfQEMUIsNoBlindness(t *testing.T) {
+func TestNoWarningOfUnseenRequestsWhenQEMUHasEnded(t *testing.T) {
 	vm, _ := fakeVM(t) // whose process has ended
 	log, hook := test.NewNullLogger()
 	vm.log, vm.major = logrus.NewEntry(log), graphLockMajor

@@ -172,7 +172,7 @@ func (b *lockedBuffer) Write(p []byte) (int, error) {
 	return b.text.Write(p)
 }
 
-func TestShutdownIsToldAndLeavesNothing(t *testing.T) {
+func TestShutdownIsReportedAndLeavesNothing(t *testing.T) {
 	console := &lockedBuffer{}
 	vm, err := startPlayed(t, "serves", "serves", func(c *Config) { c.Console = console })
 	if err != nil {
@@ -230,7 +230,7 @@ func TestQEMUWithoutSeccompRunsAndIsWarnedOf(t *testing.T) {
 	}
 }
 
-func TestCrashIsToldByEveryCall(t *testing.T) {
+func TestEveryCallReportsACrash(t *testing.T) {
 	vm, err := startPlayed(t, "serves", "serves", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -299,7 +299,7 @@ func TestRunningVMKeepsItsDirectory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Start(limited(t), vm.cfg); err == nil || !strings.Contains(err.Error(), "taken") {
+	if _, err := Start(limited(t), vm.cfg); err == nil || !strings.Contains(err.Error(), "a VM runs in it") {
 		t.Errorf("a second VM in its directory: want a refusal, got %v", err)
 	}
 	if _, err := os.Stat(vm.path(monitorSocket)); err != nil {
@@ -331,7 +331,7 @@ func startBackendAlone(t *testing.T, how string) (*VM, error) {
 	return vm, err
 }
 
-func TestBackendThatDiesIsTold(t *testing.T) {
+func TestDeadBackendIsReported(t *testing.T) {
 	vm, err := startBackendAlone(t, "serves")
 	if err != nil {
 		t.Fatal(err)
@@ -346,7 +346,7 @@ func TestBackendThatDiesIsTold(t *testing.T) {
 	}
 }
 
-func TestBackendThatDoesNotComeUpIsTold(t *testing.T) {
+func TestBackendThatDoesNotStartIsReported(t *testing.T) {
 	if _, err := startBackendAlone(t, "dies"); err == nil || !strings.Contains(err.Error(), "backend: no") {
 		t.Errorf("want its last words, got %v", err)
 	}
@@ -373,7 +373,7 @@ func TestADirectoryWhoseOwnerWasKilledIsTakenOver(t *testing.T) {
 			kill(t, vm)
 			break
 		}
-		if ctx.Err() != nil || !strings.Contains(err.Error(), "is taken") { // the backend's socket is taken until the backend is killed, after its parent
+		if ctx.Err() != nil || !strings.Contains(err.Error(), "a running process listens on") { // the backend's socket is taken until the backend is killed, after its parent
 			t.Fatal(err)
 		}
 	}

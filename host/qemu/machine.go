@@ -24,7 +24,7 @@ var _ sandbox.Machine = Machine{}
 
 // errNothingBoots is the refusal of a sandbox's VM in which no agent can start. Start would
 // otherwise wait for the agent until the deadline.
-var errNothingBoots = errors.New("no agent would start: set Kernel, and Initrd to an image (directvol-rootfs makes both), or BootDisks with a root file system")
+var errNothingBoots = errors.New("no agent would start: set Kernel, and set Initrd to an image (directvol-rootfs makes both), or BootDisks with a root file system")
 
 // StartMachine starts a VM for a sandbox. The kernel gets the options of every sandbox, followed by
 // cfg.Append.
@@ -92,9 +92,9 @@ func (m Machine) AwaitEnd(ctx context.Context) error {
 	case err != nil:
 		return typed(err)
 	case end.Reason == Unheard:
-		return fmt.Errorf("%w in order, as QEMU exits 0, and %w or reset: the connection that would say it was lost", sandbox.ErrEnded, sandbox.ErrUnheard)
+		return fmt.Errorf("%w, and QEMU exited with 0, but %w or reset: the QMP connection was lost", sandbox.ErrEnded, sandbox.ErrUnheard)
 	case end != orderly:
-		return fmt.Errorf("%w otherwise than by its guest's power-off: reason %s, by the guest %v, QEMU exits %d", sandbox.ErrEnded, end.Reason, end.Guest, end.ExitCode)
+		return fmt.Errorf("%w, but not by its guest's power-off: reason %s, by the guest %v, QEMU exit code %d", sandbox.ErrEnded, end.Reason, end.Guest, end.ExitCode)
 	}
 	return nil
 }

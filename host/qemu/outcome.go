@@ -83,7 +83,7 @@ func (vm *VM) settle(ctx context.Context, ask qmp.Ask) ([]qmp.Event, error) {
 	if err != nil {
 		return nil, err
 	}
-	vm.log.Warnf("the QMP connection was lost, and is there again: QEMU is %s and has %d block nodes and %d devices; %d disks have left meanwhile",
+	vm.log.Warnf("the QMP connection was lost and is restored: QEMU is %s and has %d block nodes and %d devices; %d disks have left meanwhile",
 		now.run, len(now.nodes), len(now.devices), len(missed))
 	return missed, nil
 }

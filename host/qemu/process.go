@@ -67,7 +67,7 @@ func startProcess(ctx context.Context, name string, cmd *exec.Cmd) (*process, er
 				p.signalKill()
 			}
 		}()
-		return nil, fmt.Errorf("start %s: it has not begun, this process may have a store open that does not answer: %w", name, ctx.Err())
+		return nil, fmt.Errorf("start %s: it has not begun, perhaps because this process has a store open that does not answer: %w", name, ctx.Err())
 	}
 }
 

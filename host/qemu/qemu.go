@@ -98,7 +98,7 @@ func (cfg Config) withDefaults() (Config, error) {
 	}
 	switch {
 	case cfg.GuestCID < 3 || cfg.GuestCID == ^uint32(0):
-		return cfg, fmt.Errorf("guest CID %d: 0, 1, 2 and %d have meanings of their own (vsock(7)): use 3 or more", cfg.GuestCID, ^uint32(0))
+		return cfg, fmt.Errorf("guest CID %d: 0, 1, 2 and %d are reserved (vsock(7)): use 3 or more", cfg.GuestCID, ^uint32(0))
 	case cfg.MemoryMiB < 0 || cfg.CPUs < 0:
 		return cfg, fmt.Errorf("%d MiB of memory and %d processors: want positive numbers", cfg.MemoryMiB, cfg.CPUs)
 	case cfg.Bridges < 0 || cfg.Bridges > maxBridges:

@@ -196,7 +196,7 @@ func detachForReal(t *testing.T, vm *VM) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if err := vm.DetachDisk(ctx, "data"); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("without a guest to let go:\nwant %v\ngot  %v", context.DeadlineExceeded, err)
+		t.Errorf("without a guest that releases it\nwant %v\ngot  %v", context.DeadlineExceeded, err)
 	}
 	detached := make(chan error, 1)
 	go func() { detached <- vm.DetachDisk(limited(t), "data") }()

@@ -110,7 +110,7 @@ func TestRefusalCountsForTheLastRequestAlone(t *testing.T) {
 
 // A booting guest missed the request of a detach that has given up. A later caller that waits for
 // the disk asks again.
-func TestGuestIsAskedAgainByWhoWaitsForTheDisk(t *testing.T) {
+func TestCallerThatWaitsForTheDiskAsksTheGuestAgain(t *testing.T) {
 	for name, refuses := range map[string]bool{"it lets go": false, "it refuses": true} {
 		t.Run(name, func(t *testing.T) {
 			vm, q := fakeVM(t)
@@ -134,7 +134,7 @@ func TestGuestIsAskedAgainByWhoWaitsForTheDisk(t *testing.T) {
 
 // A caller that waits for a disk asks the guest again, but not after a refusal: the caller of the
 // detach may have mounted the disk again.
-func TestGuestThatHasRefusedIsNotAskedByWhoWaited(t *testing.T) {
+func TestCallerThatWaitedDoesNotAskARefusingGuest(t *testing.T) {
 	vm, q := fakeVM(t)
 	_, err := vm.AttachDisk(limited(t), Disk{ID: "a", Path: image(t, mib)})
 	must(t, err)
@@ -149,7 +149,7 @@ func TestGuestThatHasRefusedIsNotAskedByWhoWaited(t *testing.T) {
 	}
 	q.with(func() {
 		if !q.devices[deviceOf(vm, "a")] {
-			t.Error("the guest has let go of a disk that it had refused to let go of, and nobody detaches it")
+			t.Error("the guest has released a disk after its refusal, but the disk is not detached")
 		}
 	})
 }

@@ -38,7 +38,7 @@ func (vm *VM) resize(ctx context.Context, d *disk, bytes uint64) error {
 	}
 	switch {
 	case d.half:
-		return errors.New("attaching it has stopped half way: attach it again, or detach it")
+		return errors.New("its attach was interrupted: attach it again, or detach it")
 	case bytes == d.bytes:
 		return nil
 	case d.ReadOnly:
@@ -51,7 +51,7 @@ func (vm *VM) resize(ctx context.Context, d *disk, bytes uint64) error {
 		return err
 	}
 	if least := max(d.bytes, real); bytes < least {
-		return fmt.Errorf("%w: it has %d bytes, %d were asked for", ErrShrink, least, bytes)
+		return fmt.Errorf("%w: it has %d bytes, %d were requested", ErrShrink, least, bytes)
 	}
 	arguments := struct {
 		NodeName string `json:"node-name"`

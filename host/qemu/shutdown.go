@@ -135,7 +135,7 @@ func (vm *VM) cleanUp() {
 	if vm.backend != nil {
 		for _, name := range []string{vhostSocket, vsockSocket} { // a killed backend does not remove its sockets
 			if err := address.ClaimUnix(vm.path(name)); err != nil {
-				vm.log.WithError(err).Warn("a socket of the vsock backend's has become another file")
+				vm.log.WithError(err).Warn("a socket of the vsock backend was replaced by another file")
 			}
 		}
 	}
@@ -163,6 +163,6 @@ func (vm *VM) releaseStores() {
 // endDisks closes the disks' stores, and logs those that do not close.
 func (vm *VM) endDisks(why error) {
 	for _, d := range vm.disks.end(why, closeTimeout) {
-		vm.log.Errorf("the VM has ended, and the store of disk %s (%s) has not closed after %v: it is nobody else's until it has", d.ID, d.Path, closeTimeout)
+		vm.log.Errorf("the VM has ended, and the store of disk %s (%s) has not closed after %v: no other VM can use it until then", d.ID, d.Path, closeTimeout)
 	}
 }

@@ -64,7 +64,7 @@ func TestStoreOfAVMIsRefusedToAnother(t *testing.T) {
 
 // The path is resolved once: a store that was moved still belongs to the disk, and a new file under
 // its path does not.
-func TestStoreIsTheDisksWhateverHasItsName(t *testing.T) {
+func TestDiskKeepsItsStoreWhenTheNameChanges(t *testing.T) {
 	vm := realVM(t)
 	path := image(t, mib)
 	_, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: path})
@@ -123,7 +123,7 @@ func TestDetachedStoreIsOpenNowhere(t *testing.T) {
 	}
 }
 
-func TestErrorsOfStoresAndConnectionsAreTheSandboxs(t *testing.T) {
+func TestErrorsMapToThoseOfTheSandbox(t *testing.T) {
 	for err, want := range map[error]error{
 		fmt.Errorf("attach: %w", &holders.InUseError{Disk: "/store"}): sandbox.ErrBusy,
 		fmt.Errorf("qmp device_add: %w", qmp.ErrOutcomeUnknown):       sandbox.ErrOutcomeUnknown,
@@ -136,7 +136,7 @@ func TestErrorsOfStoresAndConnectionsAreTheSandboxs(t *testing.T) {
 
 // An error may mean more than one thing: a disk hangs while the guest keeps another one, and this
 // one was not asked for.
-func TestErrorIsAllThatItMeans(t *testing.T) {
+func TestErrorMatchesEveryKindItWraps(t *testing.T) {
 	err := typed(fmt.Errorf("detach: %w", notAsked{fmt.Errorf("%w: %w", ErrHotplugHeld, &HangsError{ID: "dead"})}))
 	for _, want := range []error{sandbox.ErrHotplugHeld, sandbox.ErrStoreHangs, sandbox.ErrNotAsked, ErrDiskHangs} {
 		if !errors.Is(err, want) {

@@ -71,7 +71,7 @@ func (vm *VM) backendCommand() *exec.Cmd {
 // startBackend starts the vsock backend and waits until QEMU can connect to it.
 func (vm *VM) startBackend(ctx context.Context) error {
 	if vm.cfg.Directvol == "" {
-		return fmt.Errorf("the host's kernel offers no vsock (%s) and there is no program for it: set Directvol", vm.vsock.reason)
+		return fmt.Errorf("the host's kernel has no vsock (%s) and no backend program is set: set Directvol", vm.vsock.reason)
 	}
 	for _, name := range []string{vhostSocket, vsockSocket} {
 		if err := address.ClaimUnix(vm.path(name)); err != nil {
@@ -150,7 +150,7 @@ func (vm *VM) VsockErr() error {
 	case !vm.qemu.running():
 		return vm.ended()
 	case vm.backend != nil && !vm.backend.running():
-		return fmt.Errorf("%s has ended, so this VM has no vsock until it is started anew, and its disks go on: %s", vm.backend.name, vm.backend.state())
+		return fmt.Errorf("%s has ended, so this VM has no vsock until it is restarted; its disks keep working: %s", vm.backend.name, vm.backend.state())
 	default:
 		return nil
 	}

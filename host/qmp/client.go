@@ -44,7 +44,7 @@ const (
 
 var (
 	// ErrNoGreeting is the failure of a Dial whose peer accepts the connection and sends nothing.
-	ErrNoGreeting = errors.New("no greeting: another client holds the QMP socket, which serves one at a time (or QEMU hangs)")
+	ErrNoGreeting = errors.New("no greeting: another client uses the QMP socket, which serves one client at a time, or QEMU hangs")
 	// ErrClosed is the reason of a Client that ended by Close.
 	ErrClosed = errors.New("connection closed by this side")
 	// ErrNotSent is the failure of a command that was not sent, or not completely. QEMU has not
@@ -218,7 +218,7 @@ func (c *Client) current(ctx context.Context) (*connection, error) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: the connection was lost (%w) and there is no other yet: %w", ErrNotSent, lost, ctx.Err())
+			return nil, fmt.Errorf("%w: the connection was lost (%w) and is not restored yet: %w", ErrNotSent, lost, ctx.Err())
 		}
 	}
 }

@@ -271,7 +271,7 @@ func TestCloseFailsWhatIsInFlight(t *testing.T) {
 	}
 }
 
-func TestSubscriberThatDoesNotReadHoldsUpNothing(t *testing.T) {
+func TestSubscriberThatDoesNotReadDelaysNothing(t *testing.T) {
 	const sent = eventBuffer + 10
 	c := dial(t, func(p *peer) {
 		cmd := p.next()

@@ -258,7 +258,7 @@ func (c *connection) write(ctx context.Context, line []byte, file *os.File) erro
 
 // errFile is the failure to pass a file that is closed or being closed: its number may be another
 // file's by now.
-var errFile = errors.New("the file that goes with it")
+var errFile = errors.New("the file descriptor of the command")
 
 // send writes a line, with a file's descriptor attached to its first byte (SCM_RIGHTS of unix(7)).
 func (c *connection) send(line []byte, file *os.File) (sent int, err error) {

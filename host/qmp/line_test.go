@@ -30,7 +30,7 @@ func TestParseLineTakesEachKind(t *testing.T) {
 	}
 }
 
-func TestParseLineRefusesWhatIsNoMessage(t *testing.T) {
+func TestParseLineRefusesOtherLines(t *testing.T) {
 	for _, line := range []string{
 		``, `{`, `{}`, `[]`, `7`, `"return"`, `null`, `{"id": 1}`, `{"return": {}, "id": -1}`, `{"return": {}, "id": "1"}`,
 		`{"return": {}, "error": {}, "id": 1}`, `{"event": 3}`, `{"event": ""}`, `{"return": {}} {"return": {}}`, "\x00\xff", strings.Repeat("[", 20000),

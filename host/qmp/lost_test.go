@@ -123,7 +123,7 @@ func TestCutInFlightIsAnUnknownOutcome(t *testing.T) {
 	}
 }
 
-func TestGivenUpAfterItWasSentIsAnUnknownOutcome(t *testing.T) {
+func TestCallAbandonedAfterItWasSentHasAnUnknownOutcome(t *testing.T) {
 	c := dial(t, func(p *peer) { p.next(); serve(p) })
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()

@@ -94,7 +94,7 @@ func (s *Stores) makeDir() error {
 	}
 	owner, ok := info.Sys().(*syscall.Stat_t)
 	if !info.IsDir() || info.Mode().Perm()&0o077 != 0 || !ok || int(owner.Uid) != os.Geteuid() {
-		return fmt.Errorf("directory of the stores' locks %s: want one that is yours with mode 0700, or none yet: remove it when no sandbox runs", s.dir)
+		return fmt.Errorf("directory of the stores' locks %s: want a directory that you own with mode 0700, or a path that does not exist yet: remove it when no sandbox runs", s.dir)
 	}
 	return checkAbove(s.dir)
 }
@@ -118,7 +118,7 @@ func checkAbove(dir string) error {
 			private := info.IsDir() && info.Mode().Perm()&0o077 == 0
 			shared := info.IsDir() && info.Mode().Perm()&0o022 != 0 && info.Mode()&os.ModeSticky == 0
 			if !ok || st.Uid != 0 && int(st.Uid) != os.Geteuid() || shared {
-				return fmt.Errorf("directory of the stores' locks %s: others can replace it, as they own or may write %s: remove that, or take that right away", dir, above)
+				return fmt.Errorf("directory of the stores' locks %s: other users can replace it, because they own or may write %s: remove that, or change its owner or mode", dir, above)
 			}
 			if private && int(st.Uid) == os.Geteuid() {
 				break
@@ -258,7 +258,7 @@ func parse(text []byte) record {
 
 func (r record) holder() holders.Holder {
 	if r.Owner == "" {
-		return holders.Holder{How: "another process of this user has it"}
+		return holders.Holder{How: "another process of this user uses it"}
 	}
 	how := "has it for " + holders.Printable(r.Owner) + ", as " + holders.Printable(r.Path)
 	if r.ReadOnly {

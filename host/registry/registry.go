@@ -130,7 +130,7 @@ func (s *Store) Claim(owner string, readOnly bool) (err error) {
 	// The store is opened by its descriptor, because the path may lead elsewhere by now.
 	fd, err := unix.Open("/proc/self/fd/"+strconv.Itoa(int(s.found.Fd())), flags|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if errors.Is(err, unix.EBUSY) {
-		return s.inUse("something of this host has it for itself: a mount, device-mapper, md, swap, a QEMU, or a partition of it")
+		return s.inUse("this host uses it exclusively: by a mount, device-mapper, md, swap, a QEMU, or a partition of it")
 	}
 	if err != nil {
 		return &os.PathError{Op: "open", Path: s.path, Err: err}
@@ -158,7 +158,7 @@ func (s *Store) Claim(owner string, readOnly bool) (err error) {
 func (s *Store) unchanged() error {
 	layers, _, err := holders.Layers(s.file)
 	if err == nil && !slices.Equal(layers, s.layers) {
-		err = fmt.Errorf("store %s was put over another file or device while it was opened: try again", s.path)
+		err = fmt.Errorf("store %s was replaced by another file or device while it was opened: try again", s.path)
 	}
 	return err
 }

@@ -220,7 +220,7 @@ func TestDiskThatIsOpenAlreadyIsLockedAsAStore(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoStoreIsRefused(t *testing.T) {
+func TestFileThatIsNotAStoreIsRefused(t *testing.T) {
 	s := In(filepath.Join(t.TempDir(), "stores"))
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	must(t, unix.Mkfifo(fifo, 0o600))
@@ -273,7 +273,7 @@ func TestDirectoryOfLocksIsItsUsersAlone(t *testing.T) {
 	}
 }
 
-func TestSizeIsTheDescriptors(t *testing.T) {
+func TestSizeComesFromTheDescriptor(t *testing.T) {
 	s, path := In(filepath.Join(t.TempDir(), "stores")), image(t)
 	device := loopDevice(t, path)
 	store, err := claim(t, s, device, "sandbox one", false)
@@ -329,7 +329,7 @@ func TestLocksThatComeAndGoKeepTheirRule(t *testing.T) {
 
 // A refused caller has the lock file open that the first owner removes. When the caller releases
 // it, another lock file has its name.
-func TestWhoWasRefusedRemovesNoLockOfTheNext(t *testing.T) {
+func TestRefusedClaimRemovesNoLaterLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	first, err := take(path, writesAll)
 	must(t, err)
@@ -435,7 +435,7 @@ func TestLoopDeviceThatGetsAnotherFileIsRefused(t *testing.T) {
 	const changeFile = 0x4c06 // LOOP_CHANGE_FD of <linux/loop.h>
 	must(t, unix.IoctlSetInt(int(loop.Fd()), changeFile, int(other.Fd())))
 	if err := store.Claim("sandbox one", true); err == nil || !strings.Contains(err.Error(), "another file") {
-		t.Errorf("found over %s, and over %s by now\nwant it refused\ngot  %v", first, second, err)
+		t.Errorf("first on %s, now on %s\nwant a refusal\ngot  %v", first, second, err)
 	}
 	_, err = claim(t, s, second, "sandbox two", false)
 	must(t, err)

@@ -39,7 +39,7 @@ func (r *rescue) look(ctx context.Context, except func(pid int) bool) (string, e
 		return "", err
 	}
 	if r.report.Unseen = seen.Unseen; seen.Unseen > 0 {
-		return fmt.Sprintf("as far as can be seen: %d processes belong to others and cannot be looked into; as root they can", seen.Unseen), nil
+		return fmt.Sprintf("the search is incomplete: %d processes of other users cannot be examined; run this as root to include them", seen.Unseen), nil
 	}
 	return "", nil
 }

@@ -73,7 +73,7 @@ func (r *rescue) corrected(err error) error {
 // its group descriptors only in the journal, the kernel refuses every mount. e2fsck replays the
 // journal first, and loses nothing.
 func (r *rescue) mountReplayed(ctx context.Context, refused error) error {
-	err := r.step(ctx, "have e2fsck -p replay its journal", func() (string, error) { return r.replay(ctx) })
+	err := r.step(ctx, "replay its journal with e2fsck -p", func() (string, error) { return r.replay(ctx) })
 	if err != nil {
 		return r.andThen(ctx, refused, err)
 	}
@@ -108,7 +108,7 @@ func (r *rescue) replay(ctx context.Context) (_ string, err error) {
 		return "", err
 	}
 	r.phase = betweenVMs
-	r.tried = fmt.Sprintf("%s exits %d, and it was refused all the same", run.Command, run.Exit)
+	r.tried = fmt.Sprintf("%s exits %d, but the mount is still refused", run.Command, run.Exit)
 	_, err = r.look(ctx, nil)
 	return fmt.Sprintf("it exits %d", run.Exit), err
 }
@@ -129,7 +129,7 @@ func (r *rescue) tries(ctx context.Context) error {
 		return refused
 	}
 	var after superblock
-	err = r.step(ctx, "see what became of its superblock", func() (_ string, err error) {
+	err = r.step(ctx, "read its superblock again", func() (_ string, err error) {
 		if err := r.reclaim(ctx); err != nil {
 			return "", err
 		}
@@ -138,7 +138,7 @@ func (r *rescue) tries(ctx context.Context) error {
 		case err != nil:
 			return "", err
 		case after.blocks > before.blocks:
-			return fmt.Sprintf("it went from %d to %d bytes: that is worth another attempt", before.bytes(), after.bytes()), nil
+			return fmt.Sprintf("it changed from %d to %d bytes: another attempt may succeed", before.bytes(), after.bytes()), nil
 		default:
 			return fmt.Sprintf("it has %d bytes, as before", after.bytes()), nil
 		}
@@ -222,7 +222,7 @@ func (r *rescue) mountGrown(ctx context.Context, refused error) error {
 func (r *rescue) prove(ctx context.Context) (g growth, err error) {
 	err = r.step(ctx, "look for what it has grown to", func() (string, error) {
 		if !mayLeadBeyond(r.said) {
-			return "", errors.New("the kernel does not say that its log leads beyond the size in it, nor that it finds metadata wrong, which is how a growth that was cut off shows")
+			return "", errors.New("the kernel reports neither a log that reaches beyond the size in the superblock nor wrong metadata, the signs of a growth that was cut off")
 		}
 		size, err := r.disk.File().Seek(0, io.SeekEnd) // also works for a block device
 		if err != nil {
@@ -231,7 +231,7 @@ func (r *rescue) prove(ctx context.Context) (g growth, err error) {
 		if g, err = provenGrowth(ctx, r.disk.File(), uint64(size)); err != nil {
 			return "", err
 		}
-		return fmt.Sprintf("from %d to %d bytes, as the superblock of group %d has it", g.primary.bytes(), g.proven.bytes(), g.group), nil
+		return fmt.Sprintf("from %d to %d bytes, according to the superblock of group %d", g.primary.bytes(), g.proven.bytes(), g.group), nil
 	})
 	return g, err
 }
@@ -253,7 +253,7 @@ var beyond = []string{"out of range, EOFS", "Metadata corruption detected"}
 // correct writes the primary superblock with the size start.
 func (r *rescue) correct(ctx context.Context, g growth, start extent, old, sector []byte) error {
 	c := &Correction{FromBytes: g.primary.bytes(), ToBytes: g.proven.bytes(), WroteBytes: start.blocks * g.primary.blockBytes, Group: g.group}
-	return r.step(ctx, "let recovery begin with a larger size", func() (string, error) {
+	return r.step(ctx, "set a larger size for the recovery", func() (string, error) {
 		// The disk is claimed again, because here this host itself writes.
 		if err := r.reclaim(ctx); err != nil {
 			return "", err
@@ -262,7 +262,7 @@ func (r *rescue) correct(ctx context.Context, g growth, start extent, old, secto
 			return "", errors.New("its superblock has changed since it was read")
 		}
 		r.report.Superblock = c
-		r.tried = fmt.Sprintf("its log was found to have grown it from %d to %d bytes, and it was not recovered with a superblock that says so either", c.FromBytes, c.ToBytes)
+		r.tried = fmt.Sprintf("its log has a growth from %d to %d bytes, but the kernel did not recover it with the larger size in the superblock either", c.FromBytes, c.ToBytes)
 		if err := writeSector(r.disk.File(), sector); err != nil {
 			return "", errors.Join(err, writeSector(r.disk.File(), old))
 		}
@@ -298,7 +298,7 @@ func (r *rescue) putBack(ctx context.Context, g growth, written [][]byte) {
 		}
 		ours := func(sector []byte) bool { return bytes.Equal(now, sector) }
 		if !ours(g.primary.sector) && !slices.ContainsFunc(written, ours) {
-			c.LeftAs = "the recovery has written it since"
+			c.LeftAs = "the recovery has changed it since"
 			return "left as it is: " + c.LeftAs, nil
 		}
 		// The old sector is written even if the read returned it, because cached data may not be on
@@ -318,7 +318,7 @@ func (r *rescue) putBack(ctx context.Context, g growth, written [][]byte) {
 func (r *rescue) reached(g growth) error {
 	now, err := readPrimary(r.disk.File())
 	if err == nil && now.blocks < g.proven.blocks {
-		err = fmt.Errorf("it has %d bytes, and the superblock of group %d had %d: copy the disk before anything else is done to it", now.bytes(), g.group, g.proven.bytes())
+		err = fmt.Errorf("it has %d bytes, and the superblock of group %d had %d: copy the disk before you do anything else", now.bytes(), g.group, g.proven.bytes())
 	}
 	if err != nil {
 		return fmt.Errorf("disk %s was mounted and unmounted, but: %w", r.Disk, err)
@@ -332,7 +332,7 @@ func writeSector(disk *os.File, sector []byte) error {
 		return fmt.Errorf("write its superblock: %w", err)
 	}
 	if err := disk.Sync(); err != nil {
-		return fmt.Errorf("write its superblock out: %w", err)
+		return fmt.Errorf("flush its superblock: %w", err)
 	}
 	return nil
 }

@@ -44,7 +44,7 @@ func TestSizesInBetweenAreTriedInOrder(t *testing.T) {
 		t.Errorf("attempts begin with\nwant %d\ngot  %d, %v", want, *begins, err)
 	}
 	if hash(t, path) != before || r.report.Superblock == nil || !r.report.Superblock.PutBack || !strings.Contains(err.Error(), "the old one was put back") {
-		t.Errorf("\nwant the disk as it was, and that said\ngot  %v, %+v", err, r.report.Superblock)
+		t.Errorf("\nwant the disk unchanged, and an error that says so\ngot  %v, %+v", err, r.report.Superblock)
 	}
 }
 
@@ -66,7 +66,7 @@ func TestLargerSizesAreNotTriedWhereTheEndIsNotTheReason(t *testing.T) {
 	}
 }
 
-func TestWhatTheRecoveryHasWrittenIsNotPutBack(t *testing.T) {
+func TestSuperblockWrittenByTheRecoveryIsKept(t *testing.T) {
 	path := grownImage(t)
 	r, _ := asked(t, path, func(n int) error {
 		if n == 2 {
@@ -76,14 +76,14 @@ func TestWhatTheRecoveryHasWrittenIsNotPutBack(t *testing.T) {
 	})
 	err := r.mount(t.Context())
 	if !isRefusal(err) || primaryBytes(t, path) != grownMiB*mib || r.report.Superblock == nil || r.report.Superblock.PutBack || !strings.Contains(err.Error(), "left so") {
-		t.Errorf("\nwant it left, and that said\ngot  %d bytes, %v, %+v", primaryBytes(t, path), err, r.report.Superblock)
+		t.Errorf("\nwant the superblock left, and an error that says so\ngot  %d bytes, %v, %+v", primaryBytes(t, path), err, r.report.Superblock)
 	}
 }
 
 // Ctrl-C arrives while the VM begins with the new size, or between two steps. Another rescue must
 // be able to continue.
 func TestInterruptedCorrectionCanBeRescuedAgain(t *testing.T) {
-	for _, at := range []string{"see what became", "look for", "let recovery begin", "the second attempt", "put its"} {
+	for _, at := range []string{"read its superblock again", "look for", "set a larger size", "the second attempt", "put its"} {
 		path := grownImage(t)
 		ctx, interrupt := context.WithCancel(t.Context())
 		r, _ := asked(t, path, func(n int) error {
@@ -105,7 +105,7 @@ func TestInterruptedCorrectionCanBeRescuedAgain(t *testing.T) {
 		interrupt()
 		written := r.report.Superblock != nil
 		if size := primaryBytes(t, path); size != 304*mib || written && !strings.Contains(err.Error(), "from 318767104 to 524288000 bytes, and the old one was put back") {
-			t.Errorf("at %q\nwant the old size, and that said\ngot  %d bytes, %v", at, size, err)
+			t.Errorf("at %q\nwant the old size, and an error that says so\ngot  %d bytes, %v", at, size, err)
 		}
 		r.close()
 		again, begins := asked(t, path, func(n int) error {

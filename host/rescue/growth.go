@@ -64,17 +64,17 @@ func provenGrowth(ctx context.Context, disk io.ReaderAt, diskBytes uint64) (grow
 		return growth{}, err
 	}
 	if primary.bytes() > diskBytes {
-		return growth{}, fmt.Errorf("its superblock has %d bytes already, and the disk only %d", primary.bytes(), diskBytes)
+		return growth{}, fmt.Errorf("its superblock already has %d bytes, but the disk only %d", primary.bytes(), diskBytes)
 	}
 	group, proven, err := primary.largest(ctx, disk)
 	if err != nil {
 		return growth{}, err
 	}
 	if proven.bytes() > diskBytes {
-		return growth{}, fmt.Errorf("it was grown to %d bytes, as the superblock of group %d has it, and the disk has only %d", proven.bytes(), group, diskBytes)
+		return growth{}, fmt.Errorf("it was grown to %d bytes, according to the superblock of group %d, but the disk has only %d", proven.bytes(), group, diskBytes)
 	}
 	if _, err := primary.ofGroup(disk, proven.groups-1); err != nil {
-		return growth{}, fmt.Errorf("it was grown to %d bytes, as the superblock of group %d has it, but of the last group: %w", proven.bytes(), group, err)
+		return growth{}, fmt.Errorf("it was grown to %d bytes, according to the superblock of group %d, but its last group is invalid: %w", proven.bytes(), group, err)
 	}
 	g := growth{primary: primary, proven: proven, group: group}
 	g.starts, err = primary.startsBelow(ctx, disk, proven)
@@ -85,7 +85,7 @@ func provenGrowth(ctx context.Context, disk io.ReaderAt, diskBytes uint64) (grow
 // size must exceed the primary superblock's. After several growths it is the last one's.
 func (s superblock) largest(ctx context.Context, disk io.ReaderAt) (group uint64, largest superblock, err error) {
 	if s.groups == 1 {
-		return 0, superblock{}, errors.New("it has one group, and so no other superblock that could prove a growth")
+		return 0, superblock{}, errors.New("it has only one group, so no second superblock can prove a growth")
 	}
 	var unread error
 	largest = s
@@ -105,9 +105,9 @@ func (s superblock) largest(ctx context.Context, disk io.ReaderAt) (group uint64
 	case group != 0:
 		return group, largest, nil
 	case unread != nil:
-		return 0, superblock{}, fmt.Errorf("nothing proves that it was grown: %w", unread)
+		return 0, superblock{}, fmt.Errorf("a growth cannot be proven: %w", unread)
 	default:
-		return 0, superblock{}, fmt.Errorf("nothing proves that it was grown: no superblock of its %d groups has more than the %d bytes of the primary one", s.groups, s.bytes())
+		return 0, superblock{}, fmt.Errorf("nothing proves that it was grown: none of its %d groups has a superblock with more than the primary one's %d bytes", s.groups, s.bytes())
 	}
 }
 

@@ -158,32 +158,32 @@ func TestNothingIsWrittenWithoutProofOfAGrowth(t *testing.T) {
 	set := func(at int, bytes ...byte) func([]byte) { return func(s []byte) { copy(s[at:], bytes) } }
 	another := func(s []byte) { s[32] ^= 1 } // a UUID other than the one mkfs has drawn
 	for want, change := range map[string]func(t *testing.T, path string){
-		"no superblock of its 4 groups has more":  old(resized(304*mib/testBlock, 4)), // but those of the new groups have
-		"has another UUID":                        old(another),
-		"has another block size":                  old(func(s []byte) { set(xfsBlockSize, 0, 0, 8, 0)(s); resized(2*grownBlocks, 2*grownGroups)(s) }),
-		"has another group size":                  old(func(s []byte) { set(xfsGroupBlocks, 0, 0, 0x4b)(s); resized(6*0x4b00, 6)(s) }),
-		"has another log's place":                 old(set(xfsLogStart+7, 99)),
-		"has another log's length":                old(set(99, 99)),
-		"has another features":                    old(set(219, 0xff)),
-		"has another version than":                old(set(xfsVersion, 0x94)),
-		"has version 4":                           old(set(xfsVersion+1, 0xa4)),
-		"has sectors of 4096 bytes":               old(set(xfsSectorSize, 0x10)),
-		"has sectors of 0 bytes":                  old(set(xfsSectorSize, 0)),
-		"mkfs has not finished":                   func(t *testing.T, path string) { editGroup(t, path, 0, set(xfsInProgress, 1)) },
-		"superblock of group 1 is no superblock":  old(set(0, 'Y')),
-		"has 128000 blocks in 9 groups":           old(resized(grownBlocks, 9)),
-		"has 128000 blocks in 6 groups":           old(resized(grownBlocks, 6)),
-		"and the disk has only":                   func(t *testing.T, path string) { must(t, os.Truncate(path, grownMiB*mib-1)) },
-		"of the last group: the superblock of gr": func(t *testing.T, path string) { editGroup(t, path, 6, another) },
-		"primary superblock has a wrong checksum": func(t *testing.T, path string) { flip(t, path, 120) },
-		"primary superblock has version 4":        func(t *testing.T, path string) { editGroup(t, path, 0, set(xfsVersion+1, 0xa4)) },
-		"and the disk only":                       func(t *testing.T, path string) { must(t, os.Truncate(path, 304*mib-1)) },
+		"none of its 4 groups has a superblock with more": old(resized(304*mib/testBlock, 4)), // but those of the new groups have
+		"has another UUID":                            old(another),
+		"has another block size":                      old(func(s []byte) { set(xfsBlockSize, 0, 0, 8, 0)(s); resized(2*grownBlocks, 2*grownGroups)(s) }),
+		"has another group size":                      old(func(s []byte) { set(xfsGroupBlocks, 0, 0, 0x4b)(s); resized(6*0x4b00, 6)(s) }),
+		"has another log's place":                     old(set(xfsLogStart+7, 99)),
+		"has another log's length":                    old(set(99, 99)),
+		"has another features":                        old(set(219, 0xff)),
+		"has another version than":                    old(set(xfsVersion, 0x94)),
+		"has version 4":                               old(set(xfsVersion+1, 0xa4)),
+		"has sectors of 4096 bytes":                   old(set(xfsSectorSize, 0x10)),
+		"has sectors of 0 bytes":                      old(set(xfsSectorSize, 0)),
+		"mkfs has not finished":                       func(t *testing.T, path string) { editGroup(t, path, 0, set(xfsInProgress, 1)) },
+		"superblock of group 1 is not a superblock":   old(set(0, 'Y')),
+		"has 128000 blocks in 9 groups":               old(resized(grownBlocks, 9)),
+		"has 128000 blocks in 6 groups":               old(resized(grownBlocks, 6)),
+		"but the disk has only":                       func(t *testing.T, path string) { must(t, os.Truncate(path, grownMiB*mib-1)) },
+		"last group is invalid: the superblock of gr": func(t *testing.T, path string) { editGroup(t, path, 6, another) },
+		"primary superblock has a wrong checksum":     func(t *testing.T, path string) { flip(t, path, 120) },
+		"primary superblock has version 4":            func(t *testing.T, path string) { editGroup(t, path, 0, set(xfsVersion+1, 0xa4)) },
+		"but the disk only":                           func(t *testing.T, path string) { must(t, os.Truncate(path, 304*mib-1)) },
 		"superblock of group 1 has a wrong check": func(t *testing.T, path string) {
 			for g := int64(1); g < 4; g++ {
 				flip(t, path, g*groupMiB*mib+120)
 			}
 		},
-		"it has one group": func(t *testing.T, path string) { editGroup(t, path, 0, resized(wholeGroup, 1)) },
+		"it has only one group": func(t *testing.T, path string) { editGroup(t, path, 0, resized(wholeGroup, 1)) },
 	} {
 		path := grownImage(t)
 		change(t, path)
@@ -217,8 +217,8 @@ func TestNothingIsWrittenForAnotherReasonToRefuse(t *testing.T) {
 	path := grownImage(t)
 	before := hash(t, path)
 	for want, attempt := range map[string]func(r *rescue) error{
-		"does not say that its log leads beyond": func(r *rescue) error { r.said = []string{"XFS (vda): Metadata CRC error"}; return errRefused },
-		"no VM":                                  func(r *rescue) error { r.said = []string{eofs}; return errors.New("no VM") },
+		"reports neither a log that reaches beyond": func(r *rescue) error { r.said = []string{"XFS (vda): Metadata CRC error"}; return errRefused },
+		"no VM": func(r *rescue) error { r.said = []string{eofs}; return errors.New("no VM") },
 	} {
 		r := afterVM(t, "xfs", path)
 		r.attempt = func(context.Context) error { return attempt(r) }
@@ -286,7 +286,7 @@ func TestOneOldGroupIsProofEnough(t *testing.T) {
 
 // Use of the filesystem sets the attribute bit and the quota bit; like the growth, they may be only
 // in the log yet.
-func TestBitsThatComeWithUseAreNoOtherFilesystem(t *testing.T) {
+func TestFeatureBitsSetInUseAreTheSameFilesystem(t *testing.T) {
 	path := grownImage(t)
 	editGroup(t, path, 1, func(s []byte) { s[xfsVersion+1] |= xfsVersionMoving })
 	f, err := os.Open(path)
@@ -328,7 +328,7 @@ func FuzzProvenGrowth(f *testing.F) {
 		g, err := provenGrowth(t.Context(), fuzzed{primary, second, agf}, size)
 		if err != nil {
 			if printable(err.Error()) != err.Error() {
-				t.Errorf("what is not printable: %q", err)
+				t.Errorf("unprintable bytes: %q", err)
 			}
 			return
 		}

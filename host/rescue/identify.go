@@ -67,20 +67,20 @@ func identify(disk io.ReaderAt) (found, error) {
 	}
 	switch {
 	case foreign != "":
-		return found{}, fmt.Errorf("it holds %s, and no xfs or ext4: name the disk or the partition that holds the filesystem itself", foreign)
+		return found{}, fmt.Errorf("it holds %s, not xfs or ext4: name the disk or the partition that holds the filesystem itself", foreign)
 	case n == 0:
 		return found{}, errors.New("it is empty: 0 bytes")
 	case len(bytes.Trim(head, "\x00")) == 0:
 		return found{}, fmt.Errorf("it holds nothing: its first %d bytes are zero", n)
 	default:
-		return found{}, fmt.Errorf("it holds no xfs and no ext4: it begins with % x", head[:min(n, 16)])
+		return found{}, fmt.Errorf("it holds neither xfs nor ext4: it begins with % x", head[:min(n, 16)])
 	}
 }
 
 // unclear refuses a filesystem that may be a leftover, because mounting it would overwrite the
 // present content.
 func unclear(foreign, fstype string) error {
-	return fmt.Errorf("it holds %s, and what looks like %s besides: one of them is left over; nothing is done to a disk of which it is not clear what it holds (wipefs DISK lists both)", foreign, fstype)
+	return fmt.Errorf("it holds %s and also signs of %s, one of them left over: a disk with unclear contents is not touched (wipefs DISK lists both)", foreign, fstype)
 }
 
 func identifyXFS(head []byte) (found, error) {
@@ -161,7 +161,7 @@ func refuseMember(disk io.ReadSeeker) error {
 			return fmt.Errorf("read its end: %w", err)
 		}
 		if string(magic[:]) == "\xfc\x4e\x2b\xa9" || string(magic[:]) == "\xa9\x2b\x4e\xfc" {
-			return errors.New("it is a member of an md array, by what lies at its end: assemble the array and name that (or wipefs DISK, where it is left over)")
+			return errors.New("it is a member of an md array, as the metadata at its end says: assemble the array and name the array (or run wipefs DISK if the metadata is left over)")
 		}
 	}
 	return nil

@@ -56,7 +56,7 @@ func TestFilesystemsThatToolsMakeAreKnown(t *testing.T) {
 	}
 }
 
-func TestExt4SaysWhatItRemembers(t *testing.T) {
+func TestRecordedErrorsOfExt4AreRead(t *testing.T) {
 	path := made(t, "mkfs.ext4", "-q", "-F")
 	for set, want := range map[string]found{
 		"ssv state 3":             {fstype: "ext4", erred: true},
@@ -87,28 +87,28 @@ func put(words map[int]string) []byte {
 // bootSector is an MBR with one partition.
 const bootSector = "\x80\x00\x00\x00\x83\x00\x00\x00\x00\x08\x00\x00\x00\x00\x10\x00"
 
-func TestForeignDiskIsRefusedByWhatItHolds(t *testing.T) {
+func TestForeignDiskIsRefusedWithItsContents(t *testing.T) {
 	const magic = "\x53\xef"
 	for want, head := range map[string][]byte{
-		"it is empty":             nil,
-		"it holds nothing":        make([]byte, 4096),
-		"begins with 00 01":       put(map[int]string{1: "\x01"}),
-		"table (GPT), and no xfs": put(map[int]string{510: "\x55\xaa", 512: "EFI PART"}),
-		"table (MBR), and no xfs": put(map[int]string{446: bootSector, 510: "\x55\xaa"}),
-		"table (MBR), and what":   put(map[int]string{446: bootSector, 510: "\x55\xaa", ext4Start + ext4Magic: magic}),
-		"md array, and what":      put(map[int]string{0: "XFSB", xfsLogStart + 7: "\x01", 4096: "\xfc\x4e\x2b\xa9"}),
-		"looks like an xfs":       put(map[int]string{0: "XFSB", xfsLogStart + 7: "\x01", 446: bootSector, 510: "\x55\xaa"}),
-		"a LUKS container":        put(map[int]string{0: "LUKS\xba\xbe"}),
-		"a qcow2 image":           put(map[int]string{0: "QFI\xfb"}),
-		"an LVM physical volume":  put(map[int]string{512: "LABELONE"}),
-		"an md array":             put(map[int]string{4096: "\xfc\x4e\x2b\xa9"}),
-		"swap space":              put(map[int]string{4086: "SWAPSPACE2"}),
-		"a btrfs":                 put(map[int]string{65600: "_BHRfS_M"}),
-		"whose log is on another": put(map[int]string{0: "XFSB"}),
-		"a realtime section":      put(map[int]string{0: "XFSB", xfsRealtime + 7: "\x01", xfsLogStart + 7: "\x01"}),
-		"the journal of an ext4":  put(map[int]string{ext4Start + ext4Magic: magic, ext4Start + ext4Incompat: "\x08"}),
-		"journal is on another":   put(map[int]string{ext4Start + ext4Magic: magic, ext4Start + ext4Compat: "\x04"}),
-		"begins with 58 46 53 42": []byte("XFSB and no more"),
+		"it is empty":                nil,
+		"it holds nothing":           make([]byte, 4096),
+		"begins with 00 01":          put(map[int]string{1: "\x01"}),
+		"table (GPT), not xfs":       put(map[int]string{510: "\x55\xaa", 512: "EFI PART"}),
+		"table (MBR), not xfs":       put(map[int]string{446: bootSector, 510: "\x55\xaa"}),
+		"table (MBR) and also signs": put(map[int]string{446: bootSector, 510: "\x55\xaa", ext4Start + ext4Magic: magic}),
+		"md array and also signs":    put(map[int]string{0: "XFSB", xfsLogStart + 7: "\x01", 4096: "\xfc\x4e\x2b\xa9"}),
+		"signs of an xfs":            put(map[int]string{0: "XFSB", xfsLogStart + 7: "\x01", 446: bootSector, 510: "\x55\xaa"}),
+		"a LUKS container":           put(map[int]string{0: "LUKS\xba\xbe"}),
+		"a qcow2 image":              put(map[int]string{0: "QFI\xfb"}),
+		"an LVM physical volume":     put(map[int]string{512: "LABELONE"}),
+		"an md array":                put(map[int]string{4096: "\xfc\x4e\x2b\xa9"}),
+		"swap space":                 put(map[int]string{4086: "SWAPSPACE2"}),
+		"a btrfs":                    put(map[int]string{65600: "_BHRfS_M"}),
+		"whose log is on another":    put(map[int]string{0: "XFSB"}),
+		"a realtime section":         put(map[int]string{0: "XFSB", xfsRealtime + 7: "\x01", xfsLogStart + 7: "\x01"}),
+		"the journal of an ext4":     put(map[int]string{ext4Start + ext4Magic: magic, ext4Start + ext4Incompat: "\x08"}),
+		"journal is on another":      put(map[int]string{ext4Start + ext4Magic: magic, ext4Start + ext4Compat: "\x04"}),
+		"begins with 58 46 53 42":    []byte("XFSB and no more"),
 	} {
 		if got, err := identify(bytes.NewReader(head)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("\nwant %q\ngot  %+v, error %v", want, got, err)
@@ -143,7 +143,7 @@ func FuzzIdentify(f *testing.F) {
 			}
 		}
 		if err != nil && printable(err.Error()) != err.Error() {
-			t.Errorf("what is not printable: %q", err)
+			t.Errorf("unprintable bytes: %q", err)
 		}
 	})
 }
@@ -155,7 +155,7 @@ func TestMemberOfAnArrayIsRefusedByItsEnd(t *testing.T) {
 	for name, at := range map[string]int64{"version 1.0": (size/512 - 16) &^ 7 * 512, "version 0.90": size&^0xffff - 0x10000} {
 		disk := make([]byte, size)
 		if err := refuseMember(bytes.NewReader(disk)); err != nil {
-			t.Errorf("of no member: %v", err)
+			t.Errorf("not a member: %v", err)
 		}
 		copy(disk[at:], "\xfc\x4e\x2b\xa9")
 		if err := refuseMember(bytes.NewReader(disk)); err == nil || !strings.Contains(err.Error(), "md array") {
@@ -163,6 +163,6 @@ func TestMemberOfAnArrayIsRefusedByItsEnd(t *testing.T) {
 		}
 	}
 	if err := refuseMember(bytes.NewReader(nil)); err != nil {
-		t.Errorf("of an empty disk: %v", err)
+		t.Errorf("an empty disk: %v", err)
 	}
 }

@@ -37,11 +37,11 @@ func kernelVersion(path string) (string, error) {
 
 func versionIn(head []byte, path string) (string, error) {
 	if !has(head, headerMagicAt, headerMagic) || len(head) < versionOffsetAt+2 {
-		return "", fmt.Errorf("%s is no kernel for x86", path)
+		return "", fmt.Errorf("%s is not a kernel for x86", path)
 	}
 	at := setupStart + int(binary.LittleEndian.Uint16(head[versionOffsetAt:]))
 	if at >= len(head) {
-		return "", fmt.Errorf("%s: its version lies behind its end", path)
+		return "", fmt.Errorf("%s: its version would lie beyond its end", path)
 	}
 	text, _, _ := bytes.Cut(head[at:min(len(head), at+maxVersion)], []byte{0})
 	release, _, _ := strings.Cut(string(text), " ")

@@ -23,7 +23,7 @@ func TestReleaseIsReadFromTheKernelsFile(t *testing.T) {
 		t.Errorf("want 7.2.12-cloud-amd64\ngot  %q, error %v", got, err)
 	}
 	must(t, os.WriteFile(path, []byte("no kernel"), 0o600))
-	if got, err := kernelVersion(path); err == nil || !strings.Contains(err.Error(), path+" is no kernel") {
+	if got, err := kernelVersion(path); err == nil || !strings.Contains(err.Error(), path+" is not a kernel") {
 		t.Errorf("want it refused\ngot  %q, error %v", got, err)
 	}
 }

@@ -33,11 +33,11 @@ func (r *rescue) check(ctx context.Context) error {
 		if err := run.Err(r.found.fstype); err != nil {
 			return "", err
 		}
-		return run.Command + " finds nothing to mend", nil
+		return run.Command + " finds no errors", nil
 	})
 	if err != nil {
 		if r.report.Fsck != nil {
-			err = fmt.Errorf("disk %s mounts, but there is something to mend: %w\n%s", r.Disk, err, r.mending())
+			err = fmt.Errorf("disk %s mounts, but needs repair: %w\n%s", r.Disk, err, r.mending())
 		}
 		return err
 	}
@@ -46,10 +46,10 @@ func (r *rescue) check(ctx context.Context) error {
 		return fmt.Errorf("disk %s, after all: %w", r.Disk, err)
 	}
 	if after.erred {
-		return fmt.Errorf("disk %s mounts, but its superblock remembers an error, and the kernel refuses to grow it: run e2fsck -p %s", r.Disk, r.Disk)
+		return fmt.Errorf("disk %s mounts, but its superblock records an error, so the kernel refuses to grow it: run e2fsck -p %s", r.Disk, r.Disk)
 	}
 	if err := r.disk.Named(); err != nil {
-		return fmt.Errorf("a disk was rescued, and it is not %s any more: %w", r.Disk, err)
+		return fmt.Errorf("a disk was rescued, but %s is no longer that disk: %w", r.Disk, err)
 	}
 	return nil
 }
@@ -85,7 +85,7 @@ func (r *rescue) unchecked(err error) error {
 // mending advises what to do about the findings of a check on a disk whose log is clean.
 func (r *rescue) mending() string {
 	if r.found.fstype == "ext4" {
-		return "run e2fsck -p " + r.Disk + "; where that asks for more, copy the disk first and go on with the copy"
+		return "run e2fsck -p " + r.Disk + "; if e2fsck asks for more, copy the disk first and continue with the copy"
 	}
 	return "copy the disk first, then run xfs_repair on the copy; without -L: its log is clean"
 }
@@ -117,12 +117,12 @@ func (r *rescue) wayOut(err error) error {
 
 // lastResort names the options that discard data, always with what they cost.
 func (r *rescue) lastResort() string {
-	const whole = "copy the whole disk first, and work on the copy"
+	const whole = "copy the whole disk first and work on the copy"
 	if r.found.fstype == "ext4" {
-		return whole + ": e2fsck -p replays the journal and mends what is safe to mend; where it asks for more, e2fsck -y may drop what it cannot place"
+		return whole + ": e2fsck -p replays the journal and makes safe repairs; if it asks for more, e2fsck -y may drop data that it cannot place"
 	}
-	return whole + ". The log is still there, and another kernel may recover it, a still newer one or, where this one names an xfs_agf or xfs_agi, one before 6.5 (--kernel, --image). Where no kernel mounts it xfs_repair is left, " +
-		"and on such a disk it wants -L: that throws the log away, and with it files that fsync had acknowledged"
+	return whole + ". The log is intact, and another kernel may recover it: a newer one or, if this kernel names an xfs_agf or xfs_agi, one before 6.5 (--kernel, --image). If no kernel mounts it, only xfs_repair is left, " +
+		"and on such a disk it needs -L, which discards the log, and with it files that fsync had acknowledged"
 }
 
 // recovered determines whether the mount recovered a log. For xfs the kernel's messages say so; for

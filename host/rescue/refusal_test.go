@@ -21,7 +21,7 @@ func answered(code codes.Code, text string) error {
 
 const uncleanText = `mount xfs of /dev/vda at /run/v with "": structure needs cleaning: the guest's kernel log says more`
 
-func TestOnlyTheKernelsRefusalIsOne(t *testing.T) {
+func TestOnlyTheKernelsErrnoIsARefusal(t *testing.T) {
 	for _, c := range []struct {
 		err              error
 		refused, unclean bool
@@ -33,7 +33,7 @@ func TestOnlyTheKernelsRefusalIsOne(t *testing.T) {
 		{answered(codes.InvalidArgument, "storage: empty message"), false, false},
 		{answered(codes.Internal, `mount xfs of /dev/vda at /run/v with "": input/output error: x`), false, false},
 		{answered(codes.Internal, uncleanText), false, false},
-		{answered(codes.Unavailable, "the agent cannot be reached any more"), false, false},
+		{answered(codes.Unavailable, "the agent is no longer reachable"), false, false},
 		{answered(codes.DeadlineExceeded, uncleanText), false, false},
 		{fmt.Errorf("%w: %w", answered(codes.FailedPrecondition, uncleanText), agentclient.ErrOutcomeUnknown), false, false},
 		{fmt.Errorf("mount volume: %w: killed", qemu.ErrEnded), false, false},
@@ -47,7 +47,7 @@ func TestOnlyTheKernelsRefusalIsOne(t *testing.T) {
 
 // If a VM died, or its kernel refused for another reason than damage, the rescue must not run
 // e2fsck or write another superblock. Only the refusal may come with advice.
-func TestNothingIsTriedAfterWhatIsNoDamage(t *testing.T) {
+func TestOtherErrorsStartNoFurtherAttempt(t *testing.T) {
 	for _, fstype := range []string{"xfs", "ext4"} {
 		path := grownImage(t)
 		if fstype == "ext4" {
@@ -57,7 +57,7 @@ func TestNothingIsTriedAfterWhatIsNoDamage(t *testing.T) {
 		for _, err := range []error{
 			fmt.Errorf("mount volume: %w: killed", qemu.ErrEnded),
 			fmt.Errorf("mount volume: %w", agentclient.ErrOutcomeUnknown),
-			answered(codes.Unavailable, "the agent cannot be reached any more"),
+			answered(codes.Unavailable, "the agent is no longer reachable"),
 			answered(codes.InvalidArgument, "mount "+fstype+" of /dev/vda at /v: invalid argument: x"),
 		} {
 			r := afterVM(t, fstype, path)

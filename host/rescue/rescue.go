@@ -91,9 +91,9 @@ func Run(ctx context.Context, cfg Config) (Report, error) {
 const (
 	untouched  = "before the disk was touched"
 	inTheVM    = "while the VM had the disk, which is a power cut to it and no harm: run rescue again"
-	inReplay   = "while e2fsck -p replayed its journal, which begins anew the next time: run rescue again"
-	betweenVMs = "between two VMs, when nothing had the disk: run rescue again"
-	inCheck    = "in the check: the disk was mounted and unmounted, and nothing has it any more"
+	inReplay   = "while e2fsck -p replayed its journal, which is repeated the next time: run rescue again"
+	betweenVMs = "between two VMs, when none used the disk: run rescue again"
+	inCheck    = "in the check: the disk was mounted and unmounted, and no VM uses it any more"
 )
 
 func (r *rescue) run(ctx context.Context) (err error) {
@@ -101,7 +101,7 @@ func (r *rescue) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer r.close()
-	if err := r.step(ctx, "make sure that nobody has it", func() (string, error) { return r.claim(ctx) }); err != nil {
+	if err := r.step(ctx, "make sure that nothing uses it", func() (string, error) { return r.claim(ctx) }); err != nil {
 		return err
 	}
 	if err := r.mount(ctx); err != nil {

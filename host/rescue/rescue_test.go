@@ -53,7 +53,7 @@ func TestDiskInUseIsLeftAloneWhoeverAsks(t *testing.T) {
 	if !ok || len(inUse.Holders) != 1 || inUse.Holders[0].PID != os.Getpid() || !slices.Equal(report.Holders, inUse.Holders) || report.Error != err.Error() {
 		t.Errorf("\nwant it refused, and this process named\ngot  %v, report %+v", err, report)
 	}
-	if last := steps[len(steps)-1]; last != "make sure that nobody has it" {
+	if last := steps[len(steps)-1]; last != "make sure that nothing uses it" {
 		t.Errorf("it went on to %q", last)
 	}
 	after, err := os.ReadFile(path)
@@ -63,14 +63,14 @@ func TestDiskInUseIsLeftAloneWhoeverAsks(t *testing.T) {
 	}
 }
 
-func TestWhatIsMissingIsSaidBeforeAnythingRuns(t *testing.T) {
+func TestMissingFilesAreNamedBeforeAnythingRuns(t *testing.T) {
 	disk := made(t, "mkfs.xfs", "-q")
 	for want, change := range map[string]func(*Config){
 		"no-such-disk":        func(c *Config) { c.Disk = "/no-such-disk" },
 		"is a directory":      func(c *Config) { c.Disk = t.TempDir() },
 		"holds nothing":       func(c *Config) { c.Disk = "testdata/zeros" },
 		"no-such-kernel":      func(c *Config) { c.Kernel = "/no-such-kernel" },
-		"is no kernel":        func(c *Config) { c.Kernel = c.Image },
+		"is not a kernel":     func(c *Config) { c.Kernel = c.Image },
 		"no-such-image":       func(c *Config) { c.Image = "/no-such-image" },
 		"set Directvol":       func(*Config) {},
 		"it took longer than": func(c *Config) { c.Timeout = time.Nanosecond },
@@ -92,7 +92,7 @@ func TestWhatIsMissingIsSaidBeforeAnythingRuns(t *testing.T) {
 	}
 }
 
-func TestInterruptedRescueSaysWhatItIsToTheDisk(t *testing.T) {
+func TestInterruptedRescueNamesTheStateOfTheDisk(t *testing.T) {
 	disk := made(t, "mkfs.xfs", "-q")
 	for step, want := range map[string]string{
 		"identify":     "interrupted before the disk was touched",
@@ -133,11 +133,11 @@ func afterVM(t *testing.T, fstype, path string) *rescue {
 	return r
 }
 
-func TestCheckAfterwardsTellsWhatIsLeftToDo(t *testing.T) {
+func TestFailedCheckNamesTheNextStep(t *testing.T) {
 	for _, c := range []struct{ fstype, program, script, want string }{
 		{"ext4", "debugfs", "", ""},
 		{"ext4", "debugfs", "ssv free_blocks_count 7", "run e2fsck -p"},
-		{"ext4", "debugfs", "ssv state 3", "its superblock remembers an error"},
+		{"ext4", "debugfs", "ssv state 3", "its superblock records an error"},
 		{"xfs", "xfs_db", "", ""},
 		{"xfs", "xfs_db", "write fdblocks 7", "copy the disk first"},
 	} {
@@ -183,8 +183,8 @@ func TestDiskThatWasReplacedMeanwhileIsNoSuccess(t *testing.T) {
 	must(t, os.Rename(path, path+".old"))
 	must(t, os.WriteFile(path, nil, 0o600))
 	err := r.check(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "it is not "+path+" any more") || !strings.Contains(err.Error(), "opened is "+path+".old") {
-		t.Errorf("\nwant an error that says where it is\ngot  %v", err)
+	if err == nil || !strings.Contains(err.Error(), path+" is no longer that disk") || !strings.Contains(err.Error(), "opened is "+path+".old") {
+		t.Errorf("\nwant an error with the disk's present path\ngot  %v", err)
 	}
 }
 
@@ -205,7 +205,7 @@ func TestFullFileSystemOfTheHostIsNamed(t *testing.T) {
 		t.Fatalf("want it full, got %v", err)
 	}
 	if err := r.orFull(failure); !errors.Is(err, failure) || !strings.Contains(err.Error(), "is full") {
-		t.Errorf("\nwant it said that it is full\ngot  %v", err)
+		t.Errorf("\nwant an error that says the filesystem is full\ngot  %v", err)
 	}
 	if err := r.orFull(nil); err != nil {
 		t.Error(err)
@@ -242,12 +242,12 @@ func TestRefusalOfBothKernelsNamesThePriceOfTheLastResort(t *testing.T) {
 			}
 		}
 		if other := errors.New("other"); r.wayOut(other) != other || r.wayOut(nil) != nil {
-			t.Error("what is no refusal to mount has another way out")
+			t.Error("an error that is not a refused mount starts another attempt")
 		}
 	}
 }
 
-func TestRecoveryIsSaidWhereItIsKnown(t *testing.T) {
+func TestRecoveryIsReportedIfKnown(t *testing.T) {
 	for _, c := range []struct {
 		found   found
 		line    string
@@ -269,7 +269,7 @@ func TestRecoveryIsSaidWhereItIsKnown(t *testing.T) {
 	}
 }
 
-func TestChildIsOurs(t *testing.T) {
+func TestChildrenOfThisProcessAreOurs(t *testing.T) {
 	if got := parentIn("Name:\tx\nPid:\t7\nPPid:\t42\n"); got != 42 {
 		t.Errorf("parent\nwant 42\ngot  %d", got)
 	}
@@ -277,7 +277,7 @@ func TestChildIsOurs(t *testing.T) {
 		t.Error("this process, which holds the store of its VM open, is not ours")
 	}
 	if isOurs(os.Getppid()) || isOurs(1<<30) || parentIn("") != 0 {
-		t.Error("what is no child is ours")
+		t.Error("a process that is not a child is ours")
 	}
 	if cid := freeCID(); cid < 3 {
 		t.Errorf("guest CID %d", cid)

@@ -52,7 +52,7 @@ func (s superblock) bytes() uint64 { return s.blocks * s.blockBytes }
 // parseSuperblock parses an untrusted superblock at the beginning of head.
 func parseSuperblock(head []byte) (superblock, error) {
 	if len(head) < xfsMinSector || !has(head, 0, xfsMagic) {
-		return superblock{}, errors.New("is no superblock of an xfs")
+		return superblock{}, errors.New("is not a superblock of an xfs")
 	}
 	be := binary.BigEndian
 	if v := be.Uint16(head[xfsVersion:]) & xfsVersionMask; v != xfsVersion5 {
@@ -152,7 +152,7 @@ func (s superblock) ofGroup(disk io.ReaderAt, group uint64) (superblock, error) 
 	sector := make([]byte, len(s.sector))
 	_, err := disk.ReadAt(sector, int64(group*s.groupBytes))
 	if errors.Is(err, io.EOF) {
-		return superblock{}, fmt.Errorf("the superblock of group %d would lie behind the disk's end", group)
+		return superblock{}, fmt.Errorf("the superblock of group %d would lie beyond the disk's end", group)
 	}
 	if err != nil {
 		return superblock{}, fmt.Errorf("read the superblock of group %d: %w", group, err)

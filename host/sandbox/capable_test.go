@@ -124,7 +124,7 @@ func (f firm) Resize(_ context.Context, _ string, bytes uint64) error {
 }
 
 // Whether the agent or the machine refuses a smaller size, the disk must stay unchanged.
-func TestResizeToASmallerSizeIsRefusedAsThat(t *testing.T) {
+func TestResizeToASmallerSizeIsErrWouldShrink(t *testing.T) {
 	smaller := status.Error(codes.OutOfRange, "the filesystem has more")
 	for _, test := range []struct {
 		name        string

@@ -19,7 +19,7 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrOtherParameters: the sandbox has the volume already, with another store, filesystem or
 	// options.
-	ErrOtherParameters = errors.New("it is there with other parameters")
+	ErrOtherParameters = errors.New("it exists with other parameters")
 	// ErrBusy: the volume is in use, or another call works on it. The call may succeed later.
 	ErrBusy = errors.New("busy")
 	// ErrInfeasible: the call is not possible in the present situation, and repeating it does not
@@ -31,22 +31,22 @@ var (
 	ErrLost = errors.New("its disk has left the machine")
 	// ErrOutcomeUnknown: the call was interrupted and may have been carried out. Repeating the call
 	// resumes it.
-	ErrOutcomeUnknown = errors.New("whether it was carried out is not known: repeat it")
+	ErrOutcomeUnknown = errors.New("it may have been carried out: repeat it")
 	// ErrStoreHangs: the store did not answer a small read, or the read could not be made.
 	ErrStoreHangs = errors.New("its store does not answer")
 	// ErrHotplugHeld: the guest has not released another disk, and until it does, no disk can be
 	// attached or detached.
-	ErrHotplugHeld = errors.New("the guest does not let go of another disk")
+	ErrHotplugHeld = errors.New("the guest does not release another disk")
 	// ErrNotAsked is returned by a machine that has not asked the guest to release a disk: the disk
 	// stays.
 	ErrNotAsked = errors.New("the guest was not asked to release it")
 	// ErrKept is returned by a machine: the guest refused to release a disk, and the disk stays.
-	ErrKept = errors.New("the guest keeps it")
+	ErrKept = errors.New("the guest refused to release it")
 	// ErrEnded is returned by a machine: it ended in another way than by its guest's power-off.
 	ErrEnded = errors.New("the machine has ended")
 	// ErrUnheard is returned by a machine: it ended cleanly, but it is not known whether its guest
 	// powered off. An error that matches ErrUnheard also matches ErrEnded.
-	ErrUnheard = errors.New("nobody heard whether its guest powered off")
+	ErrUnheard = errors.New("it is not known whether its guest powered off")
 )
 
 // Error is the failure of a call on a volume, for errors.As.

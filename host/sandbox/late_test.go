@@ -13,7 +13,7 @@ import (
 )
 
 // A call that was given up is carried out after the next call, which requests the opposite.
-func TestCallThatWasGivenUpUndoesNoLaterOne(t *testing.T) {
+func TestAbandonedCallUndoesNoLaterCall(t *testing.T) {
 	for _, noService := range []bool{false, true} {
 		tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
 			w.noService = noService
@@ -81,7 +81,7 @@ func (h hasty) RemoveContainer(ctx context.Context, id string) error {
 	return err
 }
 
-func TestDetachRemovesACreateThatCameBehindItsRemove(t *testing.T) {
+func TestDetachUndoesACreateThatArrivedAfterItsRemove(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		defer w.die()

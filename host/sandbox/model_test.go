@@ -196,7 +196,7 @@ func (m *model) giveUp(t *rapid.T) {
 	c.cancel()
 	synctest.Wait()
 	if !c.answered {
-		t.Errorf("%s %s: its caller hung up, and it goes on", c.what, c.volume)
+		t.Errorf("%s %s: its caller hung up, but the call continues", c.what, c.volume)
 	}
 }
 
@@ -414,7 +414,7 @@ const modelChecks = "3800"
 // Several callers make calls with deadlines, give them up, repeat them and overlap them. Meanwhile
 // answers get lost, disks hang, are in use, leave by themselves or are not released, and machines
 // end: see the table in the package comment.
-func TestVolumesAreWhatTheirCallersWerePromised(t *testing.T) {
+func TestVolumesAreInThePromisedState(t *testing.T) {
 	checks := flag.Lookup("rapid.checks")
 	if checks.Value.String() == checks.DefValue {
 		if err := flag.Set("rapid.checks", modelChecks); err != nil {

@@ -113,7 +113,7 @@ func Start(ctx context.Context, cfg Config) (*Sandbox, error) {
 		cfg.Log = logrus.NewEntry(logrus.StandardLogger())
 	}
 	if err := trial.Prepare(ctx); err != nil { // must run before any store is open
-		cfg.Log.WithError(err).Warn("stores are tried later than they should be")
+		cfg.Log.WithError(err).Warn("the process that tries stores starts late")
 	}
 	machine, err := cfg.Boot(ctx)
 	if err != nil {

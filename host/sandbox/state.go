@@ -65,7 +65,7 @@ func (s *Sandbox) take(ctx context.Context, id string) (v *volume, done func(), 
 		return v, func() { <-v.turn; s.leaveTurn(v) }, nil
 	case <-ctx.Done():
 		s.leaveTurn(v)
-		return nil, nil, also(ErrBusy, fmt.Errorf("another call is at it and has not ended, a disk may not answer: %w", ctx.Err()))
+		return nil, nil, also(ErrBusy, fmt.Errorf("another call for it has not ended, a disk may not answer: %w", ctx.Err()))
 	}
 }
 
@@ -107,7 +107,7 @@ func (s *Sandbox) lookLocked(v *volume) State {
 		select {
 		case <-v.place.Gone:
 			v.state = Lost
-			s.log.WithField("volume", v.id).Errorf("its disk has left the machine, and nobody detached it: attach it again")
+			s.log.WithField("volume", v.id).Errorf("its disk has left the machine without a detach: attach it again")
 		default:
 		}
 	}
@@ -165,7 +165,7 @@ func (state State) refuse() error {
 	case Leaving:
 		return also(ErrBusy, errors.New("its disk is leaving: detach it, or attach it again"))
 	case Lost:
-		return also(ErrLost, errors.New("its disk has left the machine by itself: attach it again"))
+		return also(ErrLost, errors.New("its disk has left the machine without a detach: attach it again"))
 	}
 	return nil
 }

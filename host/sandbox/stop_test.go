@@ -67,7 +67,7 @@ func (r refusing) DestroySandbox(context.Context) error { return r.err }
 
 func TestStopTriesThePowerButtonBeforeItKills(t *testing.T) {
 	lostVsock := errors.New("the vsock backend has ended")
-	unreachable := status.Error(codes.Unavailable, "the agent cannot be reached")
+	unreachable := status.Error(codes.Unavailable, "the agent is unreachable")
 	for _, test := range []struct {
 		name    string
 		machine ending
@@ -78,7 +78,7 @@ func TestStopTriesThePowerButtonBeforeItKills(t *testing.T) {
 	}{
 		{"it is heard", ending{vsock: lostVsock, button: true, works: true}, unreachable, true, 0, nil},
 		{"it is heard, and the call was cut off", ending{vsock: lostVsock, button: true, works: true}, agentclient.ErrOutcomeUnknown, true, 0, nil},
-		{"nobody hears it", ending{vsock: lostVsock, button: true}, unreachable, true, time.Minute, []string{"power button", "killed", "cannot be reached"}},
+		{"nobody hears it", ending{vsock: lostVsock, button: true}, unreachable, true, time.Minute, []string{"power button", "killed", "unreachable"}},
 		{"there is none", ending{vsock: lostVsock}, unreachable, false, 0, []string{"no power button", "killed"}},
 		{"QEMU waits for a disk", ending{vsock: lostVsock, stays: true}, unreachable, false, 15 * time.Second, []string{"state D"}},
 		{"a volume is in use", ending{button: true}, status.Error(codes.FailedPrecondition, "in use"), false, 0, []string{"in use"}},
@@ -137,7 +137,7 @@ func (e ended) DestroySandbox(context.Context) error {
 
 // If the agent answered OK, it had unmounted everything before. If it did not, the machine must
 // report how it ended.
-func TestStopNeedsNotHearOfAnEndThatItsAgentHasPromised(t *testing.T) {
+func TestStopSucceedsWithoutTheEventOfAPromisedEnd(t *testing.T) {
 	for _, test := range []struct{ answer, want error }{{nil, nil}, {agentclient.ErrOutcomeUnknown, sandbox.ErrUnheard}} {
 		w := newWorld()
 		s := sandbox.New(unheard{machine{w}}, ended{agent{w}, test.answer}, fine)
@@ -164,7 +164,7 @@ func (l losing) DestroySandbox(context.Context) error {
 }
 
 func TestStopAsksAgainWhereItsOutcomeIsUnknown(t *testing.T) {
-	unreachable := status.Error(codes.Unavailable, "the agent cannot be reached")
+	unreachable := status.Error(codes.Unavailable, "the agent is unreachable")
 	inUse := status.Error(codes.FailedPrecondition, "in use")
 	for _, test := range []struct {
 		name    string

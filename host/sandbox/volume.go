@@ -40,14 +40,14 @@ func (s *Sandbox) Attach(ctx context.Context, want Volume) error {
 		switch state := s.look(v); state {
 		case Attached, Mounting, Mounted, Attaching:
 			if !v.want.is(want) {
-				return also(ErrOtherParameters, fmt.Errorf("it is %v already, from %s as %s with %q: detach it first", state, v.want.Path, v.want.FSType, v.want.Options))
+				return also(ErrOtherParameters, fmt.Errorf("it is already %v, from %s as %s with %q: detach it first", state, v.want.Path, v.want.FSType, v.want.Options))
 			}
 			if state != Attaching {
 				return nil
 			}
 		case Lost, Leaving:
 			if err := s.takeAway(ctx, v); err != nil {
-				return also(ErrBusy, fmt.Errorf("what is left of its last disk is in the way: %w", err))
+				return also(ErrBusy, fmt.Errorf("its last disk is not removed completely: %w", err))
 			}
 		}
 		if err := s.try(ctx, want.Path); err != nil {
@@ -75,7 +75,7 @@ func (s *Sandbox) attach(ctx context.Context, v *volume, want Volume) error {
 		err = s.named(v, err)
 		s.decide(v, Leaving)
 		if left := s.leave(ctx, v); left != nil {
-			return fmt.Errorf("%w; what was done is not undone yet: %w", err, left)
+			return fmt.Errorf("%w; the call is only partly undone: %w", err, left)
 		}
 		return err
 	}
@@ -160,7 +160,7 @@ func (s *Sandbox) settle(ctx context.Context, v *volume) error {
 		v.late = false
 		return nil
 	default:
-		return fmt.Errorf("whether an earlier call of it has ended is not known: %w", ofTake.typed(ctx, err))
+		return fmt.Errorf("an earlier call for it may not have ended: %w", ofTake.typed(ctx, err))
 	}
 }
 
@@ -249,7 +249,7 @@ func (s *Sandbox) where(id string, before *point) (State, point, error) {
 	}
 	now := point{v.point, v.place.Gone}
 	if before != nil && *before != now {
-		return state, point{}, also(ErrBusy, errors.New("it was attached anew meanwhile: ask again"))
+		return state, point{}, also(ErrBusy, errors.New("it was attached again meanwhile: ask again"))
 	}
 	return state, now, nil
 }
@@ -270,10 +270,10 @@ func (s *Sandbox) Resize(ctx context.Context, id string, bytes uint64) error {
 			return also(ErrInfeasible, errors.New("disks of this kind of machine do not grow while it runs"))
 		}
 		if err := s.canGrow(ctx, v.point, bytes); err != nil {
-			return fmt.Errorf("its disk is as it was: %w", ofGrow.typed(ctx, err))
+			return fmt.Errorf("its disk is unchanged: %w", ofGrow.typed(ctx, err))
 		}
 		if err := s.machine.Answers(ctx, DiskID(id)); err != nil {
-			return fmt.Errorf("its disk is as it was: %w", s.named(v, err))
+			return fmt.Errorf("its disk is unchanged: %w", s.named(v, err))
 		}
 		if err := s.machine.Resize(ctx, DiskID(id), bytes); err != nil {
 			if ctx.Err() != nil {

@@ -110,7 +110,7 @@ func TestDetachThatTimedOutTakesNoMountedDisk(t *testing.T) {
 			}
 		})
 		if err := errors.Join(within(time.Second, attach), within(time.Second, mount)); err != nil {
-			t.Errorf("when the guest has let go: %v", err)
+			t.Errorf("after the guest's release: %v", err)
 		}
 		if len(w.broken) > 0 {
 			t.Error(w.broken)
@@ -408,7 +408,7 @@ func TestOtherParametersAreRefused(t *testing.T) {
 
 // If an agent does not have directvol's own service, other calls replace that service's. All other
 // refusals of the agent keep their meaning.
-func TestAgentWithoutOurServiceIsTold(t *testing.T) {
+func TestAgentWithoutTheVolumeServiceIsReported(t *testing.T) {
 	for err, lacks := range map[error]bool{
 		status.Error(codes.Unimplemented, "unknown method"):                                                         true,
 		status.Error(codes.InvalidArgument, "/directvol.v1.VolumeService/CheckResizeVolume service does not exist"): true,

@@ -10,9 +10,9 @@ import (
 	"github.com/directvol/directvol/host/trial/trialtest"
 )
 
-// TestStoreWhoseTrialIsLostIsNotSaidToFail: the starter is killed while a trial waits for a hanging
+// TestLostTrialIsNotAFailureOfTheStore: the starter is killed while a trial waits for a hanging
 // store.
-func TestStoreWhoseTrialIsLostIsNotSaidToFail(t *testing.T) {
+func TestLostTrialIsNotAFailureOfTheStore(t *testing.T) {
 	s, err := current(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +37,7 @@ func TestStoreWhoseTrialIsLostIsNotSaidToFail(t *testing.T) {
 
 // Without a starter and with a hanging store open, no process can start before the store answers. A
 // caller of Prepare must get an error in time.
-func TestStoreThatHangsAndIsOpenHoldsUpNobodyWhoPrepares(t *testing.T) {
+func TestOpenHungStoreDelaysNoPrepare(t *testing.T) {
 	s, err := current(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -61,11 +61,11 @@ func TestStoreThatHangsAndIsOpenHoldsUpNobodyWhoPrepares(t *testing.T) {
 
 // If a process starts only after its callers have given up, its time limit begins with its start.
 // The store counts as hanging only after that.
-func TestTrialThatBeginsLateHasItsTimeFromThen(t *testing.T) {
+func TestTimeOfATrialBeginsWithItsProcess(t *testing.T) {
 	r := newRunning(0)
 	<-r.whenLate()
 	if err := r.tooLate("store"); !errors.Is(err, ErrUntried) {
-		t.Errorf("of one that has not begun\nwant %v\ngot  %v", ErrUntried, err)
+		t.Errorf("a trial that has not begun\nwant %v\ngot  %v", ErrUntried, err)
 	}
 	r.runs(7, time.Hour)
 	select {
@@ -76,6 +76,6 @@ func TestTrialThatBeginsLateHasItsTimeFromThen(t *testing.T) {
 	r.runs(7, 0)
 	<-r.whenLate()
 	if err := r.tooLate("store"); !errors.Is(err, ErrHangs) {
-		t.Errorf("of one that had its time\nwant %v\ngot  %v", ErrHangs, err)
+		t.Errorf("a trial that is too late\nwant %v\ngot  %v", ErrHangs, err)
 	}
 }

@@ -26,7 +26,7 @@ func openHanging(t *testing.T) (answer func()) {
 }
 
 // A new process closes the descriptors that it inherited before it runs.
-func TestStoreThatHangsAndIsOpenHoldsUpNoTrialOfAnother(t *testing.T) {
+func TestOpenHungStoreDelaysNoTrialOfAnother(t *testing.T) {
 	if err := Prepare(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func TestStoreThatHangsAndIsOpenHoldsUpNoTrialOfAnother(t *testing.T) {
 	}
 	var trials Trials
 	if err := trials.Read(t.Context(), fine, 10*time.Second); err != nil {
-		t.Errorf("of a store that answers: %v", err)
+		t.Errorf("a store that answers: %v", err)
 	}
 }
 

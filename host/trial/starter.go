@@ -92,7 +92,7 @@ func current(ctx context.Context) (*starter, error) {
 	case <-mine.ended:
 		return mine.s, mine.err
 	case <-ctx.Done():
-		return nil, fmt.Errorf("start the process that starts the trials: it has not begun, this one may have a store open that does not answer: %w", ctx.Err())
+		return nil, fmt.Errorf("start the process that starts the trials: it has not begun, perhaps because this process has a store open that does not answer: %w", ctx.Err())
 	}
 }
 
@@ -186,7 +186,7 @@ func (s *starter) order(path string, limit time.Duration, tell func(report)) err
 	s.waiting[s.last] = tell
 	if err := s.orders.Encode(order{s.last, []byte(path), limit}); err != nil {
 		delete(s.waiting, s.last)
-		s.err = fmt.Errorf("the process that starts the trials takes no orders: %w", err)
+		s.err = fmt.Errorf("the process that starts the trials does not read its orders: %w", err)
 		return s.err
 	}
 	return nil

@@ -191,9 +191,9 @@ func (r *running) tooLate(path string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.pid == 0 { // nothing is known about the store
-		return fmt.Errorf("try store %s: %w: no process for it could be started in time: this one may have another store open that does not answer", path, ErrUntried)
+		return fmt.Errorf("try store %s: %w: no process for it could be started in time, perhaps because this process has another store open that does not answer", path, ErrUntried)
 	}
-	return fmt.Errorf("try store %s: %w a small read, which process %d waits for", path, ErrHangs, r.pid)
+	return fmt.Errorf("try store %s: %w: process %d waits for a small read", path, ErrHangs, r.pid)
 }
 
 // start starts a trial, or joins the one in progress. It does not block.
@@ -256,7 +256,7 @@ func (r *running) stopClock() {
 func (r report) err(path string, limit time.Duration) error {
 	switch {
 	case r.Hangs:
-		return fmt.Errorf("try store %s: %w a small read within %v", path, ErrHangs, limit)
+		return fmt.Errorf("try store %s: %w: a small read took more than %v", path, ErrHangs, limit)
 	case r.Lost:
 		return fmt.Errorf("try store %s: %w: %s", path, ErrUntried, r.Error)
 	case r.Unreached:

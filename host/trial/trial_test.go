@@ -50,7 +50,7 @@ func TestTrialThatCrashesSaysNothingOfItsStore(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoStoreIsNotOpened(t *testing.T) {
+func TestFileThatIsNotAStoreIsNotOpened(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
@@ -109,7 +109,7 @@ func TestStoreThatHangsHoldsUpOneProcess(t *testing.T) {
 }
 
 // After the limit the store counts as hanging for every caller, and its process is killed.
-func TestStoreThatHadItsTimeHangs(t *testing.T) {
+func TestStoreWithoutAnAnswerInTimeHangs(t *testing.T) {
 	path, _ := leased(t)
 	var trials Trials
 	if err := trials.Read(t.Context(), path, time.Millisecond); !errors.Is(err, ErrHangs) {

@@ -84,7 +84,7 @@ type Backend struct {
 // Check returns what is wrong with a configuration. It makes nothing.
 func (cfg Config) Check() error {
 	if cfg.GuestCID <= hostCID || cfg.GuestCID >= 1<<32-1 {
-		return fmt.Errorf("guest CID %d: want 3 to 4294967294, the others have meanings of their own", cfg.GuestCID)
+		return fmt.Errorf("guest CID %d: want 3 to 4294967294, the others are reserved", cfg.GuestCID)
 	}
 	if cfg.Socket == cfg.UDSPath {
 		return fmt.Errorf("socket %s: QEMU and the clients need one each", cfg.Socket)

@@ -39,7 +39,7 @@ func (b *Backend) acceptFrontEnds() {
 }
 
 func (b *Backend) refuse(fd int) {
-	b.log.Warn("a second front end was refused: the front end that came first is there")
+	b.log.Warn("a second front end was refused: the first one is still connected")
 	b.poll.closeFD(fd)
 }
 

@@ -566,7 +566,7 @@ func wantServed(t *testing.T, served <-chan error, want error) {
 			t.Fatalf("Serve returned\n got %v\nwant %v", got, want)
 		}
 	case <-time.After(patience):
-		t.Fatal("Serve goes on")
+		t.Fatal("Serve has not returned")
 	}
 }
 

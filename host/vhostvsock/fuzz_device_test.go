@@ -210,6 +210,6 @@ func TestGoodDriverTalksToBothClients(t *testing.T) {
 	told := drive(t, seed.memory, seed.steps)
 	want := [2]string{"OK 1073741824\n" + string(make([]byte, 50)), "OK 1073741825\n" + string(make([]byte, 80))}
 	if told != want {
-		t.Errorf("the clients were told\n got %q\nwant %q", told, want)
+		t.Errorf("the clients' answers\n got %q\nwant %q", told, want)
 	}
 }

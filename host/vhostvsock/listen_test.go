@@ -36,7 +36,7 @@ func TestSocketsAreTheirOwnersAlone(t *testing.T) {
 	b.Close()
 	wantMissing(t, b.cfg.Socket)
 	if _, err := os.Lstat(b.cfg.UDSPath); err != nil {
-		t.Errorf("a file that is none of ours: %v", err)
+		t.Errorf("another program's file: %v", err)
 	}
 }
 
@@ -54,10 +54,10 @@ func TestTakenPathsAreRefusedAndUndisturbed(t *testing.T) {
 	}
 	long := filepath.Join(dir, strings.Repeat("x", address.MaxPath))
 	for path, want := range map[string]string{
-		live:                            "taken by a running process",
+		live:                            "a running process listens on",
 		file:                            "not a socket",
 		long:                            "choose a shorter one",
-		filepath.Join(dir, "none", "s"): "make its folder first",
+		filepath.Join(dir, "none", "s"): "create its folder first",
 		"":                              "empty",
 	} {
 		other := filepath.Join(dir, "other")

@@ -137,7 +137,7 @@ func (b *Backend) accept(listener int, take func(fd int)) {
 			return
 		case !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ECONNABORTED):
 			if !b.saidStalled {
-				b.log.Warnf("who connects has to wait: accept: %v", err)
+				b.log.Warnf("new connections have to wait: accept: %v", err)
 			}
 			b.stalled, b.saidStalled = true, true
 			return
@@ -215,7 +215,7 @@ func (b *Backend) supply() error {
 
 // fail stops a device that the guest has broken, until its driver restarts it.
 func (b *Backend) fail(index int, err error) {
-	b.log.Warnf("the guest broke queue %d, its connections end: %v", index, err)
+	b.log.Warnf("the guest has damaged queue %d, so its connections end: %v", index, err)
 	b.device.rings[index].fail()
 	b.mux.guestBroken()
 }
@@ -225,8 +225,8 @@ func (b *Backend) fail(index int, err error) {
 func (b *Backend) survive(do func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			b.log.Errorf("please report this bug of directvol's: %v\n%s", r, debug.Stack())
-			err = fmt.Errorf("a bug of ours: %v", r)
+			b.log.Errorf("please report this bug in directvol: %v\n%s", r, debug.Stack())
+			err = fmt.Errorf("a bug in directvol: %v", r)
 		}
 	}()
 	return do()

@@ -203,7 +203,7 @@ func TestUnservableRequestsAreRefusedAndEndTheService(t *testing.T) {
 					t.Error("Serve returned nil, want an error")
 				}
 			case <-time.After(patience):
-				t.Fatal("Serve goes on")
+				t.Fatal("Serve has not returned")
 			}
 		})
 	}

@@ -42,7 +42,7 @@ func (m *mux) sweep(running bool) {
 			continue
 		}
 		if m.now-c.movedAt >= slotLimit {
-			m.log.Warnf("client of guest port %d is closed: it has waited %v %s", c.guestPort, slotLimit, stuckFor[c.state])
+			m.log.Warnf("client of guest port %d is closed: it has waited for %v %s", c.guestPort, slotLimit, stuckFor[c.state])
 			m.abort(c)
 		}
 	}
@@ -52,8 +52,8 @@ func (m *mux) sweep(running bool) {
 var stuckFor = map[connState]string{
 	greeting:    "to say CONNECT",
 	connecting:  "for the guest's answer",
-	established: "for the guest to take what it has sent",
-	draining:    "to read the last that the guest had sent",
+	established: "for the guest to take its bytes",
+	draining:    "to read the guest's last bytes",
 }
 
 // stuck reports whether a client waits for something that should happen soon. A client that does

@@ -75,9 +75,9 @@ func useUpFiles(t *testing.T) (end func()) {
 	return end
 }
 
-// TestWhoCannotBeAcceptedWaits: when descriptors run out, QEMU and clients wait until descriptors
-// are available again, and then are accepted even if nothing else happens.
-func TestWhoCannotBeAcceptedWaits(t *testing.T) {
+// TestClientBeyondTheDescriptorLimitWaits: when descriptors run out, QEMU and clients wait until
+// descriptors are available again, and then are accepted even if nothing else happens.
+func TestClientBeyondTheDescriptorLimitWaits(t *testing.T) {
 	log, said := warningLog()
 	b, served := startLoggedBackend(t, log)
 	dial := func(path string) net.Conn {
@@ -90,7 +90,7 @@ func TestWhoCannotBeAcceptedWaits(t *testing.T) {
 		}
 		t.Cleanup(func() { conn.Close() })
 		conn.SetDeadline(time.Now().Add(patience))
-		said.await(t, "has to wait")
+		said.await(t, "have to wait")
 		return conn
 	}
 	client := dial(b.cfg.UDSPath)
@@ -126,16 +126,16 @@ func TestASecondFrontEndIsRefused(t *testing.T) {
 	if n, err := second.conn.Read(make([]byte, 64)); n != 0 || err == nil {
 		t.Errorf("the second read %d, %v\nwant the end", n, err)
 	}
-	said.await(t, "refused: the front end that came first is there")
+	said.await(t, "refused: the first one is still connected")
 	c.Write([]byte("ping"))
 	if got := g.expect(opData).payload; string(got) != "ping" {
 		t.Errorf("over the first came %q", got)
 	}
 }
 
-// TestWhoSaysNothingIsNoFrontEnd: this holds for any number of silent connections and however long
+// TestSilentClientIsNotAFrontEnd: this holds for any number of silent connections and however long
 // they stay.
-func TestWhoSaysNothingIsNoFrontEnd(t *testing.T) {
+func TestSilentClientIsNotAFrontEnd(t *testing.T) {
 	b, _ := startBackend(t)
 	var silent []*net.UnixConn
 	for range 2 * maxSilent {
@@ -198,7 +198,7 @@ func stillOpen(t *testing.T, who string, c *net.UnixConn) {
 	})
 }
 
-func TestWhoWaitsTooLongLosesItsSlot(t *testing.T) {
+func TestClientThatWaitsTooLongLosesItsSlot(t *testing.T) {
 	b, clock := timedBackend(t)
 	fe := bootGuest(t, b)
 	mute, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: b.cfg.UDSPath})
@@ -242,9 +242,9 @@ func TestWhoWaitsTooLongLosesItsSlot(t *testing.T) {
 	}
 }
 
-// TestWhoGetsALittleKeepsItsSlot: any progress counts. A client that reads slowly keeps its slot
-// too, because it holds up nobody else.
-func TestWhoGetsALittleKeepsItsSlot(t *testing.T) {
+// TestClientWithSomeProgressKeepsItsSlot: any progress counts. A client that reads slowly keeps its
+// slot too, because it holds up nobody else.
+func TestClientWithSomeProgressKeepsItsSlot(t *testing.T) {
 	b, clock := timedBackend(t)
 	fe := bootGuest(t, b)
 	slow, s := connect(t, b, fe, roomy)
@@ -266,8 +266,8 @@ func TestWhoGetsALittleKeepsItsSlot(t *testing.T) {
 	stillOpen(t, "who does not read", slow)
 }
 
-// TestAPausedGuestCostsNobodyItsSlot: a paused guest can take nothing.
-func TestAPausedGuestCostsNobodyItsSlot(t *testing.T) {
+// TestPausedGuestCostsNoClientItsSlot: a paused guest can take nothing.
+func TestPausedGuestCostsNoClientItsSlot(t *testing.T) {
 	b, clock := timedBackend(t)
 	fe := bootGuest(t, b)
 	c, g := connect(t, b, fe, 1000)

@@ -98,7 +98,7 @@ func TestPanicOverAMessageIsAnError(t *testing.T) {
 	defer unix.Close(ours)
 	unix.Write(theirs, encodeRequest(reqSetFeatures, 0, uint64Reply(0)))
 	ev := unix.EpollEvent{Fd: int32(sourceFrontEnd)}
-	if err := b.dispatch(&ev); err == nil || !strings.Contains(err.Error(), "a bug of ours") {
+	if err := b.dispatch(&ev); err == nil || !strings.Contains(err.Error(), "a bug in directvol") {
 		t.Errorf("dispatch returned\n got %v\nwant an error that says it is a bug", err)
 	}
 	b.device = newDevice(b.poll, testCID, func() {})

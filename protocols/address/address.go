@@ -86,7 +86,7 @@ func (a Address) String() string {
 func number(digits string) (uint32, error) {
 	n, err := strconv.ParseUint(digits, 10, 32)
 	if err != nil || n == math.MaxUint32 {
-		return 0, fmt.Errorf("%.20q is no number from 0 to %d", digits, uint32(math.MaxUint32-1))
+		return 0, fmt.Errorf("%.20q is not a number from 0 to %d", digits, uint32(math.MaxUint32-1))
 	}
 	return uint32(n), nil
 }
@@ -101,7 +101,7 @@ func (a Address) check() error {
 		case !strings.HasPrefix(a.Path, "/") && !abstract:
 			return errors.New("the socket's path must be absolute")
 		case strings.ContainsRune(a.Path, 0):
-			return errors.New("the socket's path holds a zero byte")
+			return errors.New("the socket's path contains a zero byte")
 		}
 		return checkLength(a.Path)
 	default:

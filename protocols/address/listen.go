@@ -65,7 +65,7 @@ func begin(path string) (end func(), err error) {
 	for {
 		lock, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("socket %s: make its folder first: %w", path, err)
+			return nil, fmt.Errorf("socket %s: create its folder first: %w", path, err)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("socket %s: its lock: %w", path, err)
@@ -90,11 +90,11 @@ func lockFile(lock *os.File) (current bool, err error) {
 		return false, os.NewSyscallError("fstat", err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != 0 {
-		return false, fmt.Errorf("%s is there and is not a lock: remove it or choose another path", lock.Name())
+		return false, fmt.Errorf("%s exists and is not a lock: remove it or choose another path", lock.Name())
 	}
 	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return false, fmt.Errorf("it is taken: another process begins to listen on it: %w", unix.EADDRINUSE)
+		return false, fmt.Errorf("another process is starting to listen on it: %w", unix.EADDRINUSE)
 	}
 	if err == nil {
 		err = unix.Fstat(int(lock.Fd()), &st)
@@ -166,7 +166,7 @@ func claim(path string) error {
 		return fmt.Errorf("socket %s: %w", path, err)
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("%s is there and is not a socket: remove it or choose another path", path)
+		return fmt.Errorf("%s exists and is not a socket: remove it or choose another path", path)
 	}
 	if err := probe(path); err != nil {
 		return err
@@ -189,7 +189,7 @@ func probe(path string) error {
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOENT):
 		return nil
 	case err == nil, errors.Is(err, unix.EPROTOTYPE):
-		return fmt.Errorf("socket %s is taken by a running process: stop it or choose another path: %w", path, unix.EADDRINUSE)
+		return fmt.Errorf("a running process listens on socket %s: stop the process or choose another path: %w", path, unix.EADDRINUSE)
 	default:
 		return fmt.Errorf("socket %s: %w", path, err)
 	}

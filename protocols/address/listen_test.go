@@ -50,7 +50,7 @@ func TestListenUnixIsItsOwnersAlone(t *testing.T) {
 	}
 }
 
-func TestListenUnixReplacesWhatIsStale(t *testing.T) {
+func TestListenUnixReplacesAStaleSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	leaveStale(t, path)
 	leaveStale(t, path+newSuffix)
@@ -67,7 +67,7 @@ func TestListenUnixReplacesWhatIsStale(t *testing.T) {
 	}
 }
 
-func TestListenUnixLeavesWhatIsNotItsOwn(t *testing.T) {
+func TestListenUnixLeavesOtherFilesAlone(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
 		"file":    func(path string) error { return os.WriteFile(path, []byte("mine"), 0o600) },
 		"folder":  func(path string) error { return os.Mkdir(path, 0o700) },
@@ -133,7 +133,7 @@ func TestListenUnixLeavesAListener(t *testing.T) {
 	}
 }
 
-func TestOfTwoThatListenOneGetsThePath(t *testing.T) {
+func TestOneOfTwoListenersGetsThePath(t *testing.T) {
 	for range 200 {
 		path := filepath.Join(t.TempDir(), "s")
 		leaveStale(t, path)
@@ -204,7 +204,7 @@ func TestListenUnixSaysWhatIsWrongWithAPath(t *testing.T) {
 	dir := t.TempDir()
 	for path, want := range map[string]string{
 		"":                             "empty",
-		filepath.Join(dir, "none/s"):   "make its folder first",
+		filepath.Join(dir, "none/s"):   "create its folder first",
 		"/" + strings.Repeat("x", 103): "104 bytes, the limit is 103",
 	} {
 		if _, err := ListenUnix(path); err == nil || !strings.Contains(err.Error(), want) {

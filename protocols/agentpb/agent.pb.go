@@ -24,7 +24,7 @@ var _ = math.Inf
 // proto package needs to be updated.
 const _ = proto.GoGoProtoPackageIsVersion3 // please upgrade the proto package
 
-// CreateContainerRequest mounts its storages, then makes the container; a failure unmounts what it mounted.
+// CreateContainerRequest mounts its storages, then creates the container; a failed call unmounts the storages that it mounted.
 type CreateContainerRequest struct {
 	ContainerId  string         `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
 	ExecId       string         `protobuf:"bytes,2,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
@@ -133,7 +133,7 @@ func (m *StartContainerRequest) GetContainerId() string {
 	return ""
 }
 
-// RemoveContainerRequest ends a container and unmounts the storages that were its alone.
+// RemoveContainerRequest ends a container and unmounts the storages that only this container used.
 type RemoveContainerRequest struct {
 	ContainerId string `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
 	// Seconds to wait; 0 is no limit.
@@ -1007,7 +1007,7 @@ func (m *KernelModule) GetParameters() []string {
 	return nil
 }
 
-// CreateSandboxRequest comes once, before the first container.
+// CreateSandboxRequest is sent once, before the first container.
 type CreateSandboxRequest struct {
 	Hostname      string          `protobuf:"bytes,1,opt,name=hostname,proto3" json:"hostname,omitempty"`
 	Dns           []string        `protobuf:"bytes,2,rep,name=dns,proto3" json:"dns,omitempty"`
@@ -1070,7 +1070,7 @@ func (m *CreateSandboxRequest) GetKernelModules() []*KernelModule {
 	return nil
 }
 
-// DestroySandboxRequest unmounts everything and, where the agent is PID 1 and told so, powers the guest off after the answer.
+// DestroySandboxRequest unmounts everything. If the agent is PID 1 and so configured, it powers the guest off after the answer.
 type DestroySandboxRequest struct {
 }
 
@@ -1377,7 +1377,7 @@ func (m *GuestDetailsRequest) GetMemHotplugProbe() bool {
 	return false
 }
 
-// GuestDetailsResponse tells what guest and agent can do.
+// GuestDetailsResponse has the features of the guest and the agent.
 type GuestDetailsResponse struct {
 	MemBlockSizeBytes      uint64        `protobuf:"varint,1,opt,name=mem_block_size_bytes,json=memBlockSizeBytes,proto3" json:"mem_block_size_bytes,omitempty"`
 	AgentDetails           *AgentDetails `protobuf:"bytes,2,opt,name=agent_details,json=agentDetails,proto3" json:"agent_details,omitempty"`
@@ -1445,7 +1445,7 @@ func (m *SetGuestDateTimeRequest) GetUsec() int64 {
 	return 0
 }
 
-// FSGroup is the group that a volume's files shall belong to. Number 1 was never used.
+// FSGroup is the group that is to own a volume's files. Number 1 was never used.
 type FSGroup struct {
 	GroupId           uint32                      `protobuf:"varint,2,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
 	GroupChangePolicy typespb.FSGroupChangePolicy `protobuf:"varint,3,opt,name=group_change_policy,json=groupChangePolicy,proto3,enum=types.FSGroupChangePolicy" json:"group_change_policy,omitempty"`
@@ -1514,10 +1514,10 @@ func (m *SharedMount) GetDstPath() string {
 	return ""
 }
 
-// Storage is one mount: what to find, how to prepare it, where to put it.
+// Storage is one mount: the source, its preparation, and the mount point.
 type Storage struct {
 	Driver string `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
-	// What the driver does before the mount, such as "create_filesystem".
+	// Tasks of the driver before the mount, such as "create_filesystem".
 	DriverOptions []string `protobuf:"bytes,2,rep,name=driver_options,json=driverOptions,proto3" json:"driver_options,omitempty"`
 	// Names the device in the driver's terms: for "blk" a PCI path such as "02/01" or a /dev path.
 	Source  string   `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
@@ -1526,7 +1526,7 @@ type Storage struct {
 	// Absolute, in the guest.
 	MountPoint string   `protobuf:"bytes,6,opt,name=mount_point,json=mountPoint,proto3" json:"mount_point,omitempty"`
 	FsGroup    *FSGroup `protobuf:"bytes,7,opt,name=fs_group,json=fsGroup,proto3" json:"fs_group,omitempty"`
-	// Outlives the container that brought it.
+	// The storage outlives the container that requested it.
 	Shared bool `protobuf:"varint,8,opt,name=shared,proto3" json:"shared,omitempty"`
 }
 
@@ -1822,7 +1822,7 @@ func (m *VolumeStatsRequest) GetVolumeGuestPath() string {
 // ResizeVolumeRequest grows the filesystem at a guest path, online.
 type ResizeVolumeRequest struct {
 	VolumeGuestPath string `protobuf:"bytes,1,opt,name=volume_guest_path,json=volumeGuestPath,proto3" json:"volume_guest_path,omitempty"`
-	// The disk's bytes as the host has it; 0 means to the device's end.
+	// The disk's size on the host, in bytes; 0 means up to the device's end.
 	Size_ uint64 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
 }
 

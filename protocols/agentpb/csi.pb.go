@@ -68,7 +68,7 @@ func (m *VolumeStatsResponse) GetVolumeCondition() *VolumeCondition {
 	return nil
 }
 
-// VolumeUsage counts in its unit. available is what an unprivileged process may still use.
+// VolumeUsage counts in its unit. available is the amount that an unprivileged process may still use.
 type VolumeUsage struct {
 	Available uint64           `protobuf:"varint,1,opt,name=available,proto3" json:"available,omitempty"`
 	Total     uint64           `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`
@@ -107,7 +107,7 @@ func (m *VolumeUsage) GetUnit() VolumeUsage_Unit {
 	return VolumeUsage_UNKNOWN
 }
 
-// VolumeCondition is {false, "OK"} for a healthy volume; otherwise the message is for a person to act on.
+// VolumeCondition is {false, "OK"} for a healthy volume; otherwise the message tells a person how to act.
 type VolumeCondition struct {
 	Abnormal bool   `protobuf:"varint,1,opt,name=abnormal,proto3" json:"abnormal,omitempty"`
 	Message  string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`

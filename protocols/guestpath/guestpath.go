@@ -51,9 +51,9 @@ func check(source string) error {
 	case source == "":
 		return errors.New("the source is empty")
 	case len(source) > MaxSource:
-		return fmt.Errorf("the source has %d bytes, a file name has room for %d", len(source), MaxSource)
+		return fmt.Errorf("the source has %d bytes, a file name at most %d", len(source), MaxSource)
 	case strings.ContainsRune(source, 0):
-		return errors.New("the source holds a zero byte")
+		return errors.New("the source contains a zero byte")
 	}
 	return nil
 }

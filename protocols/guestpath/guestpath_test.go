@@ -37,7 +37,7 @@ func TestGuestPathIsAFileName(t *testing.T) {
 	}
 }
 
-func TestSourceRefusesWhatOfNeverReturns(t *testing.T) {
+func TestSourceRefusesPathsThatOfNeverReturns(t *testing.T) {
 	for _, guest := range []string{
 		"", "/", "MDIvMDE=", Root, Root + "/",
 		Root + "/MDIvMDE",                       // no padding

@@ -65,7 +65,7 @@ func Read(r io.Reader) (paths []string, err error) {
 func Text(paths []string) ([]byte, error) {
 	var b strings.Builder
 	if len(paths) > maxModules {
-		return nil, fmt.Errorf("module list: %d modules, and room for %d", len(paths), maxModules)
+		return nil, fmt.Errorf("module list: %d modules, at most %d are possible", len(paths), maxModules)
 	}
 	for _, p := range paths {
 		if err := check(p); err != nil {

@@ -14,7 +14,7 @@ func TestLinesAreTakenInTheirOrder(t *testing.T) {
 	}
 }
 
-func TestListThatIsNoneIsRefused(t *testing.T) {
+func TestInvalidListIsRefused(t *testing.T) {
 	for name, text := range map[string]string{
 		"a relative path":  "/a.ko\nb.ko\n",
 		"a line too long":  "/" + strings.Repeat("x", maxPath) + "\n",

@@ -27,7 +27,7 @@ func WriteFile(file string, data []byte) error {
 // such as that of a full disk, the file is unchanged. Anything but a regular file is refused.
 func ReplaceFile(file string, write func(io.Writer) (int64, error)) (n int64, err error) {
 	if info, err := os.Lstat(file); err == nil && !info.Mode().IsRegular() {
-		return 0, errors.New("it exists and is no regular file")
+		return 0, errors.New("it exists and is not a regular file")
 	}
 	temp, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+"-*")
 	if err != nil {

@@ -75,7 +75,7 @@ func FuzzHeader(f *testing.F) {
 	})
 }
 
-func TestMetadataIsAddedBeforeWhatARequestHas(t *testing.T) {
+func TestMetadataIsAddedBeforeTheRequestsOwn(t *testing.T) {
 	request := &ttrpc.Request{Service: "s", Method: "m", Payload: bytes.Repeat([]byte{1}, 300), Metadata: []*ttrpc.KeyValue{{Key: "k", Value: "old"}}}
 	body := whole(t, request)
 	b := WithMetadata(append(Header{uint32(len(body)), 7, TypeRequest, 3}.Append(nil), body...), "k", "new")
@@ -92,7 +92,7 @@ func TestMetadataIsAddedBeforeWhatARequestHas(t *testing.T) {
 	}
 }
 
-func TestTimeoutTakesThePlaceOfTheOneBefore(t *testing.T) {
+func TestTimeoutReplacesTheEarlierOne(t *testing.T) {
 	for _, before := range []int64{0, 1, 1 << 40} {
 		request := &ttrpc.Request{Service: "s", Method: "m", Payload: bytes.Repeat([]byte{1}, 300), TimeoutNano: before}
 		body := whole(t, request)

@@ -50,7 +50,8 @@ func (x Condition_Status) String() string {
 	return proto.EnumName(Condition_Status_name, int32(x))
 }
 
-// CheckResizeVolumeRequest is ResizeVolumeRequest's: a path in the guest, and the disk's size to be, in bytes; 0 asks only whether it can grow.
+// CheckResizeVolumeRequest has the fields of ResizeVolumeRequest: a path in the guest, and the disk's future size in bytes; 0 checks only
+// whether the filesystem can grow.
 type CheckResizeVolumeRequest struct {
 	VolumeGuestPath string `protobuf:"bytes,1,opt,name=volume_guest_path,json=volumeGuestPath,proto3" json:"volume_guest_path,omitempty"`
 	Size_           uint64 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
@@ -101,7 +102,7 @@ func (m *GetVolumeHealthResponse) GetConditions() []*Condition {
 	return nil
 }
 
-// Condition is one thing that is wrong. Its status and reason together are unique in a list.
+// Condition is one fault of a volume. The pair of status and reason is unique in a list.
 type Condition struct {
 	Status Condition_Status `protobuf:"varint,1,opt,name=status,proto3,enum=directvol.v1.Condition_Status" json:"status,omitempty"`
 	// A word in CamelCase for programs: DeviceGone, DeviceTooSmall, IOHung, IOSlow, IOError, ReadOnly, Shutdown, OutOfSpace, RecordedErrors, PastIOError, PastDeviceTooSmall, ReadError.
@@ -138,8 +139,8 @@ func (m *Condition) GetMessage() string {
 type CheckReleasedRequest struct {
 	Driver string `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
 	Source string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
-	// A container that the answer is to come behind: all calls of it that came before have ended by then, given up or not. Empty where no
-	// call of the asker's may still be under way. An agent that does not know this field passes it over.
+	// The answer waits until all earlier calls of this container have ended, abandoned or not. Empty if no call of the host can still be
+	// in progress. An agent that does not know this field ignores it.
 	ContainerId string `protobuf:"bytes,3,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
 }
 

@@ -192,7 +192,7 @@ func (a *apt) resolve(ctx context.Context) ([]aptPackage, error) {
 	}
 	meta, err := a.run(ctx, "apt-cache", "show", "--no-all-versions", metaPackage)
 	if err != nil {
-		return nil, fmt.Errorf("apt offers no %s: check the network and apt's sources (%w)", metaPackage, err)
+		return nil, fmt.Errorf("apt does not offer %s: check the network and apt's sources (%w)", metaPackage, err)
 	}
 	image, err := kernelDependency(controlField(meta, "Depends"))
 	if err != nil {
@@ -265,7 +265,7 @@ func (a *apt) downloadOne(ctx context.Context, pkg aptPackage, cache string) err
 	}
 	debs, err := filepath.Glob(filepath.Join(escapeGlob(dir), "*.deb"))
 	if err != nil || len(debs) != 1 {
-		return fmt.Errorf("apt-get download %s left %d package files, not one", pkg.Name, len(debs))
+		return fmt.Errorf("apt-get download %s left %d package files, want one", pkg.Name, len(debs))
 	}
 	sum, err := fileSum(debs[0])
 	if err != nil {

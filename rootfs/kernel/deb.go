@@ -144,7 +144,7 @@ func unpackTar(r io.Reader, dir string) error {
 			return fmt.Errorf("unpack %.100q: %w", name, err)
 		}
 	}
-	return fmt.Errorf("tar stream has more than %d entries: no kernel package", maxEntries)
+	return fmt.Errorf("tar stream has more than %d entries: not a kernel package", maxEntries)
 }
 
 func unpackFile(root *os.Root, name string, r io.Reader) error {

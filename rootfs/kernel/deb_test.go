@@ -176,7 +176,7 @@ func TestSplitPackagesMakeOneKernelInAnyOrder(t *testing.T) {
 		t.Errorf("entries in the cache:\n got %v, %v\nwant one folder", entries, err)
 	}
 	_, err := Open(t.Context(), Source{Debs: debs[:1], Cache: cache})
-	if err == nil || !strings.Contains(err.Error(), "from all packages") {
+	if err == nil || !strings.Contains(err.Error(), "from all its packages") {
 		t.Errorf("one package of several:\n got error %v\nwant one that asks for all", err)
 	}
 }

@@ -49,13 +49,13 @@ func openDir(dir string) (*Kernel, error) {
 		return nil, err
 	}
 	if len(images) != 1 {
-		return nil, fmt.Errorf("kernel folder %s holds %d kernels (boot/vmlinuz-* or lib/modules/*/vmlinuz): name one that has the files of one kernel, from all packages where it is split", dir, len(images))
+		return nil, fmt.Errorf("kernel folder %s holds %d kernels (boot/vmlinuz-* or lib/modules/*/vmlinuz): name a folder with the files of one kernel, from all its packages if it is split", dir, len(images))
 	}
 	k := &Kernel{files: map[string]string{}, builtIn: map[string]bool{}}
 	for k.Version, k.Image = range images { // there is exactly one
 	}
 	if !version.MatchString(k.Version) {
-		return nil, fmt.Errorf("kernel folder %s: %q is no kernel version", dir, k.Version)
+		return nil, fmt.Errorf("kernel folder %s: %q is not a kernel version", dir, k.Version)
 	}
 	if k.root, err = moduleRoot(dir, k.Version); err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ func moduleRoot(dir, version string) (string, error) {
 			return root, nil
 		}
 	}
-	return "", fmt.Errorf("kernel folder %s has no lib/modules/%s/kernel: name one that holds the kernel's modules too", dir, version)
+	return "", fmt.Errorf("kernel folder %s has no lib/modules/%s/kernel: name a folder that also holds the kernel's modules", dir, version)
 }
 
 // index records each module's path, and which modules are built into the kernel image.
@@ -120,7 +120,7 @@ func (k *Kernel) index() error {
 			return err
 		}
 		if other, twice := k.files[name]; twice {
-			return fmt.Errorf("module %s is there twice, as %s and %s", name, other, rel)
+			return fmt.Errorf("module %s exists twice, as %s and %s", name, other, rel)
 		}
 		k.files[name] = rel
 		return nil

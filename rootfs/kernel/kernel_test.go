@@ -22,10 +22,10 @@ func TestOpenSaysWhatAFolderLacks(t *testing.T) {
 			if err := os.Rename(dir+"/boot/vmlinuz-"+kerneltest.Version, dir+"/boot/vmlinuz-a b"); err != nil {
 				t.Fatal(err)
 			}
-		}, `"a b" is no kernel version`},
+		}, `"a b" is not a kernel version`},
 		{"a module twice", func(dir string) {
 			kerneltest.WriteFile(t, dir+"/lib/modules/"+kerneltest.Version+"/kernel/b/a.ko.xz", nil)
-		}, "module a is there twice"},
+		}, "module a exists twice"},
 	} {
 		dir := kerneltest.Tree(t, map[string][]string{"kernel/a.ko": nil})
 		test.change(dir)

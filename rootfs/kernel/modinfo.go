@@ -90,11 +90,11 @@ func readModinfo(file string) (modinfo, error) {
 func elfModinfo(r io.ReaderAt) (modinfo, error) {
 	object, err := elf.NewFile(r)
 	if err != nil {
-		return modinfo{}, fmt.Errorf("no ELF object: %w", err)
+		return modinfo{}, fmt.Errorf("not an ELF object: %w", err)
 	}
 	section := object.Section(".modinfo")
 	if section == nil {
-		return modinfo{}, errors.New("no kernel module: it has no .modinfo section")
+		return modinfo{}, errors.New("not a kernel module: it has no .modinfo section")
 	}
 	if section.Size > maxModinfo {
 		return modinfo{}, fmt.Errorf(".modinfo has %d bytes, more than %d", section.Size, maxModinfo)

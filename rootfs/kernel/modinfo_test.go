@@ -50,7 +50,7 @@ func TestParseModinfoTakesWhatLoadingNeeds(t *testing.T) {
 	}
 }
 
-func TestModinfoRefusesWhatIsNoModule(t *testing.T) {
+func TestModinfoRefusesFilesThatAreNotModules(t *testing.T) {
 	for name, data := range map[string][]byte{
 		"empty":             nil,
 		"text":              []byte("#!/bin/sh\n"),

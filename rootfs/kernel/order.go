@@ -45,7 +45,7 @@ func (r *resolver) visit(name string) error {
 		return fmt.Errorf("kernel %s has no module %q%s", r.kernel.Version, name, r.neededBy())
 	}
 	if slices.Contains(r.chain, name) {
-		return fmt.Errorf("kernel %s: modules need each other in a circle: %s", r.kernel.Version, strings.Join(append(r.chain, name), " → "))
+		return fmt.Errorf("kernel %s: modules depend on each other in a circle: %s", r.kernel.Version, strings.Join(append(r.chain, name), " → "))
 	}
 	file := filepath.Join(r.kernel.root, path)
 	info, err := readModinfo(file)

@@ -60,7 +60,7 @@ func (src Source) Check() error {
 	case src.Suite != "" && (len(src.Debs) > 0 || src.Dir != ""):
 		return errors.New("a suite to download the kernel from, and a kernel package file or folder are both named: name one of them")
 	case src.Suite != "" && !suiteName.MatchString(src.Suite):
-		return fmt.Errorf("%.80q is no name of a suite: want one such as trixie-backports", src.Suite)
+		return fmt.Errorf("%.80q is not a suite name: want one such as trixie-backports", src.Suite)
 	}
 	return nil
 }

@@ -39,9 +39,9 @@ func (r archive) explain(err error) error {
 	case r.suite == "":
 		return err
 	case strings.Contains(err.Error(), "is not signed"):
-		return fmt.Errorf("the host has no key that verifies suite %s: install or upgrade the package debian-archive-keyring, whose keyring Signed-By in %s has to name (%w)", r.suite, r.file, err)
+		return fmt.Errorf("the host has no key that verifies suite %s: install or upgrade the package debian-archive-keyring, whose keyring Signed-By in %s must name (%w)", r.suite, r.file, err)
 	case strings.Contains(err.Error(), "does not have a Release file"):
-		return fmt.Errorf("mirror %s has no suite %s: check its name (%w)", r.uri, r.suite, err)
+		return fmt.Errorf("mirror %s has no suite %s: check the suite's name (%w)", r.uri, r.suite, err)
 	}
 	return err
 }
@@ -85,7 +85,7 @@ func (a *apt) hostArchive(ctx context.Context) (archive, error) {
 	return a.findArchive(ctx)
 }
 
-var errNoArchive = errors.New("apt knows no archive of Debian's: check the network and apt's sources (sources.list(5))")
+var errNoArchive = errors.New("apt knows no Debian archive: check the network and apt's sources (sources.list(5))")
 
 // findArchive asks apt for the package lists of Debian's section main. It skips the archives of
 // updates and security fixes, which do not have every suite; their codenames contain a dash.
@@ -123,7 +123,7 @@ func readArchive(file, uri string) (archive, error) {
 		signedBy, ok = lineSignedBy(string(data), uri)
 	}
 	if !ok {
-		return archive{}, fmt.Errorf("find the source %s, which apt uses, in %s: there is no entry that names it", uri, file)
+		return archive{}, fmt.Errorf("find the source %s, which apt uses, in %s: no entry names it", uri, file)
 	}
 	return archive{uri: strings.TrimRight(uri, "/"), signedBy: signedBy, file: file}, nil
 }

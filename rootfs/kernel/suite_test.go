@@ -79,7 +79,7 @@ func TestHostWithoutListsIsAskedAgain(t *testing.T) {
 	}
 	kerneltest.WriteFile(t, filepath.Join(bin, "targets-own"), nil)
 	_, err := Open(t.Context(), Source{Suite: "sid", Cache: t.TempDir()})
-	if err == nil || !strings.Contains(err.Error(), "no archive of Debian") {
+	if err == nil || !strings.Contains(err.Error(), "no Debian archive") {
 		t.Errorf("no source of Debian:\n got error %v\nwant one that says so", err)
 	}
 }
@@ -131,7 +131,7 @@ func TestRefusedSuiteSaysWhatToDo(t *testing.T) {
 
 func TestSuiteIsAName(t *testing.T) {
 	for _, suite := range []string{"../x", "a b", "sid\nTrusted: yes", "-o", "a/b", strings.Repeat("a", 65)} {
-		if _, err := Open(t.Context(), Source{Suite: suite, Cache: t.TempDir()}); err == nil || !strings.Contains(err.Error(), "no name of a suite") {
+		if _, err := Open(t.Context(), Source{Suite: suite, Cache: t.TempDir()}); err == nil || !strings.Contains(err.Error(), "not a suite name") {
 			t.Errorf("%q:\n got error %v\nwant one that says it is no name", suite, err)
 		}
 	}

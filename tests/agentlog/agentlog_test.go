@@ -42,7 +42,7 @@ func bootTold(t *testing.T, more string) *vm.Guest {
 	return g
 }
 
-func TestLogAndDebugConsoleAreWhereTheKernelIsTold(t *testing.T) {
+func TestLogAndDebugConsoleFollowTheKernelCommandLine(t *testing.T) {
 	g := bootTold(t, fmt.Sprintf("agent.log=debug agent.log_vport=%d agent.debug_console agent.debug_console_vport=%d agent.hotplug_timeout=soon", logPort, consolePort))
 	t.Run("each reader gets the log from its first line", func(t *testing.T) {
 		for range 2 {

@@ -68,7 +68,7 @@ func (c *churn) setUp(t *testing.T) {
 		v.total = stats.Usage[0].Total
 		vmtest.Must(t, v.Detach(ctx))
 		if i > 0 && v.total < c.volumes[i-1].total+stepBytes-miB {
-			t.Fatalf("volume %d has %d bytes, the one before %d: they cannot be told apart", i, v.total, c.volumes[i-1].total)
+			t.Fatalf("volume %d has %d bytes, the one before %d: they must differ", i, v.total, c.volumes[i-1].total)
 		}
 		c.volumes = append(c.volumes, v)
 	}

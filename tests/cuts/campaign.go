@@ -319,7 +319,7 @@ func (c *campaign) rescue(ctx context.Context) error {
 	}
 	kernel, image, err := build.Rescue()
 	if err != nil {
-		return fmt.Errorf("%d volumes met the window, and nobody can rescue them: %w", len(met), err)
+		return fmt.Errorf("%d volumes met the window and cannot be rescued: %w", len(met), err)
 	}
 	if err := limited(ctx, c.guest.Stop); err != nil { // only one VM at a time
 		return err

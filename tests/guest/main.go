@@ -64,7 +64,7 @@ func becomeInit() error {
 		// listens.
 		fmt.Fprintln(os.Stderr, "test-guest: start the server:", err)
 	} else if err := child.Release(); err != nil {
-		fmt.Fprintln(os.Stderr, "test-guest: let go of the server:", err)
+		fmt.Fprintln(os.Stderr, "test-guest: release the server:", err)
 	}
 	if err := unix.Exec(remote.Agent, append([]string{remote.Agent}, os.Args[1:]...), os.Environ()); err != nil {
 		return &os.PathError{Op: "exec", Path: remote.Agent, Err: err}

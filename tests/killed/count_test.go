@@ -66,6 +66,6 @@ func TestNoCallBeginsAfterTheKill(t *testing.T) {
 		t.Errorf("want %v\ngot  %v", errOver, err)
 	}
 	if len(w.begun) != 0 {
-		t.Error("a call that was not made is told of")
+		t.Error("a call that was not made is counted")
 	}
 }

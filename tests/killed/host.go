@@ -168,7 +168,7 @@ func (b pciBus) places() (names []string) {
 			pciBus
 		}
 		if json.Unmarshal(device.Bridge, &behind) != nil {
-			names = append(names, fmt.Sprintf("PCI %02x:%02x leads nobody knows where", b.Number, device.Slot))
+			names = append(names, fmt.Sprintf("PCI %02x:%02x leads to an unknown place", b.Number, device.Slot))
 			continue
 		}
 		names = append(names, pciBus{Number: behind.Bus.Number, Devices: behind.Devices}.places()...)

@@ -62,7 +62,7 @@ func TestProcessAndFileThatAreLeftAreNamed(t *testing.T) {
 	}
 }
 
-func TestOnlyWhatIsMoreIsBeyond(t *testing.T) {
+func TestBeyondHasTheAdditions(t *testing.T) {
 	for _, c := range []struct{ all, some, want []string }{
 		{nil, nil, nil},
 		{[]string{"a", "b"}, []string{"b", "a"}, nil},

@@ -223,7 +223,7 @@ func interrupted(t *testing.T, c cut, step, words string) {
 	}
 	cmd.Wait() // the error is the exit status
 	if exit := cmd.ProcessState.ExitCode(); !pressed || exit != 130 || !strings.Contains(said, "directvol: interrupted ") || !strings.Contains(said, words) {
-		t.Errorf("Ctrl-C when it says %q\nwant exit 130, and that said\ngot  exit %d\n%s", step, exit, said)
+		t.Errorf("Ctrl-C at the step %q\nwant exit 130, and an error that says so\ngot  exit %d\n%s", step, exit, said)
 	}
 	leavesNothing(t, temporary)
 	if d, err := holders.Open(c.Path); err != nil {

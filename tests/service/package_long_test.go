@@ -137,7 +137,7 @@ func letGo(t *testing.T, s daemon, v *vm.Volume, w *remote.Writer) {
 	vmtest.Must(t, err)
 	vmtest.Must(t, v.Unmount(vmtest.Limited(t)))
 	if vmtest.IsMounted(t, s.Guest, path) {
-		t.Error("its holder has let go, and it is mounted")
+		t.Error("its holder has released it, but it is still mounted")
 	}
 	vmtest.Detach(t, v)
 }

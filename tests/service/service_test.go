@@ -135,7 +135,7 @@ func restartsUnderAWriter(t *testing.T, s daemon, fstype string, signal syscall.
 	}
 	vmtest.Must(t, s.Agent().RemoveContainer(vmtest.Limited(t), "second-"+v.ID))
 	if vmtest.IsMounted(t, s.Guest, path) {
-		t.Error("its last holder has let go, and it is mounted")
+		t.Error("its last holder has released it, but it is still mounted")
 	}
 	if _, err := s.Remote.Stat(vmtest.Limited(t), path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the mount point that was made for it is left: %v", err)
@@ -336,7 +336,7 @@ func provesReleaseAnew(t *testing.T, s daemon, fstype string) {
 		restart(t, s, syscall.SIGKILL)
 		for what, err := range map[string]error{"CheckReleased": isReleased(), "Detach": v.Detach(vmtest.Limited(t))} {
 			if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "in use") || !strings.Contains(err.Error(), "test-guest") {
-				t.Errorf("%s, with the state %s\nwant FAILED_PRECONDITION, and who has it\ngot  %v", what, state, err)
+				t.Errorf("%s, with the state %s\nwant FAILED_PRECONDITION with its holder\ngot  %v", what, state, err)
 			}
 		}
 	}

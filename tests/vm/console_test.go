@@ -8,7 +8,7 @@ import (
 func TestConsoleKeepsItsEnd(t *testing.T) {
 	var c console
 	if got := c.tail(3); got != "" {
-		t.Errorf("of a guest that has said nothing\ngot %q", got)
+		t.Errorf("a guest that has printed nothing\ngot %q", got)
 	}
 	for range 3 * consoleBytes / 10 {
 		if _, err := c.Write([]byte("a line…\r\n")); err != nil {
@@ -38,7 +38,7 @@ func TestMountedDeviceIsTheSourceAtThePath(t *testing.T) {
 	}
 	for _, text := range []string{"", mountinfo, "31 25 254:0 / /run/other rw -", "31 25 254:0 / /run/other rw - ext4"} {
 		if got, err := mountedDevice(text, "/run/other"); err == nil {
-			t.Errorf("of what is not mounted\ngot %s", got)
+			t.Errorf("a path that is not mounted\ngot %s", got)
 		}
 	}
 }

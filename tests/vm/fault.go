@@ -56,7 +56,7 @@ func (v *Volume) Heal(ctx context.Context) error {
 	}
 	if v.server != nil || v.stopped != nil {
 		if err := v.Answer(); err != nil {
-			return fmt.Errorf("heal volume %s: %w", v.ID, err)
+			return fmt.Errorf("repair volume %s: %w", v.ID, err)
 		}
 	}
 	if err := v.guest.VM().ReplaceFileNode(ctx, v.DiskID(), qemu.FileNode(v.DiskID())); err != nil {
@@ -68,7 +68,7 @@ func (v *Volume) Heal(ctx context.Context) error {
 		v.throttled = err != nil
 	}
 	if err != nil {
-		return fmt.Errorf("heal volume %s: %w", v.ID, err)
+		return fmt.Errorf("repair volume %s: %w", v.ID, err)
 	}
 	if v.server != nil {
 		v.server.end()

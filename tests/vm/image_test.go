@@ -44,7 +44,7 @@ func TestCopyKeepsDataAndHoles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if used := info.Sys().(*syscall.Stat_t).Blocks * 512; info.Size() != size || used > miB {
-		t.Errorf("want %d bytes, of which less than a MiB is there\ngot  %d, %d", size, info.Size(), used)
+		t.Errorf("want a size of %d bytes, with less than 1 MiB allocated\ngot  %d, %d", size, info.Size(), used)
 	}
 	if err := image.Truncate(0); err != nil {
 		t.Fatal(err)

@@ -38,7 +38,7 @@ func TestSharedLibrariesAreThoseThatTheLoaderLoads(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoLinkedProgramIsRefused(t *testing.T) {
+func TestFileThatIsNotALinkedProgramIsRefused(t *testing.T) {
 	text := filepath.Join(t.TempDir(), "text")
 	if err := os.WriteFile(text, []byte("no ELF"), 0o600); err != nil {
 		t.Fatal(err)
@@ -51,7 +51,7 @@ func TestWhatIsNoLinkedProgramIsRefused(t *testing.T) {
 }
 
 // gcc makes a program, and the program's library is removed.
-func TestLibraryThatIsMissingIsSaid(t *testing.T) {
+func TestMissingLibraryIsNamed(t *testing.T) {
 	dir := t.TempDir()
 	library, program := filepath.Join(dir, "libgone.so"), filepath.Join(dir, "program")
 	build := func(text string, args ...string) {

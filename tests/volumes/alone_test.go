@@ -50,7 +50,7 @@ func TestShippedGuest(t *testing.T) {
 		{"a resize waits for its device", resizeWaits},
 		{"a shared storage outlives its container", sharedStorageStays},
 		{"DestroySandbox unmounts everything, and again", destroyUnmounts},
-		{"a guest that does not power off is killed, and that is said", lateGuestIsKilled},
+		{"a guest that does not power off is killed, and the error says so", lateGuestIsKilled},
 	} {
 		if !t.Run(step.name, func(t *testing.T) { step.test(t, a) }) {
 			return

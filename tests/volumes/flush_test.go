@@ -24,7 +24,7 @@ type stoppedInFlush struct {
 // While a disk is inside a flush, the kernel counts nothing as in flight, because writes wait for
 // the flush. A read has to show whether the disk answers other requests. The test has three such
 // disks at once: two answer nothing after the flush, and one hangs only in flushes.
-func TestDiskThatStopsInsideAFlushIsSaidAndHeals(t *testing.T) {
+func TestDiskThatStopsInAFlushIsReportedAndRecovers(t *testing.T) {
 	g := guest(t)
 	other := mounted(t, g, "xfs")
 	hungOrSlow := func(all []*volumepb.Condition) bool { return hung(all) || slow(all) } // the disk answers reads

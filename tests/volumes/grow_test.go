@@ -80,7 +80,7 @@ func TestStatsAreTheKernelsNumbers(t *testing.T) {
 }
 
 // A mount that belongs to no Storage is a volume, too.
-func TestStatsOfWhatSomeoneElseMounted(t *testing.T) {
+func TestStatsOfAForeignMount(t *testing.T) {
 	g := guest(t)
 	path := tmpfs(t, g, "/run/test/foreign")
 	answer, err := g.Agent().GetVolumeStats(limited(t), path)

@@ -63,7 +63,7 @@ func resizing(g *vm.Guest, v *vm.Volume) func(context.Context) error {
 	return func(ctx context.Context) error { return g.Agent().ResizeVolume(ctx, v.GuestPath, 0) }
 }
 
-func TestDiskThatHangsUnderAWriterIsSaidEarlyAndHeals(t *testing.T) {
+func TestDiskThatHangsUnderAWriterIsReportedEarlyAndRecovers(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := hangable(t, g, fstype)
 		must(t, g.Agent().ResizeVolume(limited(t), v.GuestPath, 8*disks[fstype])) // room for all data until the disk hangs
@@ -86,7 +86,7 @@ func TestDiskThatHangsUnderAWriterIsSaidEarlyAndHeals(t *testing.T) {
 }
 
 // On an idle volume nothing is in flight until something writes, here a growth.
-func TestFirstWriteThatHangsOnAnIdleVolumeIsSaidEarly(t *testing.T) {
+func TestFirstHungWriteOnAnIdleVolumeIsReportedEarly(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := hangable(t, g, fstype)
 		isHealthy(t, v)
@@ -222,14 +222,14 @@ func TestMountInThePlaceOfAnotherHasAHealthOfItsOwn(t *testing.T) {
 		for range 3 {
 			must(t, g.Remote.Mount(ctx, remote.Mount{Source: device, Target: at, FSType: fstype}))
 			if found, err := g.Agent().GetVolumeHealth(ctx, at); err != nil || len(found) > 0 {
-				t.Fatalf("of a fresh mount\nwant nothing wrong\ngot  %v, error %v", conditions(found), err)
+				t.Fatalf("a fresh mount\nwant nothing wrong\ngot  %v, error %v", conditions(found), err)
 			}
 			if fstype == "xfs" { // on 6.1 only a failing write shows that an ext4 has shut down
 				must(t, g.Remote.Unmount(ctx, at, 0))
 				must(t, g.Remote.Mount(ctx, remote.Mount{Source: device, Target: at, FSType: fstype}))
 				must(t, g.Remote.ShutdownFS(ctx, at, 0))
 				if found, err := g.Agent().GetVolumeHealth(ctx, at); err != nil || !hasShutDown(found) {
-					t.Fatalf("of one that has shut down\nwant that\ngot  %v, error %v", conditions(found), err)
+					t.Fatalf("an xfs that has shut down\nwant the condition\ngot  %v, error %v", conditions(found), err)
 				}
 			}
 			must(t, g.Remote.Unmount(ctx, at, 0))

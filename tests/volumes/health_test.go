@@ -56,7 +56,7 @@ func remount(t *testing.T, v *vm.Volume) {
 
 // The kernel limits its log for all devices together. Two faults occur after a third disk has
 // filled the log: both must be reported, and no fault of any other volume.
-func TestEveryFaultShowsThoughTheyComeTogether(t *testing.T) {
+func TestSimultaneousFaultsAreAllReported(t *testing.T) {
 	g := guest(t)
 	ext4, xfs, bystander := mounted(t, g, "ext4"), mounted(t, g, "xfs"), mounted(t, g, "xfs")
 	must(t, ext4.Resize(limited(t), 8*disks["ext4"])) // room for all data until the fault
@@ -335,7 +335,7 @@ func notAsBefore(all []*volumepb.Condition) bool {
 }
 
 // The store of a volume is made smaller under its mount, which QEMU does on request.
-func TestDiskCutOffUnderItsFilesystemIsSaidAndNotGrown(t *testing.T) {
+func TestDiskShrunkBelowItsFilesystemIsReportedAndNotGrown(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v, err := g.Volume(limited(t), "cut-"+fstype, fstype, int64(disks[fstype]))
 		must(t, err)

@@ -19,7 +19,7 @@ func TestShippedImageDoesNotHoldTheTestsProgram(t *testing.T) {
 		t.Fatal("the image for tests holds no test-guest: this test no longer knows its name")
 	}
 	if _, ok := shipped["test-guest"]; ok {
-		t.Error("the shipped image holds test-guest: it obeys whoever connects")
+		t.Error("the shipped image has test-guest, which obeys every client")
 	}
 	delete(tested, "test-guest")
 	if len(shipped) != len(tested) {

@@ -22,7 +22,7 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-func TestAgentTellsWhatItIs(t *testing.T) {
+func TestAgentReportsItsVersionAndFeatures(t *testing.T) {
 	g := guest(t)
 	ctx := limited(t)
 	must(t, g.Agent().Check(ctx))

@@ -118,7 +118,7 @@ func TestContainerThatFailsTakesNothingFromAnother(t *testing.T) {
 	must(t, container(t, g, "stays", shared))
 	refused(t, <-fails, codes.DeadlineExceeded, missing.MountPoint)
 	if !vmtest.IsMounted(t, g, shared.MountPoint) {
-		t.Error("it was unmounted from under the container that was told OK")
+		t.Error("it was unmounted although its container's create had succeeded")
 	}
 	// A shared storage belongs to the sandbox from the first OK on; here it ends with the disk.
 	remove(t, g, "stays")

@@ -43,7 +43,7 @@ func metrics(t *testing.T, g *vm.Guest) map[string]float64 {
 	return values
 }
 
-func TestMetricsFollowWhatHappens(t *testing.T) {
+func TestMetricsFollowTheVolumes(t *testing.T) {
 	g := guest(t)
 	const (
 		checks   = `directvol_agent_calls_total{method="Check",code="OK"}`

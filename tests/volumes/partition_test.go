@@ -53,7 +53,7 @@ func parted(t *testing.T, image string) {
 //
 //	a disk ─┬─ partition 1: the volume
 //	        └─ partition 2: another one, read-only, so that no request of its own fails
-func TestFailedRequestsAreTheirPartitions(t *testing.T) {
+func TestFailedRequestsBelongToTheirPartitions(t *testing.T) {
 	g := guest(t)
 	leavesNoMount(t, g)
 	v, err := g.Volume(limited(t), "parted", "ext4", int64(partitionBytes))

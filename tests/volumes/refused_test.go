@@ -15,7 +15,7 @@ import (
 // nowhere is an empty slot behind the last bridge, because disks get the first free slot.
 const nowhere = "03/1e"
 
-func TestStorageThatCannotBeIsRefused(t *testing.T) {
+func TestImpossibleStorageIsRefused(t *testing.T) {
 	g := guest(t)
 	leavesNoMount(t, g)
 	_, ext4 := attached(t, g, "ext4")
@@ -98,7 +98,7 @@ func TestContainerIDsAreNames(t *testing.T) {
 	}
 }
 
-func TestStatsOfWhatIsNoVolume(t *testing.T) {
+func TestStatsOfAPathThatIsNotAVolume(t *testing.T) {
 	g := guest(t)
 	for path, code := range map[string]codes.Code{
 		"": codes.InvalidArgument, "run": codes.InvalidArgument, "/etc": codes.InvalidArgument, "/init": codes.InvalidArgument,

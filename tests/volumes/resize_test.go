@@ -99,7 +99,7 @@ func TestGrownXFSIsOnItsDiskWithTheAnswer(t *testing.T) {
 	}
 }
 
-func TestEqualIsSuccessAnyNumberOfTimes(t *testing.T) {
+func TestResizeToTheSameSizeSucceedsAnyNumberOfTimes(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
 		before := extent(t, g, v)
@@ -120,7 +120,7 @@ func TestEqualIsSuccessAnyNumberOfTimes(t *testing.T) {
 }
 
 // Space that the kernel leaves unused at the end of a device counts as reached.
-func TestUnusableRestIsSuccessAnyNumberOfTimes(t *testing.T) {
+func TestResizeWithAnUnusableRestSucceedsAnyNumberOfTimes(t *testing.T) {
 	const ext4Group, xfsGroup = 8 * miB, 76 * miB
 	for _, c := range []struct {
 		name, fstype string
@@ -155,7 +155,7 @@ func TestUnusableRestIsSuccessAnyNumberOfTimes(t *testing.T) {
 
 // The kernel makes a short last group or leaves the space out, depending on the place of ext4's
 // metadata. Neither is a failure.
-func TestEveryRestIsSuccess(t *testing.T) {
+func TestResizeSucceedsWithEveryRest(t *testing.T) {
 	const group = 8 * miB
 	g := guest(t)
 	v := mounted(t, g, "ext4")
@@ -205,7 +205,7 @@ func TestResizeNeverShrinks(t *testing.T) {
 }
 
 // The agent itself gives up (agent.directvol.resize_wait), not its caller, and has changed nothing.
-func TestDeviceThatStaysSmallerIsToldWithBothSizes(t *testing.T) {
+func TestDeviceThatStaysSmallerIsReportedWithBothSizes(t *testing.T) {
 	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
 		before := extent(t, g, v)
@@ -293,7 +293,7 @@ func TestTwoGrowersNeverShrinkAnXFS(t *testing.T) {
 			t.Error(theirs)
 		}
 		if got := end(t, g, v, start.blocks, extent(t, g, v).blocks); got < reached-63*4096 {
-			t.Fatalf("of %d bytes that a grower was told of\ngot %d", reached, got)
+			t.Fatalf("want at least the %d bytes of a successful growth\ngot  %d", reached, got)
 		}
 	}
 }
@@ -350,7 +350,7 @@ func TestDiskDoesNotGrowForAFilesystemThatCannot(t *testing.T) {
 			}
 			must(t, v.Mount(limited(t)))
 			before := extent(t, g, v)
-			refused(t, v.Resize(limited(t), 5<<40), codes.FailedPrecondition, c.says, "its disk is as it was")
+			refused(t, v.Resize(limited(t), 5<<40), codes.FailedPrecondition, c.says, "its disk is unchanged")
 			if got := sizes(t, v).DeviceBytes; got != disks["ext4"] {
 				t.Errorf("the disk\nwant %d bytes\ngot  %d", disks["ext4"], got)
 			}
@@ -361,7 +361,7 @@ func TestDiskDoesNotGrowForAFilesystemThatCannot(t *testing.T) {
 	}
 }
 
-func TestWhatCannotGrowIsToldWhy(t *testing.T) {
+func TestRefusedGrowthNamesItsReason(t *testing.T) {
 	g := guest(t)
 	t.Run("no block device", func(t *testing.T) {
 		path := tmpfs(t, g, "/run/test/nodevice")

@@ -74,7 +74,7 @@ func unplug(ctx context.Context, g *vm.Guest, id string) error {
 				return nil
 			}
 		case <-ctx.Done():
-			return fmt.Errorf("the guest does not let go of %s: %w", id, ctx.Err())
+			return fmt.Errorf("the guest does not release %s: %w", id, ctx.Err())
 		}
 	}
 }

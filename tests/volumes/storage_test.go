@@ -155,7 +155,7 @@ func TestVolumeUnmountedBehindTheAgentsBack(t *testing.T) {
 	isHealthy(t, v)
 }
 
-func TestMountPointThatIsTakenIsRefused(t *testing.T) {
+func TestOccupiedMountPointIsRefused(t *testing.T) {
 	g := guest(t)
 	leavesNoMount(t, g)
 	_, first := attached(t, g, "ext4")

@@ -55,7 +55,7 @@ func TestPeerInsideTheGuestIsRefusedAndTheHostIsNot(t *testing.T) {
 func TestKernelsVsockReachesTheAgentByItsCID(t *testing.T) {
 	const device = "/dev/vhost-vsock"
 	if f, err := os.OpenFile(device, os.O_RDWR, 0); err != nil {
-		t.Skipf("the host's kernel offers no vsock for guests: %v (try: modprobe vhost_vsock, as one who may open %s, then go test -run %s ./tests/vsock)", err, device, t.Name())
+		t.Skipf("the host's kernel has no vsock for guests: %v (try: modprobe vhost_vsock, then, as a user who may open %s, go test -run %s ./tests/vsock)", err, device, t.Name())
 	} else {
 		f.Close()
 	}

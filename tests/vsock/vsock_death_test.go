@@ -72,7 +72,7 @@ func TestVolumesGoOnWithoutVsock(t *testing.T) {
 // toldAsWhatItIs requires every call to fail at once, with the reason.
 func toldAsWhatItIs(t *testing.T, g *vm.Guest) {
 	why := g.VM().VsockErr()
-	for _, words := range []string{"vsock backend", "killed", "disks go on"} {
+	for _, words := range []string{"vsock backend", "killed", "disks keep working"} {
 		if why == nil || !strings.Contains(why.Error(), words) {
 			t.Errorf("VsockErr\nwant %q in it\ngot  %v", words, why)
 		}

@@ -70,7 +70,7 @@ func findMethod(name string) (service.MethodDesc, error) {
 			return m, nil
 		}
 	}
-	return service.MethodDesc{}, fmt.Errorf("unknown method %.80q: agent-ctl list shows them all", name)
+	return service.MethodDesc{}, fmt.Errorf("unknown method %.80q: agent-ctl list shows all methods", name)
 }
 
 func requestText(request string) ([]byte, error) {
@@ -88,7 +88,7 @@ func requestText(request string) ([]byte, error) {
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxRequest+1))
 	if err == nil && len(text) > maxRequest {
-		err = fmt.Errorf("%s: more than %d bytes are no request", path, maxRequest)
+		err = fmt.Errorf("%s: more than %d bytes, too long for a request", path, maxRequest)
 	}
 	return text, err
 }

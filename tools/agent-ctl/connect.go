@@ -42,7 +42,7 @@ func newConnectCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "connect --server-address URI -c CALL [-c CALL …]",
 		Short: "Connect to an agent and make calls",
-		Long: `connect makes the calls that -c names, one after the other on one connection, and writes
+		Long: `connect makes the calls named by -c, one after the other on one connection, and prints
 their answers. A call is the name of a method and its request:
 
   -c Check                                        the empty request
@@ -50,7 +50,7 @@ their answers. A call is the name of a method and its request:
   -c 'METHOD file:///path/request.json'           the same, from a file (file://name is relative)
 
 Fields have the names that agent-ctl list shows. An enum is a name or a number, bytes are base64.
-A field that the request does not have is refused, before anything is called.
+An unknown field is an error, before any call is made.
 
 The address is one of
 
@@ -59,8 +59,8 @@ The address is one of
   unix:///path             a unix socket; with --hybrid-vsock a hybrid vsock socket
   unix://@/name            a unix socket in the abstract namespace
 
-Answers go to the standard output. An error has its gRPC code, on the standard error or,
-with --json, in the answer's place. The first one ends the run, unless --ignore-errors is given.
+Answers go to the standard output. An error is printed with its gRPC code, on the standard error
+or, with --json, in place of the answer. The first error ends the run, unless --ignore-errors is given.
 
 The exit status is 0 when every call succeeded, 1 when something failed, 2 when the command line is
 wrong, and 130 after Ctrl-C.`,
@@ -83,14 +83,14 @@ wrong, and 130 after Ctrl-C.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&c.server, "server-address", "", "`URI` of the agent, see above")
-	flags.BoolVar(&c.hybrid, hybridFlag, false, "take the unix:// address for that of a hybrid vsock socket")
+	flags.BoolVar(&c.hybrid, hybridFlag, false, "treat the unix:// address as a hybrid vsock socket")
 	flags.Uint32Var(&c.hybridPort, "hybrid-vsock-port", agentpb.Port, "`PORT` in the guest, with --hybrid-vsock")
 	flags.StringArrayVarP(&c.commands, "cmd", "c", nil, "`CALL` to make, see above; may be given several times")
-	flags.IntVar(&c.repeat, "repeat", 1, "make all the calls `N` times; -1 goes on until Ctrl-C")
+	flags.IntVar(&c.repeat, "repeat", 1, "make all the calls `N` times; -1 repeats until Ctrl-C")
 	flags.DurationVar(&c.interval, "interval", 0, "pause for `DURATION` before each repetition, such as 500ms")
-	flags.DurationVar(&c.timeout, "timeout", defaultTimeout, "give each call, and connecting, `DURATION`; 0 waits for ever")
-	flags.BoolVar(&c.ignoreErrors, "ignore-errors", false, "go on after a call that failed; the exit status is 1 all the same")
-	flags.BoolVar(&c.json, "json", false, `write one JSON object a call: {"method", "response"} or {"method", "error": {"code", "message"}}`)
+	flags.DurationVar(&c.timeout, "timeout", defaultTimeout, "limit each call, and connecting, to `DURATION`; 0 means no limit")
+	flags.BoolVar(&c.ignoreErrors, "ignore-errors", false, "continue after a failed call; the exit status is still 1")
+	flags.BoolVar(&c.json, "json", false, `print one JSON object per call: {"method", "response"} or {"method", "error": {"code", "message"}}`)
 	completeConnect(cmd)
 	return cmd
 }
@@ -118,7 +118,7 @@ func (c *connection) run(ctx context.Context, out printer) error {
 // address returns the address to dial, with the hybrid flags taken into account.
 func (c *connection) address() (address.Address, error) {
 	if c.server == "" {
-		return address.Address{}, errors.New("--server-address is missing: where is the agent, such as vsock://3:1024?")
+		return address.Address{}, errors.New("--server-address is missing: name the agent's address, such as vsock://3:1024")
 	}
 	to, err := address.Parse(c.server)
 	if err != nil || !c.hybrid {
@@ -137,9 +137,9 @@ func (c *connection) check() error {
 	case c.repeat < 1 && c.repeat != forEver:
 		return fmt.Errorf("--repeat %d: want 1 or more, or -1 for no end", c.repeat)
 	case c.interval < 0:
-		return fmt.Errorf("--interval %v: want no negative pause", c.interval)
+		return fmt.Errorf("--interval %v: want 0 or more", c.interval)
 	case c.timeout < 0:
-		return fmt.Errorf("--timeout %v: want a limit, or 0 for none", c.timeout)
+		return fmt.Errorf("--timeout %v: want 0 (no limit) or more", c.timeout)
 	default:
 		return nil
 	}

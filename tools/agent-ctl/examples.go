@@ -12,10 +12,10 @@ import (
 func newExamplesCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "examples [METHOD …]",
-		Short: "Show a call of each method, to copy",
-		Long: `examples writes what to give to agent-ctl connect --server-address URI for each method, or for those
-that are named. Replace the paths, names and ids in it. A method marked as not in directvol's agent is
-one that Kata's agent has.`,
+		Short: "Show an example call of each method",
+		Long: `examples prints the arguments of agent-ctl connect --server-address URI for each method, or for the
+named methods. Replace the paths, names and ids in them. A method marked as not in directvol's agent
+is a method of Kata's agent.`,
 		Example: `  agent-ctl examples
   agent-ctl examples GetVolumeStats ResizeVolume`,
 		ValidArgsFunction: completeMethods,
@@ -68,8 +68,8 @@ var examples = map[string]example{
 
 	"CreateSandbox":   {"make the guest ready for containers", `json://{"sandbox_id":"sb1","hostname":"sb1"}`},
 	"DestroySandbox":  {"end all containers and unmount everything", ``},
-	"GetGuestDetails": {"what guest and agent can do", `json://{"mem_block_size":true,"mem_hotplug_probe":true}`},
-	"GetMetrics":      {"what the agent measures, in Prometheus' text", ``},
+	"GetGuestDetails": {"the features of the guest and the agent", `json://{"mem_block_size":true,"mem_hotplug_probe":true}`},
+	"GetMetrics":      {"the agent's metrics, in Prometheus' text format", ``},
 	"GetDiagnosticData": {"a container's diagnostic log",
 		`json://{"log_type":"termination_log","container_id":"c1"}`},
 	"GetOOMEvent": {"wait for a container that ran out of memory (--timeout 0)", ``},
@@ -77,41 +77,41 @@ var examples = map[string]example{
 
 	"GetVolumeStats": {"usage and condition of a volume",
 		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE="}`},
-	"GetVolumeHealth": {"all that is wrong with a volume",
+	"GetVolumeHealth": {"all conditions of a volume",
 		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE="}`},
-	"ResizeVolume": {"grow a volume's filesystem to so many bytes, once its disk has them",
+	"ResizeVolume": {"grow a volume's filesystem to a size in bytes that its disk has",
 		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE=","size":2147483648}`},
-	"CheckResizeVolume": {"ask whether a volume's filesystem could grow so far, before its disk does",
+	"CheckResizeVolume": {"check whether a volume's filesystem can grow to a size, before its disk grows",
 		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE=","size":2147483648}`},
-	"CheckReleased": {"ask whether nothing in the guest uses a device any more, before its disk is pulled",
+	"CheckReleased": {"check that nothing in the guest uses a device any more, before its disk is detached",
 		`json://{"driver":"blk","source":"02/01"}`},
-	"UpdateEphemeralMounts": {"mount an ephemeral storage anew with other options",
+	"UpdateEphemeralMounts": {"remount an ephemeral storage with other options",
 		`json://{"storages":[{"driver":"ephemeral","source":"shm","fstype":"tmpfs","options":["size=67108864"],"mount_point":"/run/kata-containers/sandbox/shm"}]}`},
-	"RemoveStaleVirtiofsShareMounts": {"unmount what virtio-fs shares no longer", ``},
+	"RemoveStaleVirtiofsShareMounts": {"unmount the storages that virtio-fs no longer shares", ``},
 
-	"CreateContainer": {"mount a container's storages and make it",
+	"CreateContainer": {"mount a container's storages and create it",
 		`json://{"container_id":"c1","storages":[{"driver":"blk","source":"02/01","fstype":"ext4","options":["noatime"],` +
 			`"mount_point":"/run/kata-containers/sandbox/storage/MDIvMDE=","fs_group":{"group_id":1000,"group_change_policy":"OnRootMismatch"}}],` +
 			`"OCI":{"Version":"1.2.0","Root":{"Path":"/run/kata-containers/c1/rootfs"},"Process":{"Args":["/bin/sleep","60"],"Cwd":"/","Capabilities":{"Bounding":["CAP_KILL"],"Effective":["CAP_KILL"],"Permitted":["CAP_KILL"]}},` +
 			`"Mounts":[{"destination":"/data","source":"/run/kata-containers/sandbox/storage/MDIvMDE=","type":"bind","options":["rbind"]}],` +
 			`"Annotations":{"io.kubernetes.cri.container-name":"c1"},"Linux":{"CgroupsPath":"/c1","Namespaces":[{"Type":"mount"},{"Type":"pid"}]}}}`},
 	"StartContainer":  {"start a container's first process", `json://{"container_id":"c1"}`},
-	"RemoveContainer": {"end a container within so many seconds, and unmount what was its alone", `json://{"container_id":"c1","timeout":10}`},
+	"RemoveContainer": {"end a container within a number of seconds, and unmount the storages that only it used", `json://{"container_id":"c1","timeout":10}`},
 	"UpdateContainer": {"change a container's resources",
 		`json://{"container_id":"c1","resources":{"Memory":{"Limit":268435456},"CPU":{"Quota":50000,"Period":100000}}}`},
-	"StatsContainer":  {"a container's use of its cgroup and of the network", `json://{"container_id":"c1"}`},
+	"StatsContainer":  {"a container's cgroup and network usage", `json://{"container_id":"c1"}`},
 	"PauseContainer":  {"stop all processes of a container", `json://{"container_id":"c1"}`},
-	"ResumeContainer": {"let them run again", `json://{"container_id":"c1"}`},
+	"ResumeContainer": {"resume all processes of a container", `json://{"container_id":"c1"}`},
 
 	"ExecProcess": {"start one more process in a container",
 		`json://{"container_id":"c1","exec_id":"e1","process":{"Args":["/bin/ls","/data"],"Env":["PATH=/bin"],"Cwd":"/"}}`},
 	"SignalProcess": {"send a signal, by its number", `json://{"container_id":"c1","exec_id":"e1","signal":15}`},
-	"WaitProcess":   {"wait for a process's end (--timeout 0)", `json://{"container_id":"c1","exec_id":"e1"}`},
+	"WaitProcess":   {"wait for the end of a process (--timeout 0)", `json://{"container_id":"c1","exec_id":"e1"}`},
 	"WriteStdin":    {"write to a process's standard input, in base64", `json://{"container_id":"c1","exec_id":"e1","data":"aGVsbG8K"}`},
 	"CloseStdin":    {"close a process's standard input", `json://{"container_id":"c1","exec_id":"e1"}`},
 	"ReadStdout":    {"read a process's standard output", `json://{"container_id":"c1","exec_id":"e1","len":4096}`},
 	"ReadStderr":    {"read a process's standard error", `json://{"container_id":"c1","exec_id":"e1","len":4096}`},
-	"TtyWinResize":  {"tell a process the size of its terminal", `json://{"container_id":"c1","exec_id":"e1","row":24,"column":80}`},
+	"TtyWinResize":  {"set the size of a process's terminal", `json://{"container_id":"c1","exec_id":"e1","row":24,"column":80}`},
 
 	"UpdateInterface": {"set up a network interface",
 		`json://{"interface":{"device":"eth0","name":"eth0","IPAddresses":[{"family":"v4","address":"192.0.2.2","mask":"24"}],"mtu":1500,"hwAddr":"02:00:00:00:00:01"}}`},
@@ -126,8 +126,8 @@ var examples = map[string]example{
 
 	"OnlineCPUMem":      {"bring hot-plugged processors and memory online", `json://{"nb_cpus":1,"cpu_only":true}`},
 	"MemHotplugByProbe": {"probe hot-plugged memory at physical addresses", `json://{"memHotplugProbeAddr":[4294967296]}`},
-	"MemAgentMemcgSet":  {"how the memory agent swaps cgroups out", `json://{"disabled":false,"swap":true,"swappiness_max":50,"period_secs":600}`},
-	"MemAgentCompactSet": {"how the memory agent compacts memory",
+	"MemAgentMemcgSet":  {"set how the memory agent swaps cgroups out", `json://{"disabled":false,"swap":true,"swappiness_max":50,"period_secs":600}`},
+	"MemAgentCompactSet": {"set how the memory agent compacts memory",
 		`json://{"disabled":false,"period_secs":600,"compact_order":9,"compact_force_times":3}`},
 	"AddSwap":          {"swap to a disk, by its PCI path", `json://{"PCIPath":[2,1]}`},
 	"AddSwapPath":      {"swap to a disk, by its device file", `json://{"path":"/dev/vdb"}`},

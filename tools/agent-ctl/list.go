@@ -16,8 +16,8 @@ func newListCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "list [METHOD …]",
 		Short: "List the methods with their fields and types",
-		Long: `list shows each method with the fields of its request and of its response. Of methods that are
-named it shows the messages inside these too.`,
+		Long: `list shows each method with the fields of its request and its response. For named methods
+it also shows the messages inside them.`,
 		Example: `  agent-ctl list
   agent-ctl list CreateContainer`,
 		ValidArgsFunction: completeMethods,

@@ -19,8 +19,8 @@ func newRootCommand() *cobra.Command {
 method of grpc.AgentService, grpc.Health and directvol.v1.VolumeService, with a request
 in JSON. Methods that directvol's agent does not have are marked.
 
-It is a tool for looking and for tests. An agent does what it is told, and a guest in
-which containers run will not forgive a DestroySandbox.`,
+It is a tool for inspection and tests. The agent carries out every call: a DestroySandbox
+ends all containers of the guest.`,
 		Example: `  agent-ctl connect --server-address vsock://3:1024 -c Check -c Version
   agent-ctl list GetVolumeStats       # its fields and their types
   agent-ctl examples ResizeVolume     # a call to copy`,

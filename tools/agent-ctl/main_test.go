@@ -73,7 +73,7 @@ Version {"service":""}`, requests)
 	same(t, "connections", 1, connections)
 }
 
-func TestEveryWayInReachesTheAgent(t *testing.T) {
+func TestEveryAddressReachesTheAgent(t *testing.T) {
 	dir := t.TempDir()
 	path, hybridPath := filepath.Join(dir, "s"), filepath.Join(dir, "h")
 	abstract := fmt.Sprintf("@/directvol/agent-ctl/%d", os.Getpid())
@@ -187,7 +187,7 @@ func TestEveryCodeHasItsName(t *testing.T) {
 	same(t, "a code that gRPC lacks", "CODE_4000000000", codeName(4000000000))
 }
 
-func TestWrongCommandLineIsUsageAndCallsNobody(t *testing.T) {
+func TestWrongCommandLineIsUsageAndMakesNoCall(t *testing.T) {
 	a := newAgent(t, empty)
 	to := []string{"connect", "--server-address", a.address}
 	for name, c := range map[string]struct {

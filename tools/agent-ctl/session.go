@@ -37,7 +37,7 @@ func dial(ctx context.Context, to address.Address, timeout time.Duration) (*sess
 	s := &session{timeout: timeout, over: make(chan struct{})}
 	s.client = ttrpc.NewClient(limitedConn{conn, timeout}, ttrpc.WithOnClose(func() { close(s.over) }))
 	if to.Scheme == address.Unix {
-		s.hint = " before it answered: if " + to.Path + " is a hybrid vsock socket, which wants CONNECT first, give --hybrid-vsock too"
+		s.hint = " before it answered: if " + to.Path + " is a hybrid vsock socket, which expects CONNECT first, add --hybrid-vsock"
 	}
 	s.forget = context.AfterFunc(ctx, func() { conn.Close() })
 	return s, nil
@@ -77,7 +77,7 @@ func (s *session) call(ctx context.Context, c call) (proto.Message, *status.Stat
 	case ctx.Err() != nil:
 		return nil, status.New(codes.Canceled, "interrupted")
 	case limited.Err() != nil, errors.Is(err, os.ErrDeadlineExceeded): // the deadline of a write, which may pass before the context's
-		return nil, status.Newf(codes.DeadlineExceeded, "no answer within %v: --timeout gives it longer", s.timeout)
+		return nil, status.Newf(codes.DeadlineExceeded, "no answer within %v: a larger --timeout waits longer", s.timeout)
 	case errors.Is(err, ttrpc.ErrClosed), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &network):
 		s.lost = true
 		return nil, status.New(codes.Unavailable, "the connection ended"+s.hint+": "+err.Error())

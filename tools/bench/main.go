@@ -24,8 +24,8 @@ import (
 
 func main() { program.Main(newCommand()) }
 
-const long = `bench measures directvol beside the floors that it is held against, and says what it found on the terminal, in
-build/bench.json, in build/bench.md and in charts (build/bench-*.svg). make bench builds what it needs and runs it.
+const long = `bench measures directvol beside its baselines and reports the results on the terminal, in build/bench.json, in
+build/bench.md and in charts (build/bench-*.svg). make bench builds the programs that it needs and runs it.
 
 A ratio is a row divided by its baseline, measured in the same runs and in turn. Absolute times do not hold on another
 machine, and on a busy one not even ratios do: run it on a quiet one. Where a target lies inside the spread of the runs,
@@ -65,13 +65,13 @@ func newCommand() *cobra.Command {
 	var pattern string
 	var verbose bool
 	cmd := &cobra.Command{
-		Use: "bench", Short: "Measure directvol beside its floors", Long: long + "\n\nRows, with their targets:\n" + rows(), Example: example, Args: program.NoArgs,
+		Use: "bench", Short: "Measure directvol beside its baselines", Long: long + "\n\nRows, with their targets:\n" + rows(), Example: example, Args: program.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.wanted, err = selection(names, pattern); err != nil {
 				return program.Usage(err)
 			}
 			if o.runs < fewestRuns {
-				return program.Usagef("%d runs say little of their spread: want %d or more", o.runs, fewestRuns)
+				return program.Usagef("%d runs show too little of their spread: want %d or more", o.runs, fewestRuns)
 			}
 			if o.log = io.Discard; verbose {
 				o.log = cmd.ErrOrStderr()
@@ -83,8 +83,8 @@ func newCommand() *cobra.Command {
 	cmd.Flags().StringVar(&pattern, "rows", "", "measure only the rows whose names match `REGEX`, and their baselines")
 	cmd.Flags().IntVar(&o.runs, "runs", fewestRuns, "measure each row in `N` runs, 5 or more")
 	cmd.Flags().StringVar(&o.json, "json", "build/bench.json", "`FILE` for the figures, for programs; the rest goes beside it")
-	cmd.Flags().BoolVar(&o.check, "check", false, "exit 3 where a row misses its target, or has one and could not be measured")
-	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "show what the host's side logs")
+	cmd.Flags().BoolVar(&o.check, "check", false, "exit 3 if a row misses its target or a row with a target could not be measured")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "show the log of the host's side")
 	return cmd
 }
 
@@ -100,7 +100,7 @@ func selection(names []string, pattern string) (func(row string) bool, error) {
 	}
 	for _, name := range names {
 		if !slices.Contains(all, name) {
-			return nil, fmt.Errorf("--row: no row is called %q", name)
+			return nil, fmt.Errorf("--row: no row is named %q", name)
 		}
 	}
 	wanted := func(row string) bool {

@@ -42,7 +42,7 @@ func TestWrongCommandLineIsNamed(t *testing.T) {
 	}{
 		{[]string{"--runs", "4"}, "4 runs"},
 		{[]string{"--rows", "no_such_row"}, "no_such_row"},
-		{[]string{"--row", "vsock_echo_rtt,no_such_row"}, `no row is called "no_such_row"`},
+		{[]string{"--row", "vsock_echo_rtt,no_such_row"}, `no row is named "no_such_row"`},
 		{[]string{"--rows", "("}, "missing closing"},
 		{[]string{"now"}, `"now"`},
 		{[]string{"--fast"}, "fast"},

@@ -36,7 +36,7 @@ const (
 // repaired, while the other volume's disk works.
 func breakAndHeal(ctx context.Context, s *transcript, volumes []volume) error {
 	ext4, xfs := volumes[0], volumes[1]
-	s.section("Both again; the disk below %s fails every write", ext4.FSType)
+	s.section("Both again; the disk of %s fails every write", ext4.FSType)
 	for _, v := range volumes {
 		if err := v.mount(ctx, s); err != nil {
 			return err
@@ -51,14 +51,14 @@ func breakAndHeal(ctx context.Context, s *transcript, volumes []volume) error {
 	if err := ext4.repair(ctx, s); err != nil {
 		return err
 	}
-	s.section("The same below %s", xfs.FSType)
+	s.section("The same with %s", xfs.FSType)
 	if err := xfs.failUnderWriter(ctx, s, ext4); err != nil {
 		return err
 	}
-	if err := xfs.step(ctx, s, "heal the disk, unmount, mount: healthy at once", (volume).remount, (volume).healthy); err != nil {
+	if err := xfs.step(ctx, s, "repair the disk, remount: healthy at once", (volume).remount, (volume).healthy); err != nil {
 		return err
 	}
-	s.section("Nothing is missing")
+	s.section("No data is missing")
 	for _, v := range volumes {
 		if err := v.readBack(ctx, s); err != nil {
 			return err
@@ -116,7 +116,7 @@ func (v volume) failUnderWriter(ctx context.Context, s *transcript, other volume
 			return err
 		}
 		if err := writer.Stop(ctx); err == nil {
-			return errors.New("the writer has met no error: the fault was none")
+			return errors.New("the writer has met no error: the fault had no effect")
 		}
 		if err := beside.Stop(ctx); err != nil {
 			return fmt.Errorf("the writer of %s: %w", other.FSType, err)
@@ -191,14 +191,14 @@ func (v volume) healthy(ctx context.Context, _ func(string)) error {
 // records errors, and refuses to grow.
 func (v volume) remembers(ctx context.Context, s *transcript) error {
 	works := func(v volume, ctx context.Context, _ func(string)) error { return v.Touch(ctx) }
-	if err := v.step(ctx, s, "heal the disk, unmount, mount: it works, and says that it remembers", (volume).remount, works, func(v volume, ctx context.Context, say func(string)) error {
+	if err := v.step(ctx, s, "repair the disk, remount: ext4 works and still reports its recorded errors", (volume).remount, works, func(v volume, ctx context.Context, say func(string)) error {
 		stats, err := v.LookedStats(ctx)
 		if err != nil {
 			return err
 		}
 		say(stats.VolumeCondition.Message)
 		if !vm.RecordsErrors(stats.VolumeCondition) {
-			return fmt.Errorf("its condition does not say that the superblock records errors: %q", stats.VolumeCondition.Message)
+			return fmt.Errorf("its condition does not mention the superblock's recorded errors: %q", stats.VolumeCondition.Message)
 		}
 		return nil
 	}); err != nil {

@@ -80,7 +80,7 @@ func (v volume) growUnderWriter(ctx context.Context, s *transcript, goal uint64)
 	if err := v.step(ctx, s, "grow disk and filesystem under the writer", growTo(goal)); err != nil {
 		return err
 	}
-	return v.step(ctx, s, "go on writing, past what the old filesystem could hold", pastOldSize(writer))
+	return v.step(ctx, s, "keep writing, past the old filesystem's capacity", pastOldSize(writer))
 }
 
 func firstBlocks(writer *remote.Writer) part {
@@ -166,7 +166,7 @@ func growTo(goal uint64) part {
 // readBack mounts the volume again before it compares the blocks, so that it reads the disk and not
 // the page cache.
 func (v volume) readBack(ctx context.Context, s *transcript) error {
-	return v.step(ctx, s, "unmount, mount afresh, read back and compare", func(v volume, ctx context.Context, say func(string)) error {
+	return v.step(ctx, s, "remount, read back and compare", func(v volume, ctx context.Context, say func(string)) error {
 		if err := v.Unmount(ctx); err != nil {
 			return err
 		}
@@ -204,7 +204,7 @@ func (v volume) detach(ctx context.Context, s *transcript) error {
 		}
 		v.report.Fsck = &fsck
 		if err := fsck.Err(v.FSType); err != nil {
-			return errors.Join(errors.New("the filesystem is not whole"), err)
+			return errors.Join(errors.New("the filesystem is damaged"), err)
 		}
 		say("clean")
 		return nil

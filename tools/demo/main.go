@@ -25,9 +25,9 @@ func newCommand() *cobra.Command {
 	var verbose bool
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Boot a VM and run the main job in it",
-		Long: `demo boots a VM and runs the main job in it: attach, mount, write, grow, break, repair, check.
-make demo builds what it needs and runs it.`,
+		Short: "Boot a VM and take volumes through their life in it",
+		Long: `demo boots a VM and takes volumes through their life in it: attach, mount, write, grow, break, repair, check.
+make demo builds the programs that it needs and runs it.`,
 		Example: `  make demo
   build/demo --json /tmp/facts.json`,
 		Args: program.NoArgs,
@@ -36,7 +36,7 @@ make demo builds what it needs and runs it.`,
 		},
 	}
 	cmd.Flags().StringVar(&out, "json", "build/demo.json", "`FILE` for the facts, for programs")
-	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "show what the host's side logs")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "show the log of the host's side")
 	return cmd
 }
 
@@ -74,7 +74,7 @@ func run(ctx context.Context, stdout io.Writer, out string, verbose bool) error 
 	began := time.Now()
 	report := &Report{Error: "it did not finish", Steps: []Step{}, Volumes: []*VolumeReport{}}
 	if err := report.write(out); err != nil { // so that nobody takes an earlier run's report for this run's
-		return fmt.Errorf("write the facts: %w; start it at the top of the checkout, as make demo does, or name another --json FILE", err)
+		return fmt.Errorf("write the facts: %w; start demo at the top of the checkout, as make demo does, or name another --json FILE", err)
 	}
 	err := job(watched, s, report, verbose)
 	switch {

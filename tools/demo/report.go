@@ -88,7 +88,7 @@ func (r *Report) write(path string) error {
 
 // summary prints the table at the end.
 func (r *Report) summary(w io.Writer) {
-	fmt.Fprintf(w, "\nAll of it held, in %.0f s.\n\n", r.Seconds)
+	fmt.Fprintf(w, "\nAll checks passed, in %.0f s.\n\n", r.Seconds)
 	table := output.Table(w)
 	row := func(name string, cell func(*VolumeReport) string) {
 		cells := []string{name}

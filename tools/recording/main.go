@@ -35,7 +35,7 @@ func newCommand() *cobra.Command {
 	var set settings
 	cmd := &cobra.Command{
 		Use:   "recording",
-		Short: "Make an asciicast and an animated SVG of what script(1) has recorded",
+		Short: "Make an asciicast and an animated SVG from a recording of script(1)",
 		Example: `  script --quiet --command build/demo --log-out demo.out --log-timing demo.timing
   recording --typescript demo.out --timing demo.timing --cast demo.cast --svg demo.svg`,
 		Args: program.NoArgs,
@@ -49,7 +49,7 @@ func newCommand() *cobra.Command {
 	flags.StringVar(&set.title, "title", "", "`TEXT` above the terminal, and the asciicast's title")
 	flags.IntVar(&set.columns, "columns", 120, "the terminal's columns")
 	flags.IntVar(&set.rows, "rows", 28, "the rows that the SVG shows at a time")
-	flags.Float64Var(&set.speed, "speed", 4, "how many times as fast as it happened the SVG shows it")
+	flags.Float64Var(&set.speed, "speed", 4, "the speed of the SVG, as a multiple of the recording's")
 	for _, name := range []string{"typescript", "timing", "cast", "svg"} {
 		if err := cmd.MarkFlagRequired(name); err != nil {
 			panic(err)

@@ -74,7 +74,7 @@ func (s *screen) write(text string) error {
 		case c == '\n':
 			s.down()
 		case c < ' ' || c == '\x7f':
-			return fmt.Errorf("a control character that is not known here, in %.20q", text)
+			return fmt.Errorf("an unknown control character in %.20q", text)
 		default:
 			s.put(c)
 		}

@@ -39,7 +39,7 @@ func FuzzKernelCommandLine(f *testing.F) {
 		}
 		alone := defaults()
 		if aloneErr := alone.fromKernel(strings.Join(ours, " ")); alone != set || (aloneErr == nil) != (err == nil) {
-			t.Errorf("%q without what is not ours\nwant %+v, error %v\ngot  %+v, error %v", line, set, err, alone, aloneErr)
+			t.Errorf("%q without foreign options\nwant %+v, error %v\ngot  %+v, error %v", line, set, err, alone, aloneErr)
 		}
 	})
 }

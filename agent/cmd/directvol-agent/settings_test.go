@@ -42,7 +42,7 @@ func TestLevelsAreThoseOfKatasAgent(t *testing.T) {
 	}
 }
 
-func TestServerAddressIsKatas(t *testing.T) {
+func TestServerAddressHasKatasForm(t *testing.T) {
 	for text, want := range map[string]address.Address{
 		"vsock://-1:1025":     {Scheme: address.VSock, Port: 1025},
 		"unix:///run/dv.sock": {Scheme: address.Unix, Path: "/run/dv.sock"},
@@ -68,7 +68,7 @@ func TestWrongSettingIsNamedAndChangesNothing(t *testing.T) {
 	}
 }
 
-func TestMisspeltOptionIsNamedAndKatasArePassedOver(t *testing.T) {
+func TestMisspeltOptionIsNamedAndKatasOptionsAreIgnored(t *testing.T) {
 	for word, known := range map[string]bool{
 		"agent.hotplug_timeot=7": false, "agent.directvol.powerof=on": false, "agent.": false, "agent.debug_consoles": false,
 		"agent.devmode": true, "agent.mem_agent_memcg_swap=1": true, "agent.guest_components_procs=none": true, "agent.trace": true,

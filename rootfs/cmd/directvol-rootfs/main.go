@@ -52,7 +52,7 @@ finit_module(2). The same input makes the same bytes.`,
 	}
 	f := cmd.Flags()
 	f.StringArrayVar(&programs, "program", nil, "a program of the guest, as `GUESTPATH=FILE`; one must be /init (repeatable)")
-	f.StringArrayVar(&img.Modules, "module", nil, "the `NAME` of a kernel module beside "+strings.Join(modulelist.Names(), ", ")+" (repeatable)")
+	f.StringArrayVar(&img.Modules, "module", nil, "the `NAME` of a kernel module besides "+strings.Join(modulelist.Names(), ", ")+" (repeatable)")
 	f.StringVar(&img.Kernel.Suite, "suite", "", "download the kernel from this `SUITE` of Debian's archive, such as trixie-backports, at the mirror that apt uses")
 	f.StringArrayVar(&img.Kernel.Debs, "kernel-deb", nil, "take the kernel from this package `FILE` (repeatable: a kernel may be split into several)")
 	f.StringVar(&img.Kernel.Dir, "kernel-dir", "", "take the kernel from this `FOLDER`, which holds vmlinuz and lib/modules as a package does")

@@ -96,7 +96,7 @@ func TestFolderInTheWayIsRefusedBeforeTheDownload(t *testing.T) {
 	dir, folder := t.TempDir(), t.TempDir()
 	for _, flag := range []string{"--out", "--kernel-out"} {
 		got := run(t, "--program", "/init="+init, "--cache", filepath.Join(dir, "cache"), "--out", filepath.Join(dir, "i"), "--kernel-out", filepath.Join(dir, "k"), flag, folder)
-		if got.Exit != program.Failed || !strings.Contains(got.Stderr, folder+" is there and is no regular file") {
+		if got.Exit != program.Failed || !strings.Contains(got.Stderr, folder+" exists and is not a regular file") {
 			t.Errorf("%s\nwant exit 1, and the folder in the way\ngot  %+v", flag, got)
 		}
 	}

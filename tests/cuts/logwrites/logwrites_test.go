@@ -70,7 +70,7 @@ func (m *maker) replay(t *testing.T, sectors int, p Point) string {
 	return image.letters()
 }
 
-func TestPointHasWhatWasFlushedAndNothingOfWhatCameLater(t *testing.T) {
+func TestPointHasTheFlushedWritesAndNoLaterOnes(t *testing.T) {
 	m := begin()
 	m.add(0, 0, 2, 'a')
 	m.add(Mark, 0, 0, 0)
@@ -141,7 +141,7 @@ func TestRecordEndsWhereAnEntryIsNotThereInFull(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeARecordIsRefused(t *testing.T) {
+func TestInvalidRecordIsRefused(t *testing.T) {
 	change := func(at int, value byte) []byte {
 		m := begin()
 		m.add(0, 0, 1, 'a')

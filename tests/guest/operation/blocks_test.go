@@ -99,7 +99,7 @@ func TestNoBlockIsAcknowledgedWithoutFsync(t *testing.T) {
 	}
 }
 
-func TestVerifyFindsWhatChangedAndWhatIsGone(t *testing.T) {
+func TestVerifyFindsChangedAndMissingBlocks(t *testing.T) {
 	c, path := guest(t), filepath.Join(t.TempDir(), "blocks")
 	w := start(t, c, remote.WriteBlocks{Path: path, BlockBytes: block, Seed: 5, LimitBytes: 8 * block})
 	if err := w.Err(); err != nil {

@@ -25,7 +25,7 @@ func (e experiment) described(imagesInMemory bool) []measure.Line {
 	}
 	lines := slices.Clone(e.lines)
 	for i := range lines {
-		lines[i].What += "; the image lies on the host's disk, as " + memory + " is no filesystem in memory that takes it"
+		lines[i].What += "; the image lies on the host's disk, as " + memory + " is not a filesystem in memory that can hold it"
 	}
 	return lines
 }

@@ -16,10 +16,10 @@ const attachments = 3
 var attach = experiment{
 	name: "attach a disk and mount it, by phase",
 	lines: []measure.Line{
-		{Name: "attach_to_mounted", Unit: "ms", What: "from QMP's answer to device_add to the agent's that the ext4 is mounted"},
-		{Name: "attach_device", Unit: "ms", What: "of that, until the guest has the block device: what mounting takes longer than the next row"},
-		{Name: "attach_mount", Unit: "ms", What: "of that, mounting: the same call for a device that the guest has already"},
-		{Name: "attach_qmp", Unit: "ms", What: "before it, QMP's part: two blockdev-add and device_add"},
+		{Name: "attach_to_mounted", Unit: "ms", What: "from QMP's answer to device_add to the agent's answer that the ext4 is mounted"},
+		{Name: "attach_device", Unit: "ms", What: "the part of it until the guest has the block device: the time of mounting beyond the next row"},
+		{Name: "attach_mount", Unit: "ms", What: "the part of it for mounting: the same call for a device that the guest already has"},
+		{Name: "attach_qmp", Unit: "ms", What: "QMP's part before it: two blockdev-add and device_add"},
 	},
 	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		guest, err := l.theGuest(ctx)

@@ -39,7 +39,7 @@ var boot = experiment{
 		{Name: "boot_to_mount_by_hand", Unit: "ms",
 			What: "the same with an init that loads the same modules, mounts the same disk and then answers an echo"},
 		{Name: "boot_to_ready", Unit: "ms", Baseline: "boot_to_mount_by_hand",
-			What: "of the agent's boot, until it answers Check, for which it needs vsock's modules alone"},
+			What: "the part of the agent's boot until it answers Check, for which it needs only vsock's modules"},
 	},
 	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		l.endGuest() // otherwise two VMs would share the processors
@@ -223,8 +223,8 @@ func (f *firstWord) await(ctx context.Context, ended <-chan struct{}) (time.Time
 	case at := <-f.said:
 		return at, nil
 	case <-ended:
-		return time.Time{}, errors.New("the VM ended before its kernel said a word")
+		return time.Time{}, errors.New("the VM ended before its kernel wrote a line")
 	case <-ctx.Done():
-		return time.Time{}, fmt.Errorf("the kernel says nothing: %w", ctx.Err())
+		return time.Time{}, fmt.Errorf("the kernel writes nothing to the console: %w", ctx.Err())
 	}
 }

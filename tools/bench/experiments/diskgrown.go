@@ -129,7 +129,7 @@ func (d *growingDisk) awaitWaiting(ctx context.Context, before int) error {
 			return err
 		}
 	}
-	return errors.New("the agent opens no socket for uevents while it waits for a disk: it cannot be told when it waits")
+	return errors.New("the agent opens no socket for uevents while it waits for a disk: the start of its wait cannot be seen")
 }
 
 // ueventSockets counts the guest's sockets of NETLINK_KOBJECT_UEVENT.

@@ -218,7 +218,7 @@ func parseRequests(stat string) (sum uint64, err error) {
 	fields := strings.Fields(stat)
 	for _, at := range []int{0, 4, 15} {
 		if at >= len(fields) {
-			return 0, fmt.Errorf("block device statistics %q have no column %d", stat, at)
+			return 0, fmt.Errorf("block device statistics %q lack column %d", stat, at)
 		}
 		n, err := strconv.ParseUint(fields[at], 10, 64)
 		if err != nil {

@@ -40,11 +40,11 @@ func (l *Setup) openKataRoundTrips(ctx context.Context, by roundTripMeasure) (me
 }
 
 var kataMemory = experiment{
-	name: "what kata-agent takes of the guest's memory",
+	name: "the guest memory that kata-agent uses",
 	lines: []measure.Line{
-		{Name: "kata_binary_bytes", Unit: "bytes", Goal: measure.Behind("agent_binary_bytes"), What: "kata-agent's program, without the libraries that it needs besides"},
+		{Name: "kata_binary_bytes", Unit: "bytes", Goal: measure.Behind("agent_binary_bytes"), What: "kata-agent's program, without its shared libraries"},
 		{Name: "kata_rss_anon_bytes", Unit: "bytes", What: "its RssAnon after 10,000 calls"},
-		{Name: "kata_memory_bytes", Unit: "bytes", Goal: measure.Behind("agent_memory_bytes"), What: "the two together: what it costs a guest whose root is an initramfs"},
+		{Name: "kata_memory_bytes", Unit: "bytes", Goal: measure.Behind("agent_memory_bytes"), What: "the two together: their cost in a guest whose root is an initramfs"},
 	},
 	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		kata, err := l.theKata(ctx)
@@ -70,7 +70,7 @@ type kata struct {
 func (l *Setup) theKata(ctx context.Context) (kata, error) {
 	k := kata{program: os.Getenv(kataVariable)}
 	if k.program == "" {
-		return k, measure.Unavailable("%s names no kata-agent: take the program of an agent built for Debian 12 (Kata Containers, src/agent: make; or out of the rootfs image of a release) and set %s to its path", kataVariable, kataVariable)
+		return k, measure.Unavailable("%s names no kata-agent: build one for Debian 12 (Kata Containers, src/agent: make), or take it from the rootfs image of a release, and set %s to its path", kataVariable, kataVariable)
 	}
 	guest, err := l.theGuest(ctx)
 	if err != nil {

@@ -56,10 +56,10 @@ const (
 )
 
 var residentMemory = experiment{
-	name: "what the agent takes of the guest's memory",
+	name: "the guest memory that the agent uses",
 	lines: []measure.Line{
 		{Name: "agent_rss_anon_bytes", Unit: "bytes", Goal: measure.AtMost(5_000_000), What: "its RssAnon after 10,000 calls, half Check, half GetVolumeStats"},
-		{Name: "agent_memory_bytes", Unit: "bytes", What: "program and RssAnon together: what it costs a guest whose root is an initramfs"},
+		{Name: "agent_memory_bytes", Unit: "bytes", What: "program and RssAnon together: their cost in a guest whose root is an initramfs"},
 	},
 	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		guest, err := l.theGuest(ctx)

@@ -25,7 +25,7 @@ const (
 // disk adds no spread.
 var probeCost = experiment{
 	inMemory: true,
-	name:     "an fsync writer on a volume that the agent watches, and on the same one that nobody watches",
+	name:     "an fsync writer on a volume that the agent watches, and on the same volume without a watch",
 	lines: []measure.Line{
 		{Name: "probe_cost", Unit: "µs", Baseline: "fsync_mean_unwatched", Goal: measure.AtMost(1.05), What: fmt.Sprintf("the fsyncs of %v on an ext4 that the agent watches: their time together, divided by their number", probedFor)},
 		{Name: "fsync_mean_unwatched", Unit: "µs", What: "the same on the same device, mounted by hand"},

@@ -13,7 +13,7 @@ func TestRowOfAnImageThatIsNotInMemorySaysSo(t *testing.T) {
 			for _, l := range e.described(inMemory) {
 				want := e.inMemory && !inMemory
 				if got := strings.Contains(l.What, "on the host's disk"); got != want {
-					t.Errorf("%s, in memory %v\nwant it said: %v\ngot  %q", l.Name, inMemory, want, l.What)
+					t.Errorf("%s, in memory %v\nwant a note: %v\ngot  %q", l.Name, inMemory, want, l.What)
 				}
 			}
 		}

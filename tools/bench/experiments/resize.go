@@ -36,7 +36,7 @@ func resizing(fstype string, from, to uint64) experiment {
 		name: fmt.Sprintf("grow %s from %d to %d MiB, by the agent and by hand", fstype, from>>20, to>>20),
 		lines: []measure.Line{
 			echoLine,
-			{Name: name, Unit: "µs", Baseline: echoLine.Name, Goal: measure.AtMost(5), What: "what ResizeVolume takes more than the same kernel calls made by hand: the ratio is this in echoes"},
+			{Name: name, Unit: "µs", Baseline: echoLine.Name, Goal: measure.AtMost(5), What: "the extra time of ResizeVolume over the same kernel calls made by hand: the ratio counts it in echoes"},
 			{Name: call, Unit: "µs", Baseline: byHand, What: "ResizeVolume of a mounted filesystem whose disk has grown already"},
 			{Name: byHand, Unit: "µs", What: "the kernel's ioctl in the guest, between the same sizes, and what keeps an xfs from being lost to a power cut then: two reads of its disk before it, its label set again, one read behind that, its disk synced"},
 		},

@@ -101,7 +101,7 @@ func unplugShare(ctx context.Context, guest *vm.Guest) error {
 				return qmp.Execute(ctx, "chardev-remove", map[string]any{"id": shareName}, nil)
 			}
 		case <-ctx.Done():
-			return fmt.Errorf("the guest does not let go of virtio-fs: %w", ctx.Err())
+			return fmt.Errorf("the guest does not release virtio-fs: %w", ctx.Err())
 		}
 	}
 }

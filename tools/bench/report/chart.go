@@ -53,7 +53,7 @@ var charts = []chart{
 		floor: 1, floorName: "the echo",
 	},
 	{
-		file: "memory", title: "What an agent takes of an initramfs guest", axis: "MB",
+		file: "memory", title: "Memory of an agent in an initramfs guest", axis: "MB",
 		names: []string{"directvol-agent", "kata-agent"},
 		series: []series{
 			{"program", []string{"agent_binary_bytes", "kata_binary_bytes"}, blue},
