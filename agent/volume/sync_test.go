@@ -16,6 +16,7 @@ import (
 
 // Sync waits for the slow disk of a mount that no path leads to, as for any other slow disk.
 func TestSlowDiskOutOfSightIsWaitedFor(t *testing.T) {
+	mounttest.Alone(t)
 	_, dir, server := served(t)
 	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 32<<20), 0o600); err != nil {
 		t.Fatal(err)
@@ -70,6 +71,7 @@ func TestFilesystemIsFlushedByAPathThatLeadsToIt(t *testing.T) {
 
 // Sync gives up on a disk that ends no request, although its caller would wait.
 func TestSyncDoesNotWaitForADiskThatHangs(t *testing.T) {
+	mounttest.Alone(t)
 	table, dir, server := served(t)
 	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -168,10 +169,47 @@ func Mount(t *testing.T, source, dir, fstype string, flags uintptr, data string)
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 }
 
+// aloneLock is a file that tests lock whose filesystems may not answer: shared by all of them, or
+// by one that waits for every filesystem of this host.
+var aloneLock = filepath.Join(os.TempDir(), "directvol-tests.filesystems")
+
+// isAlone is set while a test of this process has the lock to itself.
+var isAlone atomic.Bool
+
+// Alone waits until no other test on this host has a filesystem that may not answer, and keeps such
+// tests waiting until the test ends. It is for a test that calls sync(2), or flushes every mount.
+func Alone(t *testing.T) {
+	t.Helper()
+	lockFilesystems(t, unix.LOCK_EX)
+	isAlone.Store(true)
+	t.Cleanup(func() { isAlone.Store(false) })
+}
+
+// mayHang notes that the test has a filesystem that may not answer.
+func mayHang(t *testing.T) {
+	t.Helper()
+	if !isAlone.Load() {
+		lockFilesystems(t, unix.LOCK_SH)
+	}
+}
+
+func lockFilesystems(t *testing.T, how int) {
+	t.Helper()
+	file, err := os.OpenFile(aloneLock, os.O_RDWR|os.O_CREATE, 0o600)
+	if err == nil {
+		err = unix.Flock(int(file.Fd()), how)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { file.Close() })
+}
+
 // Hang mounts a filesystem whose server never answers (fuse(4)), until the test ends or release is
 // called; then all pending requests fail.
 func Hang(t *testing.T, dir string) (release func()) {
 	t.Helper()
+	mayHang(t)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -58,6 +58,7 @@ func ServeFolder(t *testing.T) (folder string, s *Server) {
 
 func serve(t *testing.T, s *Server) (entry string, server *Server) {
 	t.Helper()
+	mayHang(t)
 	dir := Dir(t)
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err == nil {
