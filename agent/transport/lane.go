@@ -60,7 +60,7 @@ func (l *lane) Write(p []byte) (int, error) {
 		if uint64(len(l.begun)) < length {
 			break
 		}
-		if header.Type == ttrpcframe.TypeResponse {
+		if header.EndsCall() {
 			c.tickets.answered(header.StreamID)
 		}
 		l.writing.start()
@@ -69,7 +69,7 @@ func (l *lane) Write(p []byte) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		if header.Type == ttrpcframe.TypeResponse {
+		if header.EndsCall() {
 			c.room.ledger.give(&c.account, header.StreamID)
 			c.room.pending.answered(c)
 		}

@@ -29,6 +29,9 @@ const (
 	TypeData     Type = 3
 )
 
+// FlagRemoteClosed in a frame of data is set if the sender sends no more on the stream.
+const FlagRemoteClosed = 0x1
+
 // Header is the header of a frame.
 type Header struct {
 	Length   uint32 // bytes after the header
@@ -41,6 +44,12 @@ type Header struct {
 // The Length is not checked.
 func ParseHeader(b []byte) Header {
 	return Header{binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:]), Type(b[8]), b[9]}
+}
+
+// EndsCall reports whether a server's frame is the last one of its call: the response, or the last
+// data of a stream.
+func (h Header) EndsCall() bool {
+	return h.Type == TypeResponse || h.Type == TypeData && h.Flags&FlagRemoteClosed != 0
 }
 
 // Append appends the header to b.
