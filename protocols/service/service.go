@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"iter"
 	"net"
 	"strings"
 
@@ -43,6 +44,42 @@ func Method[Q, R any, PQ Message[Q], PR Message[R]](f func(context.Context, PQ) 
 	}
 }
 
+// Stream makes f a ttrpc method that has one request and answers with a stream of messages, for a
+// ttrpc.ServiceDesc. f sends them with send, one at a time. send waits until the connection takes
+// the message, and fails when the connection is over. Requests and errors are treated as in Method.
+func Stream[Q, R any, PQ Message[Q], PR Message[R]](f func(ctx context.Context, request PQ, send func(PR) error) error) ttrpc.Stream {
+	return ttrpc.Stream{StreamingServer: true, Handler: func(ctx context.Context, stream ttrpc.StreamServer) (any, error) {
+		request := PQ(new(Q))
+		if err := stream.RecvMsg(request); err != nil {
+			return nil, status.Error(codes.InvalidArgument, wireText(status.Convert(err).Message()))
+		}
+		if err := f(ctx, request, func(message PR) error { return stream.SendMsg(message) }); err != nil {
+			return nil, wireError(err)
+		}
+		return nil, nil
+	}}
+}
+
+// Receive makes a call that is answered with a stream, and returns the stream's messages. The last
+// element has the error that ended the stream, with a gRPC code as in Call; a stream that has ended
+// as it should has none. codes.ResourceExhausted means that the caller was too slow: ttrpc's client
+// keeps 64 messages and drops the next one after a second. The agent is not told if the caller
+// stops earlier: then the caller must close the client.
+func Receive[R any, PR Message[R]](ctx context.Context, client *ttrpc.Client, service, method string, request proto.Message) iter.Seq2[PR, error] {
+	return func(yield func(PR, error) bool) {
+		stream, err := client.NewStream(ctx, &ttrpc.StreamDesc{StreamingServer: true}, service, method, request)
+		for err == nil {
+			message := PR(new(R))
+			if err = stream.RecvMsg(message); err == nil && !yield(message, nil) {
+				return
+			}
+		}
+		if !errors.Is(err, io.EOF) {
+			yield(nil, callError(err))
+		}
+	}
+}
+
 // Call makes a unary call and returns its response. Its errors always have a gRPC code, even if
 // ttrpc's do not: codes.DeadlineExceeded or codes.Canceled if the context ended, codes.Unavailable
 // if the connection ended, codes.Internal if the answer cannot be decoded.
@@ -63,6 +100,8 @@ func callError(err error) error {
 	switch _, ok := status.FromError(err); {
 	case ok:
 		return err
+	case errors.Is(err, ttrpc.ErrStreamFull):
+		return status.Error(codes.ResourceExhausted, "the stream's messages were not read in time, and some are lost: call again")
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return status.FromContextError(err).Err()
 	case errors.Is(err, ttrpc.ErrClosed), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &network):
@@ -89,11 +128,19 @@ func wireText(text string) string {
 	return strings.ToValidUTF8(text, "")
 }
 
-// MethodDesc describes a unary method. NewRequest and NewResponse return empty messages of the
-// method's types.
+// MethodDesc describes a method. NewRequest and NewResponse return empty messages of the method's
+// types. Streams is set if the method answers with a stream of responses.
 type MethodDesc struct {
 	Service, Method         string
 	NewRequest, NewResponse func() proto.Message
+	Streams                 bool
+}
+
+// DescribeStream is Describe for a method that answers with a stream of R.
+func DescribeStream[Q, R any, PQ Message[Q], PR Message[R]](service, method string) MethodDesc {
+	desc := Describe[Q, R, PQ, PR](service, method)
+	desc.Streams = true
+	return desc
 }
 
 // Describe returns the description of a method with request type Q and response type R.

@@ -49,8 +49,12 @@ func (p goPackage) services() []byte {
 			fmt.Fprintf(&names, "// %s is what the wire calls %s.\nconst %s = %q\n\n", constant, s.Name(), constant, s.FullName())
 			for j := range s.Methods().Len() {
 				m := s.Methods().Get(j)
-				fmt.Fprintf(&table, "service.Describe[%s, %s](%s, %q),\n",
-					p.goType(m.Input(), imports), p.goType(m.Output(), imports), constant, m.Name())
+				describe := "Describe"
+				if m.IsStreamingServer() {
+					describe = "DescribeStream"
+				}
+				fmt.Fprintf(&table, "service.%s[%s, %s](%s, %q),\n",
+					describe, p.goType(m.Input(), imports), p.goType(m.Output(), imports), constant, m.Name())
 			}
 		}
 	}

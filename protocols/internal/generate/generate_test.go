@@ -86,7 +86,11 @@ func linesOf(file protoreflect.FileDescriptor) []string {
 		s := file.Services().Get(i)
 		for j := range s.Methods().Len() {
 			m := s.Methods().Get(j)
-			lines = append(lines, fmt.Sprintf("%s/%s %s %s", s.FullName(), m.Name(), m.Input().FullName(), m.Output().FullName()))
+			stream := ""
+			if m.IsStreamingServer() {
+				stream = "stream "
+			}
+			lines = append(lines, fmt.Sprintf("%s/%s %s %s%s", s.FullName(), m.Name(), m.Input().FullName(), stream, m.Output().FullName()))
 		}
 	}
 	for i := range file.Messages().Len() {
