@@ -3,6 +3,7 @@ package server
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"runtime/debug"
@@ -23,6 +24,10 @@ type Call struct {
 	// Answer decodes the request, and returns the response or a status. It runs in a goroutine of
 	// its own.
 	Answer ttrpc.Method
+
+	// Stream, if its Handler is set, answers with a stream of messages instead of Answer. Its
+	// context ends when a Shutdown begins.
+	Stream ttrpc.Stream
 
 	// Quick, if set, answers the call in the goroutine that has read its frame, or declines it;
 	// then Answer answers it. transport.Quick documents how long it may take. Timed is set if Quick
@@ -70,7 +75,20 @@ func (t table) of(r *ttrpcframe.Request) *routed { return t[string(r.Service)][s
 func (m methods) answers() map[string]ttrpc.Method {
 	all := map[string]ttrpc.Method{}
 	for name, r := range m {
-		all[name] = r.answer
+		if r.Answer != nil {
+			all[name] = r.answer
+		}
+	}
+	return all
+}
+
+// streams returns the methods that answer with a stream, in the form that ttrpc's server takes.
+func (m methods) streams() map[string]ttrpc.Stream {
+	all := map[string]ttrpc.Stream{}
+	for name, r := range m {
+		if r.Stream.Handler != nil {
+			all[name] = ttrpc.Stream{Handler: r.stream, StreamingClient: r.Stream.StreamingClient, StreamingServer: r.Stream.StreamingServer}
+		}
 	}
 	return all
 }
@@ -186,12 +204,48 @@ func (to *routed) answer(ctx context.Context, decode func(any) error) (any, erro
 	return response, err
 }
 
+// stream answers a call of ttrpc's server with a stream, counts it when it ends, and logs it.
+func (to *routed) stream(ctx context.Context, stream ttrpc.StreamServer) (any, error) {
+	to.server.Log.Debug(to.name)
+	last, err := to.streamSafely(ctx, stream)
+	code := status.Code(err)
+	to.counts.Count(code) // a stream's duration is the caller's choice
+	if err != nil {
+		to.server.Log.WithField("code", code).Warnf("%s: %s", to.name, status.Convert(err).Message())
+	}
+	return last, err
+}
+
+// streamSafely answers with a stream until it ends, its caller gives up, or a Shutdown begins.
+func (to *routed) streamSafely(ctx context.Context, stream ttrpc.StreamServer) (last any, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			last, err = nil, to.panicked(p)
+		}
+	}()
+	s := to.server
+	if !s.calls.TryRLock() {
+		return nil, status.Errorf(codes.Unavailable, "%s: %s", to.name, refusal)
+	}
+	defer s.calls.RUnlock()
+	if err := s.awaitReady(ctx); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.life, cancel)()
+	last, err = to.Stream.Handler(ctx, stream)
+	if s.life.Err() != nil && (errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled) {
+		err = status.Errorf(codes.Unavailable, "%s: the agent is ending: call again", to.name)
+	}
+	return last, err
+}
+
 // safely turns a panic into an answer: ttrpc does not, and PID 1 must not die.
 func (to *routed) safely(ctx context.Context, decode func(any) error) (response any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			to.panicked(p)
-			response, err = nil, status.Errorf(codes.Internal, "%s: the agent has a bug, its log says more", to.name)
+			response, err = nil, to.panicked(p)
 		}
 	}()
 	if to.Always {
@@ -221,9 +275,11 @@ func (to *routed) inOrder(ctx context.Context, decode func(any) error) (any, err
 	return to.Answer(ctx, decode)
 }
 
-// panicked logs a panic. It is called in a deferred function, so the stack is that of the panic.
-func (to *routed) panicked(p any) {
+// panicked logs a panic, and returns the error for its caller. It is called in a deferred function,
+// so the stack is that of the panic.
+func (to *routed) panicked(p any) error {
 	to.server.Log.Errorf("%s: panic: %v\n%s", to.name, p, debug.Stack())
+	return status.Errorf(codes.Internal, "%s: the agent has a bug, its log says more", to.name)
 }
 
 // isReady reports whether awaitReady would return at once.

@@ -16,6 +16,7 @@
 // During a Shutdown:
 //
 //	a call in flight      is answered, or cut if it takes longer than Shutdown may
+//	a stream              is ended, and its caller told so
 //	a new call            is refused with UNAVAILABLE: nothing was done. Health's calls are answered
 //	a call of a Route     is treated in the same way, in flight and new
 //	answered, unread      its connection stays open until the host hangs up, lingerLimit at most
@@ -60,6 +61,8 @@ type Server struct {
 	ttrpc    *ttrpc.Server
 	calls    sync.RWMutex // each call in progress holds it for reading
 	ending   sync.Once
+	life     context.Context // of the streams; ends when a Shutdown begins
+	end      context.CancelFunc
 }
 
 // Listen starts to listen at an address. Calls wait in their connections until Serve. Calls that
@@ -70,12 +73,13 @@ func (s *Server) Listen(at address.Address, calls Calls, routes ...transport.Rou
 	}
 	s.table = s.routes(calls)
 	s.order.Of = s.isOrdered
+	s.life, s.end = context.WithCancel(context.Background())
 	var err error
 	if s.ttrpc, err = ttrpc.NewServer(); err != nil {
 		return err
 	}
 	for name, methods := range s.table {
-		s.ttrpc.RegisterService(name, &ttrpc.ServiceDesc{Methods: methods.answers()})
+		s.ttrpc.RegisterService(name, &ttrpc.ServiceDesc{Methods: methods.answers(), Streams: methods.streams()})
 	}
 	s.relays = len(routes) > 0
 	s.listener, err = transport.Listen(at, s.quick, &s.order, s.Log, s.whileEnding(s.behind(routes))...)
@@ -90,13 +94,17 @@ func (s *Server) Serve() error { return s.ttrpc.Serve(context.Background(), s.li
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
 // Close ends the server at once and cuts the calls in flight.
-func (s *Server) Close() error { return errors.Join(s.ttrpc.Close(), s.listener.Close()) }
+func (s *Server) Close() error {
+	s.end()
+	return errors.Join(s.ttrpc.Close(), s.listener.Close())
+}
 
 // Shutdown refuses new calls, waits for those in flight until ctx ends, and closes the connections.
 // If a client does not read its answers, closing takes about 2 s more; if there are routes,
 // Shutdown first waits for it until ctx ends. Shutdown returns nil even if calls were cut.
 func (s *Server) Shutdown(ctx context.Context) (err error) {
 	s.ending.Do(func() {
+		s.end()
 		// First, because ttrpc regards a connection as idle until its first answer.
 		s.drain(ctx)
 		if s.relays {
