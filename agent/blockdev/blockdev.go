@@ -254,3 +254,17 @@ func FollowChanges(ctx context.Context, changed func()) error {
 		}
 	}
 }
+
+// Bytes returns the size of the device with a dev_t, without opening it; 0 if the kernel has no
+// such device. root is "/" outside of tests.
+func Bytes(root string, number uint64) uint64 {
+	sectors, err := readCount(filepath.Join(numberDir(root, number), "size"))
+	if err != nil {
+		return 0
+	}
+	return sectors * sectorBytes
+}
+
+// sectorBytes is the unit of sizes in sysfs, whatever the device's own sectors are
+// (Documentation/ABI/stable/sysfs-block).
+const sectorBytes = 512

@@ -38,7 +38,34 @@ const (
 type Condition struct {
 	Status  Status
 	Reason  string
-	Message string // for a person who can act on it
+	Message string    // for a person who can act on it
+	Since   time.Time // when a watch first had the condition, without a look at which it was gone; zero until a watch has it
+}
+
+// condition makes a condition of the target. Its message begins with the filesystem and its device.
+func (t Target) condition(status Status, reason, format string, args ...any) Condition {
+	return Condition{Status: status, Reason: reason, Message: fmt.Sprintf("%s on %s: ", t.FSType, t.Device.Path) + fmt.Sprintf(format, args...)}
+}
+
+// maxConditions is how many conditions a volume has at most, in CSI 1.13's words.
+const maxConditions = 16
+
+// dated returns the conditions that a volume has now, at most maxConditions and each (Status,
+// Reason) once, with the time since when it has them. before are the conditions up to now.
+func dated(conditions, before []Condition, now time.Time) []Condition {
+	var all []Condition
+	for _, c := range conditions {
+		same := func(other Condition) bool { return other.Status == c.Status && other.Reason == c.Reason }
+		if slices.ContainsFunc(all, same) || len(all) == maxConditions {
+			continue
+		}
+		c.Since = now
+		if i := slices.IndexFunc(before, same); i >= 0 {
+			c.Since = before[i].Since
+		}
+		all = append(all, c)
+	}
+	return all
 }
 
 // untilRemount reports whether only a remount can clear the condition and nothing more can be
@@ -62,7 +89,7 @@ func Unanswered(conditions []Condition, fstype, mountpoint string, waited time.D
 	if !of.IsZero() {
 		message += ": its statistics date from " + of.UTC().Format(time.RFC3339)
 	}
-	return append(slices.Clone(conditions), Condition{Degraded, ReasonIOSlow, message + "; check the path to its storage"})
+	return append(slices.Clone(conditions), Condition{Status: Degraded, Reason: ReasonIOSlow, Message: message + "; check the path to its storage"})
 }
 
 func isInaccessible(c Condition) bool { return c.Status == Inaccessible }

@@ -7,14 +7,11 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/mount"
@@ -37,6 +34,7 @@ type Target struct {
 	FSType     string
 	Device     blockdev.Device
 	Mount      mount.Identity
+	Changed    func() // called when the conditions have changed; may be nil, and must not block
 	Lost       func() // called when the target is not mounted there any more and the watch has ended; may be nil
 }
 
@@ -111,24 +109,13 @@ func (m *Monitor) Run(ctx context.Context) error {
 func (m *Monitor) Sizes(ctx context.Context) error {
 	err := blockdev.FollowChanges(ctx, func() {
 		for _, w := range m.all() {
-			w.measured(sectorsOf(w.target.Device.Number))
+			w.measured(blockdev.Bytes("/", w.target.Device.Number) / sectorBytes)
 		}
 	})
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	return fmt.Errorf("health: a disk that is smaller for a moment may not be seen: %w", err)
-}
-
-// sectorsOf returns a device's size, in units of 512 bytes, or 0 if it cannot be read. No other
-// device has its number while it is mounted.
-func sectorsOf(number uint64) uint64 {
-	text, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/size", unix.Major(number), unix.Minor(number)))
-	if err != nil {
-		return 0
-	}
-	sectors, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
-	return sectors
 }
 
 // Beat reads the request counts of all devices every beatInterval until ctx ends, because the

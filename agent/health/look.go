@@ -237,7 +237,7 @@ func (w *Watch) remember(found []Condition) []Condition {
 		return found
 	}
 	add := func(reason, format string, args ...any) {
-		found = append(found, Condition{Degraded, reason, fmt.Sprintf("%s on %s: ", w.target.FSType, w.target.Device.Path) + fmt.Sprintf(format, args...)})
+		found = append(found, w.target.condition(Degraded, reason, format, args...))
 	}
 	past := w.Past()
 	if !past.Failed.IsZero() {

@@ -35,8 +35,7 @@ func examine(t Target, owned, stopped bool) finding {
 	number := t.Device.Number
 	_, err := os.Stat(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(number), unix.Minor(number)))
 	if errors.Is(err, fs.ErrNotExist) {
-		return finding{conditions: []Condition{{Inaccessible, ReasonDeviceGone, fmt.Sprintf(
-			"%s on %s: the device is gone from under the mount: unmount, attach the disk again and mount it", t.FSType, t.Device.Path)}}}
+		return finding{conditions: []Condition{t.condition(Inaccessible, ReasonDeviceGone, "the device is gone from under the mount: unmount, attach the disk again and mount it")}}
 	}
 	fstype, ok := filesystem.Lookup(t.FSType)
 	if !ok {
@@ -69,8 +68,8 @@ func examine(t Target, owned, stopped bool) finding {
 		f.conditions = append(small, f.conditions...)
 	}
 	if errorsErr == nil && count > 0 {
-		f.conditions = append(f.conditions, Condition{Degraded, ReasonRecordedErrors, fmt.Sprintf(
-			"%s on %s: its superblock records errors (%d): unmount, run %s on the detached disk and mount it again", t.FSType, t.Device.Path, count, fstype.Faults.Repair)})
+		f.conditions = append(f.conditions, t.condition(Degraded, ReasonRecordedErrors,
+			"its superblock records errors (%d): unmount, run %s on the detached disk and mount it again", count, fstype.Faults.Repair))
 	}
 	return f
 }
@@ -93,9 +92,9 @@ func tooSmall(t Target, fstype filesystem.Type) (end uint64, small []Condition) 
 	if err != nil || extent.EndsWithin(size) {
 		return extent.Bytes(), nil
 	}
-	return extent.Bytes(), []Condition{{Inaccessible, ReasonDeviceTooSmall, fmt.Sprintf(
-		"%s on %s: its disk has %d bytes, but the filesystem ends at %d: reads and writes beyond the disk's end fail: unmount, restore the disk's size and content, check it and mount it",
-		t.FSType, t.Device.Path, size, extent.Bytes())}}
+	return extent.Bytes(), []Condition{t.condition(Inaccessible, ReasonDeviceTooSmall,
+		"its disk has %d bytes, but the filesystem ends at %d: reads and writes beyond the disk's end fail: unmount, restore the disk's size and content, check it and mount it",
+		size, extent.Bytes())}
 }
 
 func recordedErrors(fstype filesystem.Type, device string) (count uint64, err error) {
@@ -193,7 +192,7 @@ func sameMount(file *os.File, t Target) error {
 // memory, are failures of the probe. repair is the filesystem's command for a detached disk.
 func judge(t Target, repair string, err error) finding {
 	one := func(status Status, reason, format string, args ...any) finding {
-		return finding{conditions: []Condition{{status, reason, fmt.Sprintf("%s on %s: ", t.FSType, t.Device.Path) + fmt.Sprintf(format, args...)}}}
+		return finding{conditions: []Condition{t.condition(status, reason, format, args...)}}
 	}
 	is := func(errnos ...unix.Errno) bool {
 		for _, errno := range errnos {

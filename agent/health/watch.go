@@ -193,6 +193,14 @@ func (w *Watch) measured(sectors uint64) {
 	}
 }
 
+// FilesystemEnd returns where the filesystem ended on its disk at the last examination, in bytes; 0
+// before.
+func (w *Watch) FilesystemEnd() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.end
+}
+
 // ends records the filesystem's end as found by an examination.
 func (w *Watch) ends(end uint64) {
 	w.mu.Lock()
@@ -262,7 +270,7 @@ func (w *Watch) Silent() time.Duration {
 // all returns all current conditions. w.mu is held.
 func (w *Watch) all() []Condition {
 	one := func(status Status, reason, format string, args ...any) []Condition {
-		return append([]Condition{{status, reason, fmt.Sprintf("%s on %s: ", w.target.FSType, w.target.Device.Path) + fmt.Sprintf(format, args...)}}, w.found...)
+		return append([]Condition{w.target.condition(status, reason, format, args...)}, w.found...)
 	}
 	switch {
 	case w.stall.hangs():
@@ -279,7 +287,7 @@ func (w *Watch) note(change func()) {
 	w.mu.Lock()
 	before := w.now
 	change()
-	w.now = w.all()
+	w.now = dated(w.all(), before, time.Now())
 	now := w.now
 	select {
 	case <-w.looked:
@@ -291,6 +299,9 @@ func (w *Watch) note(change func()) {
 	abnormal, is := Summary(now)
 	if was == is {
 		return
+	}
+	if w.target.Changed != nil {
+		w.target.Changed()
 	}
 	entry := w.monitor.log.WithFields(logrus.Fields{"mountpoint": w.target.Mountpoint, "device": w.target.Device.Path})
 	if abnormal {

@@ -191,7 +191,7 @@ func TestWatchExaminesNothingDuringAPause(t *testing.T) {
 // A disk's contents beyond an earlier end may be lost, although the disk has its size again.
 func TestDiskThatWasSmallerStaysACondition(t *testing.T) {
 	w := &Watch{monitor: NewMonitor(nil), target: Target{FSType: "ext4", Device: blockdev.Device{Path: "/dev/vda"}}}
-	now := []Condition{{Inaccessible, ReasonDeviceTooSmall, "x"}}
+	now := []Condition{{Status: Inaccessible, Reason: ReasonDeviceTooSmall, Message: "x"}}
 	w.saw(now)
 	if got := w.remember(now); fmt.Sprint(got) != fmt.Sprint(now) {
 		t.Errorf("while it is smaller\nwant %v\ngot  %v", now, got)
@@ -222,7 +222,7 @@ func TestConditionThatStaysWasNotSeenAgain(t *testing.T) {
 				w.took(f)
 				return w.Past()
 			}
-			seen := look(finding{conditions: []Condition{{Inaccessible, reason, "x"}}})
+			seen := look(finding{conditions: []Condition{{Status: Inaccessible, Reason: reason, Message: "x"}}})
 			<-w.monitor.Remembers()
 			if later := look(f); !when(later).Equal(when(seen)) || when(seen).IsZero() {
 				t.Errorf("%s, %s\nwant it seen at %v\ngot  %v", name, reason, when(seen), when(later))
@@ -239,7 +239,9 @@ func TestConditionThatStaysWasNotSeenAgain(t *testing.T) {
 // this examination.
 func TestRefusedProbeKeepsTheConditionsOfAProbe(t *testing.T) {
 	w := &Watch{monitor: quiet(), looked: make(chan struct{}), target: Target{FSType: "ext4", Device: blockdev.Device{Path: "/dev/vda"}}}
-	one := func(status Status, reason string) Condition { return Condition{status, reason, "x"} }
+	one := func(status Status, reason string) Condition {
+		return Condition{Status: status, Reason: reason, Message: "x"}
+	}
 	for _, step := range []struct {
 		found finding
 		want  []string
@@ -263,5 +265,29 @@ func TestRefusedProbeKeepsTheConditionsOfAProbe(t *testing.T) {
 		if !slices.Equal(got, step.want) {
 			t.Errorf("%+v\nwant %v\ngot  %v", step.found, step.want, got)
 		}
+	}
+}
+
+// A condition that stays has the time of its beginning, whatever its message says by now; one that
+// was gone has a new one.
+func TestConditionsKeepTheTimeOfTheirBeginning(t *testing.T) {
+	first, later := time.Unix(1, 0), time.Unix(2, 0)
+	slow := Condition{Status: Degraded, Reason: ReasonIOSlow, Message: "x"}
+	before := dated([]Condition{slow}, nil, first)
+	slow.Message = "y"
+	full := Condition{Status: Degraded, Reason: ReasonOutOfSpace}
+	now := dated([]Condition{slow, full, slow}, before, later)
+	if len(now) != 2 || !now[0].Since.Equal(first) || now[0].Message != "y" || !now[1].Since.Equal(later) {
+		t.Errorf("want IOSlow since %v and OutOfSpace since %v\ngot  %+v", first, later, now)
+	}
+	if again := dated(dated(nil, now, later), nil, later); len(again) != 0 {
+		t.Errorf("want none\ngot  %+v", again)
+	}
+	var many []Condition
+	for i := range maxConditions + 1 {
+		many = append(many, Condition{Status: Degraded, Reason: fmt.Sprint(i)})
+	}
+	if got := len(dated(many, nil, first)); got != maxConditions {
+		t.Errorf("want %d\ngot  %d", maxConditions, got)
 	}
 }
