@@ -229,6 +229,7 @@ func ext4Grow(ctx context.Context, m Mounted, blocks uint64) error {
 		if err := ioctl(m, "EXT4_IOC_RESIZE_FS", ext4IocResizeFS, unsafe.Pointer(&at)); err != nil {
 			return fmt.Errorf("grow ext4 on %s to %d blocks: %w", m.Disk.Name(), at, err)
 		}
+		m.stepped(at)
 	}
 	return nil
 }

@@ -19,9 +19,19 @@ import (
 // Mounted is a filesystem that is mounted: its root directory and its block device, both open for
 // reading. The caller closes them. Proven is the state that earlier calls of the same caller have
 // seen, or nil.
+//
+// Step, if it is set, is called after each step of a growth with the filesystem's end, in blocks.
 type Mounted struct {
 	Dir, Disk *os.File
 	Proven    *Proven
+	Step      func(blocks uint64)
+}
+
+// stepped calls Step.
+func (m Mounted) stepped(blocks uint64) {
+	if m.Step != nil {
+		m.Step(blocks)
+	}
 }
 
 // Open opens the filesystem that is mounted from a device at a mount point. The caller closes it.

@@ -187,6 +187,7 @@ func (d *xfsDisk) grow(ctx context.Context, blocks uint64) error {
 			return fmt.Errorf("grow xfs on %s to %d blocks: %w", m.Disk.Name(), next, err)
 		}
 		if after.dataBlocks() > g.dataBlocks() {
+			m.stepped(after.dataBlocks())
 			idle = 0
 		} else {
 			idle++

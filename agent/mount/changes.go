@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -17,6 +18,31 @@ import (
 type Changes struct {
 	count    atomic.Uint64
 	followed atomic.Bool
+
+	mu   sync.Mutex
+	next chan struct{} // closed at the next change; nil if nobody waits
+}
+
+// Next returns a channel that is closed at the next change. A caller obtains it before it looks at
+// the mounts, so that it misses none.
+func (c *Changes) Next() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.next == nil {
+		c.next = make(chan struct{})
+	}
+	return c.next
+}
+
+// changed counts a change.
+func (c *Changes) changed() {
+	c.count.Add(1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.next != nil {
+		close(c.next)
+		c.next = nil
+	}
 }
 
 // Now returns the number of changes so far, or 0 while Follow does not run.
@@ -51,7 +77,7 @@ func (c *Changes) Follow(ctx context.Context) error {
 				return true
 			}
 			// An event after this point ends the wait. An earlier one may have been missed.
-			c.count.Add(1)
+			c.changed()
 			c.followed.Store(true)
 			waited = true
 			return false

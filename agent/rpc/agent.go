@@ -72,6 +72,10 @@ func (a *Agent) Calls() server.Calls {
 			"CheckResizeVolume": {Answer: method(a.checkResizeVolume)},
 			"GetVolumeHealth":   {Answer: method(a.getVolumeHealth)},
 			"CheckReleased":     {Answer: method(a.checkReleased), Ordered: true},
+			"ListVolumes":       {Answer: method(a.listVolumes)},
+			"GetVolume":         {Answer: method(a.getVolume)},
+			"WatchVolumes":      {Stream: stream(a.watchVolumes)},
+			"GrowVolume":        {Stream: stream(a.growVolume)},
 		},
 		agentpb.HealthServiceName: {
 			"Check":   {Answer: method(a.check), Quick: quickCheck, Always: true},
@@ -157,9 +161,7 @@ func (a *Agent) getVolumeHealth(ctx context.Context, r *volumepb.GetVolumeHealth
 		return nil, err
 	}
 	response := &volumepb.GetVolumeHealthResponse{}
-	for _, c := range stats.Conditions {
-		response.Conditions = append(response.Conditions, &volumepb.Condition{Status: volumepb.Condition_Status(c.Status), Reason: c.Reason, Message: c.Message})
-	}
+	response.Conditions = conditionsOf(stats.Conditions)
 	return response, nil
 }
 

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"errors"
 
 	"github.com/containerd/ttrpc"
 	"google.golang.org/grpc/codes"
@@ -30,10 +31,30 @@ func method[Q, R any, PQ service.Message[Q], PR service.Message[R]](f func(conte
 		if err == nil {
 			return response, nil
 		}
-		code := codeOf[errkind.Of(err)]
-		if code == codes.Internal && ctx.Err() != nil {
-			code = codes.DeadlineExceeded
-		}
-		return nil, status.Error(code, err.Error())
+		return nil, statusOf(ctx, err)
 	})
+}
+
+// stream makes a ttrpc method with a stream of answers of f, and gives f's errors status codes. A
+// stream whose caller has gone, or that a Shutdown ends, is cancelled.
+func stream[Q, R any, PQ service.Message[Q], PR service.Message[R]](f func(context.Context, PQ, func(PR) error) error) ttrpc.Stream {
+	return service.Stream(func(ctx context.Context, request PQ, send func(PR) error) error {
+		err := f(ctx, request, send)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(ctx.Err(), context.Canceled):
+			return status.Error(codes.Canceled, err.Error())
+		}
+		return statusOf(ctx, err)
+	})
+}
+
+// statusOf returns the status of an error of a call with a context.
+func statusOf(ctx context.Context, err error) error {
+	code := codeOf[errkind.Of(err)]
+	if code == codes.Internal && ctx.Err() != nil {
+		code = codes.DeadlineExceeded
+	}
+	return status.Error(code, err.Error())
 }

@@ -52,18 +52,34 @@ func TestEveryMethodIsOneOfTheWireAndTakesItsRequest(t *testing.T) {
 				continue
 			}
 			want := reflect.TypeOf(desc.NewRequest())
-			_, err := call.Answer(t.Context(), func(request any) error {
+			if desc.Streams != (call.Stream.Handler != nil) || desc.Streams == (call.Answer != nil) {
+				t.Errorf("%s/%s\nwant a stream of answers: %v", name, method, desc.Streams)
+				continue
+			}
+			take := func(request any) error {
 				if got := reflect.TypeOf(request); got != want {
 					t.Errorf("the request of %s/%s\nwant %v\ngot  %v", name, method, want, got)
 				}
 				return errSeen
-			})
+			}
+			var err error
+			if desc.Streams {
+				_, err = call.Stream.Handler(t.Context(), undecoded(take))
+			} else {
+				_, err = call.Answer(t.Context(), take)
+			}
 			if status.Code(err) != codes.InvalidArgument {
 				t.Errorf("%s/%s, of a payload that does not decode\nwant InvalidArgument\ngot  %v", name, method, err)
 			}
 		}
 	}
 }
+
+// undecoded is the stream of a request that does not decode.
+type undecoded func(request any) error
+
+func (u undecoded) RecvMsg(request any) error { return u(request) }
+func (undecoded) SendMsg(any) error           { return errors.New("nothing is answered") }
 
 // answer calls a method that runs f.
 func answer(ctx context.Context, f func() error) error {

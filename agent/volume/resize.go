@@ -257,6 +257,7 @@ func (v *Volume) open() (*growth, error) {
 	}
 	if err == nil && count == 0 {
 		g.before, err = fstype.Geometry(g.Mounted)
+		v.endsAt(g.before.Bytes())
 	}
 	if err == nil && count == 0 {
 		return g, nil
@@ -346,6 +347,15 @@ func (v *Volume) awaitSize(ctx context.Context, g *growth, size uint64, wait tim
 // grow grows the filesystem and verifies the result: it may fall short of goal only by blocks that
 // the filesystem cannot use.
 func (v *Volume) grow(ctx context.Context, g *growth, goal uint64) error {
+	bytes := func(blocks uint64) uint64 { return blocks * g.before.BlockSize }
+	progress := Progress{From: g.before.Bytes(), Now: g.before.Bytes(), Goal: bytes(goal)}
+	g.Step = func(blocks uint64) {
+		now := progress
+		now.Now = bytes(blocks)
+		v.grows(&now)
+	}
+	v.grows(&progress)
+	defer v.grows(nil)
 	if err := g.fstype.Grow(ctx, g.Mounted, goal); err != nil {
 		return v.growError(err)
 	}
@@ -353,6 +363,7 @@ func (v *Volume) grow(ctx context.Context, g *growth, goal uint64) error {
 	if err != nil {
 		return v.growError(err)
 	}
+	v.endsAt(after.Bytes())
 	if after.Blocks+after.Slack < goal {
 		return errkind.New(errkind.Internal, "%s on %s ends at block %d, not at %d, although the kernel reported success", v.FSType, v.Device.Path, after.Blocks, goal)
 	}

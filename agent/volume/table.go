@@ -23,18 +23,23 @@ type Table struct {
 	monitor *health.Monitor
 	syncing syncing
 
-	walks   turns.Turns // for lookups inside mounts, by mount point
-	looks   turns.Turns // for lookups of known volumes, by mount point
-	changes mount.Changes
+	walks    turns.Turns // for lookups inside mounts, by mount point
+	looks    turns.Turns // for lookups of known volumes, by mount point
+	changes  mount.Changes
+	watchers watchers
 
 	mu      sync.Mutex
 	volumes map[string]*Volume // by mount point
 	hidden  []*Volume          // covered by other mounts, but still mounted
+
+	listing  chan struct{}      // full while a goroutine compares listed with mountinfo
+	relisted uint64             // the count of changes at the last look; guarded by listing
+	listed   map[string]*Volume // the volumes in sight at the last look, by mount point; guarded by watchers.mu
 }
 
 // NewTable returns a Table whose volumes monitor watches.
 func NewTable(monitor *health.Monitor) *Table {
-	return &Table{monitor: monitor, volumes: map[string]*Volume{}}
+	return &Table{monitor: monitor, volumes: map[string]*Volume{}, listing: make(chan struct{}, 1), listed: map[string]*Volume{}}
 }
 
 // Heard returns the number of the last record of the kernel's log that Past accounts for. It is
@@ -64,15 +69,15 @@ func (t *Table) Lookup(path string) (*Volume, error) {
 // path leads through does not answer in time, mountinfo decides which mount is there.
 func (t *Table) Own(path string, of mount.Identity, past health.Past) error {
 	if v := t.covered(path, of, past); v != nil {
-		v.watch.Own()
+		v.own()
 		return nil
 	}
 	v, err := t.lookup(path, of, past, t.look)
 	if errkind.Of(err) == errkind.DeadlineExceeded {
 		v, err = t.lookup(path, of, past, func(string, *Volume) (mount.Mark, error) { return mount.Mark{}, mount.ErrUnknown })
 	}
-	if err == nil && v.watch != nil && v.identity.Filesystem().Same(of.Filesystem()) {
-		v.watch.Own()
+	if err == nil && v.identity.Filesystem().Same(of.Filesystem()) {
+		v.own()
 	}
 	return err
 }
@@ -87,6 +92,7 @@ func (t *Table) Observe(path string) error {
 func (t *Table) Disown(path string) {
 	if v := t.known(path); v != nil && v.watch != nil {
 		v.watch.Disown()
+		v.watchers.changed(v)
 	}
 }
 
@@ -120,7 +126,7 @@ func (t *Table) lookup(path string, of mount.Identity, past health.Past, look fu
 		if found.Device.Path != "" && found.identity.Same(of) && of.IsMount() {
 			found.past = past
 		}
-		found.changes = &t.changes
+		found.changes, found.watchers = &t.changes, &t.watchers
 		if found = t.replace(path, known, found); found != nil {
 			return found, nil
 		} // otherwise another call has found a newer mount meanwhile
@@ -238,7 +244,7 @@ func (t *Table) covered(path string, of mount.Identity, past health.Past) *Volum
 	if known := t.knownAs(path, v.identity); known != nil {
 		return known
 	}
-	v.past, v.changes = past, &t.changes
+	v.past, v.changes, v.watchers = past, &t.changes, &t.watchers
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.watch(v)
@@ -249,7 +255,7 @@ func (t *Table) covered(path string, of mount.Identity, past health.Past) *Volum
 
 // watch makes the monitor watch a volume. t.mu is held.
 func (t *Table) watch(v *Volume) {
-	v.watch = t.monitor.Watch(health.Target{Mountpoint: v.Mountpoint, FSType: v.FSType, Device: v.Device, Mount: v.identity, Lost: func() { t.lost(v) }}, v.past)
+	v.watch = t.monitor.Watch(health.Target{Mountpoint: v.Mountpoint, FSType: v.FSType, Device: v.Device, Mount: v.identity, Changed: func() { t.watchers.changed(v) }, Lost: func() { t.lost(v) }}, v.past)
 }
 
 func refuseLook(path string, err error) error {

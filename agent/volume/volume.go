@@ -30,8 +30,13 @@ type Volume struct {
 	growing    chan struct{}     // the lock; a channel, so that a waiting call can give up
 	proven     filesystem.Proven // seen by earlier growths; used under the lock
 	changes    *mount.Changes
+	watchers   *watchers
 
 	mu        sync.Mutex
+	devices   []string     // as in Report
+	readOnly  bool         // by the mount's options when it was last seen in mountinfo
+	end       uint64       // the filesystem's end, in bytes, as a growth has seen it last; 0 before
+	progress  *Progress    // of the growth in progress; nil if there is none
 	measuring *measurement // nil if none is in progress
 	last      *Stats       // nil until one has succeeded
 	seen      uint64       // the count of changes at which the mount was last seen in its place, or 0
@@ -59,6 +64,7 @@ func discover(path string, mark mount.Mark) (*Volume, error) {
 // newVolume makes a Volume, not watched yet, of one of the mounts.
 func newVolume(mounts []*mount.Info, info *mount.Info, identity mount.Identity) (v *Volume, err error) {
 	v = &Volume{Mountpoint: info.Mountpoint, FSType: info.FSType, identity: identity, behind: mount.Behind(mounts, info.Mountpoint), growing: make(chan struct{}, 1)}
+	v.readOnly, v.devices = isReadOnly(info), pathsOf(identity.Devices)
 	if len(identity.Devices) == 1 { // tmpfs, virtio-fs and overlay have no device, a btrfs may have several
 		v.Device, err = deviceOf(identity.Devices[0], info.Source)
 	}
@@ -71,6 +77,14 @@ func deviceOf(d mount.Device, source string) (blockdev.Device, error) {
 		return blockdev.Device{Path: source, Name: filepath.Base(source), Number: d.Number, Seq: d.Seq}, nil
 	}
 	return device, err
+}
+
+// own makes the volume owned, if it has a block device.
+func (v *Volume) own() {
+	if v.watch != nil && !v.watch.Owned() {
+		v.watch.Own()
+		v.watchers.changed(v)
+	}
 }
 
 // Owned reports whether the volume has an owner, and so is probed by writing.

@@ -22,3 +22,48 @@ func (m *Condition) ProtoReflect() protoreflect.Message { return gogocodec.Refle
 
 // ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
 func (m *CheckReleasedRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *ListVolumesRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *ListVolumesResponse) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *GetVolumeRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *Volume) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *WatchVolumesRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *VolumeEvent) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *GrowVolumeRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *GrowVolumeProgress) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *FreezeVolumesRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *FreezeVolumesResponse) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *FrozenVolume) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *ThawVolumesRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *SyncVolumeRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *TrimVolumeRequest) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }
+
+// ProtoReflect lets libraries of google.golang.org/protobuf marshal m.
+func (m *TrimVolumeResponse) ProtoReflect() protoreflect.Message { return gogocodec.Reflect(m) }

@@ -16,5 +16,13 @@ func Methods() []service.MethodDesc {
 		service.Describe[CheckResizeVolumeRequest, emptypb.Empty](VolumeServiceName, "CheckResizeVolume"),
 		service.Describe[GetVolumeHealthRequest, GetVolumeHealthResponse](VolumeServiceName, "GetVolumeHealth"),
 		service.Describe[CheckReleasedRequest, emptypb.Empty](VolumeServiceName, "CheckReleased"),
+		service.Describe[ListVolumesRequest, ListVolumesResponse](VolumeServiceName, "ListVolumes"),
+		service.Describe[GetVolumeRequest, Volume](VolumeServiceName, "GetVolume"),
+		service.DescribeStream[WatchVolumesRequest, VolumeEvent](VolumeServiceName, "WatchVolumes"),
+		service.DescribeStream[GrowVolumeRequest, GrowVolumeProgress](VolumeServiceName, "GrowVolume"),
+		service.DescribeStream[FreezeVolumesRequest, FreezeVolumesResponse](VolumeServiceName, "FreezeVolumes"),
+		service.Describe[ThawVolumesRequest, emptypb.Empty](VolumeServiceName, "ThawVolumes"),
+		service.Describe[SyncVolumeRequest, emptypb.Empty](VolumeServiceName, "SyncVolume"),
+		service.Describe[TrimVolumeRequest, TrimVolumeResponse](VolumeServiceName, "TrimVolume"),
 	}
 }

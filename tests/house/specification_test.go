@@ -297,7 +297,7 @@ func registers(expr ast.Expr) bool {
 	call, ok := expr.(*ast.CompositeLit)
 	return ok && slices.ContainsFunc(call.Elts, func(element ast.Expr) bool {
 		field, ok := element.(*ast.KeyValueExpr)
-		return ok && isName(field.Key, "Answer")
+		return ok && (isName(field.Key, "Answer") || isName(field.Key, "Stream"))
 	})
 }
 

@@ -134,6 +134,7 @@ var violations = map[string][]struct {
 		{files: map[string]string{specification: "| reason | status |\n|---|---|\n| `Lost` | DEGRADED |", "agent/health/x.go": "package health\nconst ReasonLost = \"Lost\"\nvar x = condition{DataLoss, ReasonLost}"}, want: "x.go:3: ReasonLost has status DataLoss"},
 		{files: paged("agent/x/x.go", "package x\nvar name = \"directvol_agent_things\""), want: "no row for the metric directvol_agent_things"},
 		{files: paged("agent/x/x.go", "package x\nvar all = map[string]any{\"Freeze\": {Answer: method(freeze)}}"), want: "no row for the call Freeze"},
+		{files: paged("agent/x/x.go", "package x\nvar all = map[string]any{\"Follow\": {Stream: stream(follow)}}"), want: "no row for the call Follow"},
 		{files: paged("", "", "| call | code |", "|---|---|", "| any | `TEAPOT` |"), want: "there is no code TEAPOT"},
 		{files: paged("host/x/x.go", "package x\nvar ErrLost = 1"), want: "no row for the error x.ErrLost"},
 		{files: paged("", "", "| error |", "|---|", "| `x.ErrLost` |"), want: "the code has no error x.ErrLost"},

@@ -155,8 +155,8 @@ func (c *connection) rounds(ctx context.Context, s *session, calls []call, out p
 			}
 		}
 		for _, call := range calls {
-			response, st := s.call(ctx, call)
-			if err := out.answer(call, c.grown(ctx, s, call, response, st), st); err != nil {
+			st, err := c.make(ctx, s, call, out)
+			if err != nil {
 				return err
 			}
 			if st == nil {
@@ -169,6 +169,20 @@ func (c *connection) rounds(ctx context.Context, s *session, calls []call, out p
 		}
 	}
 	return failed
+}
+
+// make makes a call and writes its answer: of a stream, each message when it arrives. It returns
+// the status of the call's error, which is written too.
+func (c *connection) make(ctx context.Context, s *session, call call, out printer) (*status.Status, error) {
+	if !call.Streams {
+		response, st := s.call(ctx, call)
+		return st, out.answer(call, c.grown(ctx, s, call, response, st), st)
+	}
+	st, err := s.stream(ctx, call, func(message proto.Message) error { return out.answer(call, message, nil) })
+	if err == nil && st != nil {
+		err = out.answer(call, nil, st)
+	}
+	return st, err
 }
 
 // grown returns the answer to a call for people. The answer to ResizeVolume is empty, so grown

@@ -51,6 +51,7 @@ var ours = map[string]bool{
 	"CreateSandbox": true, "DestroySandbox": true, "CreateContainer": true, "RemoveContainer": true, "UpdateEphemeralMounts": true,
 	"GetVolumeStats": true, "ResizeVolume": true, "GetGuestDetails": true, "GetMetrics": true,
 	"CheckResizeVolume": true, "GetVolumeHealth": true, "CheckReleased": true,
+	"ListVolumes": true, "GetVolume": true, "WatchVolumes": true, "GrowVolume": true,
 }
 
 // about returns the description of a method, with a note if directvol's agent lacks the method.
@@ -85,6 +86,19 @@ var examples = map[string]example{
 		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE=","size":2147483648}`},
 	"CheckReleased": {"check that nothing in the guest uses a device any more, before its disk is detached",
 		`json://{"driver":"blk","source":"02/01"}`},
+	"ListVolumes": {"all mounted volumes", ``},
+	"GetVolume": {"all that is known of a volume",
+		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE="}`},
+	"WatchVolumes": {"all volumes, and then each change, until Ctrl-C (--timeout 0)", ``},
+	"GrowVolume": {"grow a volume's filesystem, and show each step",
+		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE=","size":2147483648}`},
+	"FreezeVolumes": {"freeze volumes until ThawVolumes, Ctrl-C or the lease's end",
+		`json://{"volume_guest_paths":["/run/kata-containers/sandbox/storage/MDIvMDE="],"lease_milliseconds":30000}`},
+	"ThawVolumes": {"thaw the volumes of a lease", `json://{"lease":"1"}`},
+	"SyncVolume": {"write all that is cached of a volume to its disk",
+		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE="}`},
+	"TrimVolume": {"tell the disk which blocks of a volume are free",
+		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE="}`},
 	"UpdateEphemeralMounts": {"remount an ephemeral storage with other options",
 		`json://{"storages":[{"driver":"ephemeral","source":"shm","fstype":"tmpfs","options":["size=67108864"],"mount_point":"/run/kata-containers/sandbox/shm"}]}`},
 	"RemoveStaleVirtiofsShareMounts": {"unmount the storages that virtio-fs no longer shares", ``},

@@ -68,21 +68,49 @@ func (s *session) call(ctx context.Context, c call) (proto.Message, *status.Stat
 		s.hint = ""
 		return response, nil
 	}
+	return nil, s.failed(ctx, limited, err)
+}
+
+// stream makes a call that is answered with a stream, and calls each for each of its messages. It
+// returns the status of the error that ended the stream, or nil. If each fails, stream returns that
+// error, and the connection is of no further use.
+func (s *session) stream(ctx context.Context, c call, each func(proto.Message) error) (*status.Status, error) {
+	limited, cancel := limit(ctx, s.timeout)
+	defer cancel()
+	stream, err := s.client.NewStream(limited, &ttrpc.StreamDesc{StreamingServer: true}, c.Service, c.Method, c.request)
+	for err == nil {
+		message := c.NewResponse()
+		if err = stream.RecvMsg(message); err != nil {
+			break
+		}
+		s.hint = ""
+		if err := each(message); err != nil {
+			return nil, err
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		return nil, nil
+	}
+	return s.failed(ctx, limited, err), nil
+}
+
+// failed returns the status for an error of ttrpc's client. limited is ctx with the call's limit.
+func (s *session) failed(ctx, limited context.Context, err error) *status.Status {
 	var network *net.OpError
 	st, answered := status.FromError(err)
 	switch {
 	case answered:
 		s.hint = ""
-		return nil, st
+		return st
 	case ctx.Err() != nil:
-		return nil, status.New(codes.Canceled, "interrupted")
+		return status.New(codes.Canceled, "interrupted")
 	case limited.Err() != nil, errors.Is(err, os.ErrDeadlineExceeded): // the deadline of a write, which may pass before the context's
-		return nil, status.Newf(codes.DeadlineExceeded, "no answer within %v: a larger --timeout waits longer", s.timeout)
+		return status.Newf(codes.DeadlineExceeded, "no answer within %v: a larger --timeout waits longer", s.timeout)
 	case errors.Is(err, ttrpc.ErrClosed), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &network):
 		s.lost = true
-		return nil, status.New(codes.Unavailable, "the connection ended"+s.hint+": "+err.Error())
+		return status.New(codes.Unavailable, "the connection ended"+s.hint+": "+err.Error())
 	default:
-		return nil, status.New(codes.Internal, "malformed answer: "+err.Error())
+		return status.New(codes.Internal, "malformed answer: "+err.Error())
 	}
 }
 
