@@ -20,6 +20,7 @@ const (
 	OutOfRange              // a size beyond the possible range
 	DeadlineExceeded        // the call may succeed if it is repeated
 	Unimplemented           // known, but not implemented
+	Aborted                 // something else has ended what the call has begun
 )
 
 type refused struct {

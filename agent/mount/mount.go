@@ -145,12 +145,17 @@ func Enclosing(path string) (string, error) {
 // Documentation/filesystems/vfs.rst). Other filesystems know this for every mount point in them.
 var served = []string{"fuse", "fuseblk", "virtiofs", "9p", "nfs", "nfs4", "cifs", "smb3", "ceph", "afs"}
 
+// IsServed reports whether a filesystem, by its type in mountinfo, asks a server for its contents.
+func IsServed(fstype string) bool {
+	fstype, _, _ = strings.Cut(fstype, ".") // fuse.sshfs
+	return slices.Contains(served, fstype)
+}
+
 // Behind returns the mount point of a filesystem with a server that a clean path leads through, or
 // "". The filesystem that is mounted at the path itself does not count.
 func Behind(all []*Info, path string) (mountPoint string) {
 	for _, m := range all {
-		fstype, _, _ := strings.Cut(m.FSType, ".") // fuse.sshfs
-		if slices.Contains(served, fstype) && path != m.Mountpoint && (m.Mountpoint == "/" || strings.HasPrefix(path, m.Mountpoint+"/")) {
+		if IsServed(m.FSType) && path != m.Mountpoint && (m.Mountpoint == "/" || strings.HasPrefix(path, m.Mountpoint+"/")) {
 			return m.Mountpoint
 		}
 	}

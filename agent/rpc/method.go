@@ -22,6 +22,7 @@ var codeOf = map[errkind.Kind]codes.Code{
 	errkind.OutOfRange:         codes.OutOfRange,
 	errkind.DeadlineExceeded:   codes.DeadlineExceeded,
 	errkind.Unimplemented:      codes.Unimplemented,
+	errkind.Aborted:            codes.Aborted,
 }
 
 // method makes a ttrpc method of f, and gives f's errors status codes.

@@ -92,9 +92,9 @@ func TestEveryKindOfRefusalHasItsCode(t *testing.T) {
 	want := map[errkind.Kind]codes.Code{
 		errkind.Internal: codes.Internal, errkind.InvalidArgument: codes.InvalidArgument, errkind.NotFound: codes.NotFound,
 		errkind.AlreadyExists: codes.AlreadyExists, errkind.FailedPrecondition: codes.FailedPrecondition, errkind.OutOfRange: codes.OutOfRange,
-		errkind.DeadlineExceeded: codes.DeadlineExceeded, errkind.Unimplemented: codes.Unimplemented,
+		errkind.DeadlineExceeded: codes.DeadlineExceeded, errkind.Unimplemented: codes.Unimplemented, errkind.Aborted: codes.Aborted,
 	}
-	for kind := errkind.Internal; kind <= errkind.Unimplemented; kind++ {
+	for kind := errkind.Internal; kind <= errkind.Aborted; kind++ {
 		err := answer(t.Context(), func() error { return errkind.New(kind, "of kind %d", kind) })
 		if got := status.Code(err); got != want[kind] || got == codes.OK {
 			t.Errorf("kind %d\nwant %v\ngot  %v", kind, want[kind], err)

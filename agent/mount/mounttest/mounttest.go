@@ -193,6 +193,21 @@ func mayHang(t *testing.T) {
 	}
 }
 
+// Freezable notes that the test freezes the filesystem at dir, and thaws it when the test ends.
+func Freezable(t *testing.T, dir string) {
+	t.Helper()
+	mayHang(t)
+	root, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		const thaw = 0xc0045878 // FITHAW of linux/fs.h
+		_ = unix.IoctlSetInt(int(root.Fd()), thaw, 0)
+		root.Close()
+	})
+}
+
 func lockFilesystems(t *testing.T, how int) {
 	t.Helper()
 	file, err := os.OpenFile(aloneLock, os.O_RDWR|os.O_CREATE, 0o600)
