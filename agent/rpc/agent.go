@@ -76,6 +76,9 @@ func (a *Agent) Calls() server.Calls {
 			"GetVolume":         {Answer: method(a.getVolume)},
 			"WatchVolumes":      {Stream: stream(a.watchVolumes)},
 			"GrowVolume":        {Stream: stream(a.growVolume)},
+			"FreezeVolumes":     {Stream: stream(a.freezeVolumes)},
+			"ThawVolumes":       {Answer: method(a.thawVolumes)},
+			"SyncVolume":        {Answer: method(a.syncVolume)},
 		},
 		agentpb.HealthServiceName: {
 			"Check":   {Answer: method(a.check), Quick: quickCheck, Always: true},

@@ -2,6 +2,9 @@ package rpc
 
 import (
 	"context"
+	"time"
+
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/volume"
@@ -60,10 +63,35 @@ func (a *Agent) growVolume(ctx context.Context, r *volumepb.GrowVolumeRequest, s
 	return send(done)
 }
 
+func (a *Agent) freezeVolumes(ctx context.Context, r *volumepb.FreezeVolumesRequest, send func(*volumepb.FreezeVolumesResponse) error) error {
+	length := time.Duration(r.LeaseMilliseconds) * time.Millisecond
+	return a.Volumes.Freeze(ctx, r.VolumeGuestPaths, length, func(name string, volumes []volume.FrozenVolume) error {
+		response := &volumepb.FreezeVolumesResponse{Lease: name}
+		for _, v := range volumes {
+			response.Volumes = append(response.Volumes, &volumepb.FrozenVolume{VolumeGuestPath: v.Path, Consistency: consistencies[v.Consistency]})
+		}
+		return send(response)
+	})
+}
+
+var consistencies = map[volume.Consistency]volumepb.FrozenVolume_Consistency{
+	volume.Frozen:          volumepb.FrozenVolume_FROZEN,
+	volume.Synced:          volumepb.FrozenVolume_SYNCED,
+	volume.CrashConsistent: volumepb.FrozenVolume_CRASH_CONSISTENT,
+}
+
+func (a *Agent) thawVolumes(ctx context.Context, r *volumepb.ThawVolumesRequest) (*emptypb.Empty, error) {
+	return nothing, a.Volumes.Thaw(ctx, r.Lease)
+}
+
+func (a *Agent) syncVolume(ctx context.Context, r *volumepb.SyncVolumeRequest) (*emptypb.Empty, error) {
+	return nothing, a.Volumes.SyncOne(ctx, r.VolumeGuestPath)
+}
+
 func volumeOf(r volume.Report) *volumepb.Volume {
 	v := &volumepb.Volume{
 		VolumeGuestPath: r.Path, Filesystem: r.FSType, Devices: r.Devices, DeviceBytes: r.DeviceBytes, FilesystemBytes: r.FilesystemBytes,
-		Owned: r.Owned, ReadOnly: r.ReadOnly, Conditions: conditionsOf(r.Conditions),
+		Owned: r.Owned, ReadOnly: r.ReadOnly, Conditions: conditionsOf(r.Conditions), Frozen: r.Frozen,
 	}
 	if r.Growth != nil {
 		v.Growth = progressOf(*r.Growth)

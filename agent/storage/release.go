@@ -131,9 +131,9 @@ func (t *Table) unmount(ctx context.Context, m *mounted) error {
 	return nil
 }
 
-// flush waits until the disk has taken all earlier writes and answers. umount(2) takes the mount
-// out of the tree before it writes: on a disk that hangs, the volume would be out of sight and
-// still be written to.
+// flush thaws a volume that a lease has frozen, and waits until the disk has taken all earlier
+// writes and answers. umount(2) takes the mount out of the tree before it writes: on a disk that
+// hangs, the volume would be out of sight and still be written to.
 func (t *Table) flush(ctx context.Context, m *mounted) error {
 	if !m.driver.volume || m.fstype == "tmpfs" { // a tmpfs has no disk
 		return nil
@@ -141,7 +141,11 @@ func (t *Table) flush(ctx context.Context, m *mounted) error {
 	if there, err := m.driver.there(m); err != nil || !there {
 		return err
 	}
-	if err := t.volumes.Flush(ctx, m.mountPoint); err != nil {
+	err := t.volumes.Unfreeze(ctx, m.mountPoint)
+	if err == nil {
+		err = t.volumes.Flush(ctx, m.mountPoint)
+	}
+	if err != nil {
 		return errkind.New(errkind.Of(err), "it stays mounted: %w", err)
 	}
 	return nil

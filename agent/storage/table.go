@@ -43,6 +43,7 @@ type Volumes interface {
 	Heard() uint64
 	HearFrom(record uint64)
 
+	Unfreeze(ctx context.Context, path string) error
 	Flush(ctx context.Context, path string) error
 	Quiet(ctx context.Context, path string, do func() (gone bool, err error)) error
 }

@@ -28,10 +28,10 @@ func (t *Table) Flush(ctx context.Context, path string) error {
 		ctx, cancel = whileAnswering(ctx, v.watch.Hangs)
 		defer cancel()
 	}
-	return v.inTime(ctx, func(context.Context) error {
+	return unlessFrozen(v.inTime(ctx, func(context.Context) error {
 		v.flush(before)
 		return nil
-	})
+	}))
 }
 
 // hungLimit bounds how long a flush waits for a disk that hangs according to the kernel's counters.
@@ -74,7 +74,7 @@ func (v *Volume) flush(before uint64) {
 	if ended {
 		return
 	}
-	syncFS(v.Mountpoint)
+	_ = syncFS(v.Mountpoint)
 	if v.Device.Path != "" { // a filesystem with nothing to write sends the disk no request
 		_ = blockdev.Ask(v.Device.Path)
 		_ = blockdev.Flush(v.Device.Path)

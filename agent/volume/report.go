@@ -18,6 +18,7 @@ type Report struct {
 	Owned, ReadOnly bool
 	Conditions      []health.Condition // empty if the volume is healthy or was not looked at yet
 	Growth          *Progress          // nil if no call grows the volume
+	Frozen          bool               // by a lease
 
 	number uint64 // counts up: the report with the larger number is the newer one
 }
@@ -38,7 +39,7 @@ func (v *Volume) Report() Report {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	r.Devices, r.ReadOnly, r.Growth = v.devices, v.readOnly, v.progress
+	r.Devices, r.ReadOnly, r.Growth, r.Frozen = v.devices, v.readOnly, v.progress, v.frozen != nil
 	r.FilesystemBytes = max(r.FilesystemBytes, v.end) // no filesystem shrinks here, and either may be older
 	return r
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
@@ -53,6 +54,28 @@ func (t *Table) Sync(ctx context.Context) error {
 	return t.syncing.wait(syncing)
 }
 
+// SyncOne returns when the disk of the volume at path has taken all that was written before the
+// call. Unlike Flush, it returns the filesystem's error and that of the disk. The error is NotFound
+// if nothing is mounted there. A frozen volume has nothing to write.
+func (t *Table) SyncOne(ctx context.Context, path string) error {
+	v, err := t.Lookup(path)
+	if errors.Is(err, mount.ErrNoMount) {
+		return errkind.New(errkind.NotFound, "%w", err)
+	} else if err != nil {
+		return err
+	}
+	return unlessFrozen(v.inTime(ctx, func(context.Context) error {
+		err := syncFS(v.Mountpoint)
+		if err == nil && v.Device.Path != "" { // a filesystem with nothing to write sends the disk no request
+			err = blockdev.Flush(v.Device.Path)
+		}
+		if err != nil {
+			return errkind.New(errkind.Internal, "volume %s: not everything that was written has reached its disk: %w", v.Mountpoint, err)
+		}
+		return nil
+	}))
+}
+
 // Patient is health.Patient for the disks of volumes that are being flushed, grown or unmounted.
 // Their watches send these disks one read at most meanwhile, which prolongs the wait once.
 func (t *Table) Patient(ctx context.Context, silence time.Duration) (context.Context, context.CancelFunc) {
@@ -81,14 +104,14 @@ func onePathEach(mounts []*mount.Info) (paths []string) {
 	return paths
 }
 
-// syncFS is syncfs(2). Its errors are reported to callers of fsync.
-func syncFS(mountPoint string) {
+// syncFS is syncfs(2). Its errors are reported to callers of fsync, too.
+func syncFS(mountPoint string) error {
 	dir, err := os.Open(mountPoint)
 	if err != nil {
-		return
+		return err
 	}
 	defer dir.Close()
-	_ = unix.Syncfs(int(dir.Fd()))
+	return os.NewSyscallError("syncfs "+mountPoint, unix.Syncfs(int(dir.Fd())))
 }
 
 // syncing runs sync(2), one at a time for all callers.

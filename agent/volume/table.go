@@ -2,6 +2,25 @@
 // authoritative: a volume that somebody else has mounted is a volume too, and the table only caches
 // what it has seen. A volume grows by one call at a time, under its own lock, and is not unmounted
 // meanwhile.
+//
+// A lease freezes several volumes or none, and has their locks until they are thawed:
+//
+//	one cannot be frozen          those that are frozen are thawed, and the error names it
+//	a disk hangs in FIFREEZE      the call gives up in time and thaws the others; this volume is
+//	                              locked, and thawed as soon as its FIFREEZE returns
+//	a disk hangs in FITHAW        only its volume stays frozen, because each has a thread of its own
+//	twice                         refused at once by a volume that a lease has, and so is a growth
+//	frozen by another program     refused, and not thawed
+//	thawed by another program     Thaw and the lease's call return Aborted
+//	its time or its caller ends   thawed by a thread that has done nothing else
+//	thawed twice                  the second call gets NotFound; beside the first, it gets its result
+//	to be unmounted               the lease is ended first
+//	measured, flushed, synced     answered: nothing is unwritten
+//	the agent ends                all leases are ended
+//	the agent is killed           the file of leases names each volume before it is frozen, and the
+//	                              next agent thaws it; PID 1 has no such file, because the guest ends
+//
+// Two leases do not wait for each other, because each takes its locks in the order of the paths.
 package volume
 
 import (
@@ -27,6 +46,7 @@ type Table struct {
 	looks    turns.Turns // for lookups of known volumes, by mount point
 	changes  mount.Changes
 	watchers watchers
+	leases   *leases
 
 	mu      sync.Mutex
 	volumes map[string]*Volume // by mount point
@@ -39,7 +59,7 @@ type Table struct {
 
 // NewTable returns a Table whose volumes monitor watches.
 func NewTable(monitor *health.Monitor) *Table {
-	return &Table{monitor: monitor, volumes: map[string]*Volume{}, listing: make(chan struct{}, 1), listed: map[string]*Volume{}}
+	return &Table{monitor: monitor, volumes: map[string]*Volume{}, listing: make(chan struct{}, 1), listed: map[string]*Volume{}, leases: newLeases()}
 }
 
 // Heard returns the number of the last record of the kernel's log that Past accounts for. It is
@@ -263,21 +283,21 @@ func refuseLook(path string, err error) error {
 	case errors.Is(err, mount.ErrNotExist):
 		return errkind.New(errkind.NotFound, "volume %.200q does not exist in this guest", path)
 	case errors.Is(err, mount.ErrNoMount):
-		return errkind.New(errkind.InvalidArgument, "%.200q is not a mount point: name the path that the volume is mounted at", path)
+		return errkind.New(errkind.InvalidArgument, "%.200q is not a mount point, %w: name the path that the volume is mounted at", path, mount.ErrNoMount)
 	}
 	return err
 }
 
-// Quiet calls do while neither a probe nor a growth is in the volume at path. It forgets the volume
-// if do has unmounted it. If a probe or growth has not ended before ctx, Quiet returns an error and
-// does not call do.
+// Quiet calls do while neither a probe nor a growth is in the volume at path, and after the end of
+// a lease that has frozen it. It forgets the volume if do has unmounted it. If a probe or growth
+// has not ended before ctx, Quiet returns an error and does not call do.
 func (t *Table) Quiet(ctx context.Context, path string, do func() (gone bool, err error)) error {
 	v := t.known(path)
 	if v == nil {
 		_, err := do()
 		return err
 	}
-	done, err := v.alone(ctx)
+	done, err := v.aloneAndThawed(ctx)
 	if err != nil {
 		return err
 	}

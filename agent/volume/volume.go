@@ -33,15 +33,17 @@ type Volume struct {
 	watchers   *watchers
 
 	mu        sync.Mutex
-	devices   []string     // as in Report
-	readOnly  bool         // by the mount's options when it was last seen in mountinfo
-	end       uint64       // the filesystem's end, in bytes, as a growth has seen it last; 0 before
-	progress  *Progress    // of the growth in progress; nil if there is none
-	measuring *measurement // nil if none is in progress
-	last      *Stats       // nil until one has succeeded
-	seen      uint64       // the count of changes at which the mount was last seen in its place, or 0
-	flushes   uint64       // the number of flushes that have begun
-	flushed   uint64       // the number of the last flush that has ended
+	devices   []string      // as in Report
+	readOnly  bool          // by the mount's options when it was last seen in mountinfo
+	end       uint64        // the filesystem's end, in bytes, as a growth has seen it last; 0 before
+	progress  *Progress     // of the growth in progress; nil if there is none
+	measuring *measurement  // nil if none is in progress
+	last      *Stats        // nil until one has succeeded
+	seen      uint64        // the count of changes at which the mount was last seen in its place, or 0
+	flushes   uint64        // the number of flushes that have begun
+	flushed   uint64        // the number of the last flush that has ended
+	frozen    *part         // of the lease that has frozen the volume; nil if none has
+	froze     chan struct{} // closed when a lease freezes the volume; nil if nobody waits for it
 }
 
 // discover makes a Volume, not watched yet, of the mount with the mark, or of the topmost mount if
@@ -127,7 +129,7 @@ func (v *Volume) aloneAtOnce() (done func(), ok bool) {
 }
 
 // lock waits for the volume's lock. It gives up shortly before ctx's deadline, so that the error
-// still reaches the caller.
+// still reaches the caller, and at once if a lease freezes the volume or has frozen it.
 func (v *Volume) lock(ctx context.Context) error {
 	ctx, cancel := deadline.Early(ctx)
 	defer cancel()
@@ -137,9 +139,12 @@ func (v *Volume) lock(ctx context.Context) error {
 	default:
 	}
 	was := health.Ended(v.Device.Number)
+	froze := v.untilFrozen()
 	select {
 	case v.growing <- struct{}{}:
 		return nil
+	case <-froze:
+		return errkind.New(errkind.FailedPrecondition, "volume %s is %w: thaw it (ThawVolumes), or wait for the lease's end, and call again", v.Mountpoint, errFrozen)
 	case <-ctx.Done():
 		return errkind.New(errkind.DeadlineExceeded, "volume %s: another call that grows, flushes or unmounts it has not ended, %s: %w", v.Mountpoint, v.since(was), context.Cause(ctx))
 	}

@@ -169,6 +169,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	openDebugConsole(ctx, set, asInit, log)
 	// After Listen: if two agents are started by mistake, only one gets this far, and they share
 	// one state file.
+	defer keepLeases(state, volumes, log)() // before a probe writes to a volume that is still frozen
 	if err := storages.Recover(); err != nil {
 		log.Error(err)
 	}

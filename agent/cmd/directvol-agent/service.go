@@ -5,7 +5,10 @@ import (
 	"net"
 	"os"
 
+	"github.com/sirupsen/logrus"
+
 	"github.com/directvol/directvol/agent/state"
+	"github.com/directvol/directvol/agent/volume"
 )
 
 // newState returns the file in which a service keeps its state for the next agent. PID 1 keeps
@@ -15,6 +18,25 @@ func newState(set settings, asInit bool) (*state.File, error) {
 		return nil, nil
 	}
 	return state.Open(set.state)
+}
+
+// keepLeases makes a service save which volumes it has frozen, in a file beside its state, and
+// thaws those that an earlier agent has left frozen. The caller calls end when the agent ends.
+func keepLeases(of *state.File, volumes *volume.Table, log *logrus.Entry) (end func()) {
+	if of == nil {
+		return volumes.EndLeases
+	}
+	file, err := state.Open(of.Path() + ".leases")
+	if err == nil {
+		err = volumes.KeepLeases(file)
+	}
+	if err != nil {
+		log.Error(err)
+	}
+	return func() {
+		volumes.EndLeases()
+		_ = file.Close()
+	}
 }
 
 // notifyReady tells systemd that the agent answers calls from now on (sd_notify(3), one datagram).
