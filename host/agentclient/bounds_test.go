@@ -30,6 +30,20 @@ func TestListsAndTextsOfAnswersHaveBounds(t *testing.T) {
 			_, _, conditions := repeat(n)
 			return checkHealth(&volumepb.GetVolumeHealthResponse{Conditions: conditions})
 		}},
+		"volumes": {maxVolumes, func(n int) error {
+			list := &volumepb.ListVolumesResponse{}
+			for range n {
+				list.Volumes = append(list.Volumes, &volumepb.Volume{VolumeGuestPath: "/v"})
+			}
+			return checkVolumes(list)
+		}},
+		"devices": {maxNames, func(n int) error {
+			names, _, _ := repeat(n)
+			return checkVolume(&volumepb.Volume{VolumeGuestPath: "/v", Devices: names})
+		}},
+		"bytes of a path": {maxText, func(n int) error {
+			return checkVolume(&volumepb.Volume{VolumeGuestPath: "/" + strings.Repeat("x", n-1)})
+		}},
 		"names": {maxNames, func(n int) error {
 			names, _, _ := repeat(n)
 			return checkDetails(&agentpb.GuestDetailsResponse{AgentDetails: &agentpb.AgentDetails{StorageHandlers: names}})

@@ -73,8 +73,13 @@ func attempt[R any, PR service.Message[R]](ctx context.Context, c *Client, m met
 	if err == nil {
 		return response, nil
 	}
-	f := &failed{kind: nonsense, err: err, sent: link.conn.requests() != before}
-	violation := link.conn.violation()
+	return nil, link.failed(ctx, err, hasAnswer, link.conn.requests() != before)
+}
+
+// failed describes an attempt that ended with err. ctx is the attempt's.
+func (l *link) failed(ctx context.Context, err error, hasAnswer, sent bool) *failed {
+	f := &failed{kind: nonsense, err: err, sent: sent}
+	violation := l.conn.violation()
 	switch {
 	case hasAnswer:
 		f.kind = answered
@@ -83,17 +88,25 @@ func attempt[R any, PR service.Message[R]](ctx context.Context, c *Client, m met
 	case status.Code(err) == codes.Unavailable, ctx.Err() != nil:
 		f.kind = broken
 	}
-	return nil, f
+	return f
 }
 
 // limit returns the context of one call. The context has a deadline, and ends with the client.
 func (c *Client) limit(ctx context.Context) (context.Context, context.CancelFunc) {
-	var cancel context.CancelFunc
 	if _, ok := ctx.Deadline(); ok {
-		ctx, cancel = context.WithCancel(ctx)
-	} else {
-		ctx, cancel = context.WithTimeout(ctx, c.timeout)
+		return c.whileAlive(ctx)
 	}
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	ctx, stop := c.whileAlive(ctx)
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
+// whileAlive returns a context that ends with ctx and with the client.
+func (c *Client) whileAlive(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(c.life, cancel)
 	return ctx, func() {
 		stop()

@@ -4,7 +4,8 @@
 // returned with printable characters only.
 //
 // If a connection breaks, the client connects again. It repeats an unanswered call if that does no
-// harm (methods.go lists the calls); otherwise the error is ErrOutcomeUnknown.
+// harm (methods.go lists the calls); otherwise the error is ErrOutcomeUnknown. A watch and a growth
+// with progress have their own connections and are not repeated (stream.go).
 //
 // The protocol is ttrpc (github.com/containerd/ttrpc, PROTOCOL.md) with the services of
 // protocols/agentpb and protocols/volumepb.
@@ -162,6 +163,21 @@ func (c *Client) GetVolumeHealth(ctx context.Context, guestPath string) ([]*volu
 		return nil, err
 	}
 	return health.Conditions, nil
+}
+
+// ListVolumes returns the volumes that are mounted in the guest, sorted by path. An agent without
+// directvol's service answers as described for CheckResizeVolume.
+func (c *Client) ListVolumes(ctx context.Context) ([]*volumepb.Volume, error) {
+	list, err := checked(ctx, c, listVolumes, &volumepb.ListVolumesRequest{}, checkVolumes)
+	if err != nil {
+		return nil, err
+	}
+	return list.Volumes, nil
+}
+
+// GetVolume returns what the agent knows of the volume at a path in the guest.
+func (c *Client) GetVolume(ctx context.Context, guestPath string) (*volumepb.Volume, error) {
+	return checked(ctx, c, getVolume, &volumepb.GetVolumeRequest{VolumeGuestPath: guestPath}, checkVolume)
 }
 
 // ResizeVolume grows the filesystem at a path in the guest to size, its disk's size in bytes. If

@@ -1,8 +1,10 @@
 package agentclient
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/directvol/directvol/protocols/agentpb"
@@ -15,7 +17,8 @@ const (
 	maxUsages = 16
 	maxNames  = 64
 
-	maxConditions = 64
+	maxConditions = 16
+	maxVolumes    = 1 << 10
 )
 
 func checkVersion(v *agentpb.VersionCheckResponse) error {
@@ -45,16 +48,81 @@ func checkStats(stats *agentpb.VolumeStatsResponse) error {
 // checkHealth refuses a list that is longer than an honest agent's, and a condition without a known
 // status or without a reason, because no caller could act on such a condition.
 func checkHealth(health *volumepb.GetVolumeHealthResponse) error {
-	if len(health.Conditions) > maxConditions {
-		return fmt.Errorf("%d conditions, at most %d are valid", len(health.Conditions), maxConditions)
+	return checkConditions(health.Conditions)
+}
+
+func checkConditions(conditions []*volumepb.Condition) error {
+	if len(conditions) > maxConditions {
+		return fmt.Errorf("%d conditions, at most %d are valid", len(conditions), maxConditions)
 	}
-	for i, c := range health.Conditions {
+	for i, c := range conditions {
 		if c == nil || c.Status < volumepb.Condition_DEGRADED || c.Status > volumepb.Condition_DATA_LOSS || c.Reason == "" {
 			return fmt.Errorf("condition %d is %v: its status or its reason is unknown", i, c)
 		}
 		if err := checkTexts(&c.Reason, &c.Message); err != nil {
 			return fmt.Errorf("condition %d: %w", i, err)
 		}
+	}
+	return nil
+}
+
+func checkVolumes(list *volumepb.ListVolumesResponse) error {
+	if len(list.Volumes) > maxVolumes {
+		return fmt.Errorf("%d volumes, at most %d are valid", len(list.Volumes), maxVolumes)
+	}
+	for i, v := range list.Volumes {
+		if err := checkVolume(v); err != nil {
+			return fmt.Errorf("volume %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// checkVolume refuses a volume without an absolute path, because no caller could name it. The bytes
+// of a path need not be UTF-8, and are made printable in any case.
+func checkVolume(v *volumepb.Volume) error {
+	switch {
+	case v == nil:
+		return errors.New("it is missing")
+	case !strings.HasPrefix(v.VolumeGuestPath, "/") || len(v.VolumeGuestPath) > maxText:
+		return fmt.Errorf("its path %.80q is not absolute, or is longer than %d bytes", v.VolumeGuestPath, maxText)
+	case len(v.Devices) > maxNames:
+		return fmt.Errorf("%d devices, at most %d are valid", len(v.Devices), maxNames)
+	case max(v.DeviceBytes, v.FilesystemBytes) > math.MaxInt64:
+		return fmt.Errorf("it has %d bytes on a device of %d", v.FilesystemBytes, v.DeviceBytes)
+	}
+	v.VolumeGuestPath = printable(v.VolumeGuestPath)
+	texts := []*string{&v.Filesystem}
+	for i := range v.Devices {
+		texts = append(texts, &v.Devices[i])
+	}
+	if err := checkTexts(texts...); err != nil {
+		return err
+	}
+	if v.Growth != nil {
+		if err := checkProgress(v.Growth); err != nil {
+			return err
+		}
+	}
+	return checkConditions(v.Conditions)
+}
+
+// checkEvent refuses an event of an unknown type, and one that lacks its volume. Events that are
+// about no volume lose theirs.
+func checkEvent(e *volumepb.VolumeEvent) error {
+	switch e.Type {
+	case volumepb.VolumeEvent_ADDED, volumepb.VolumeEvent_CHANGED, volumepb.VolumeEvent_REMOVED:
+		return checkVolume(e.Volume)
+	case volumepb.VolumeEvent_RESYNC, volumepb.VolumeEvent_RESYNCED:
+		e.Volume = nil
+		return nil
+	}
+	return fmt.Errorf("an event of type %d, which is unknown", e.Type)
+}
+
+func checkProgress(p *volumepb.GrowVolumeProgress) error {
+	if max(p.From, p.Now, p.Goal) > math.MaxInt64 {
+		return fmt.Errorf("a growth from %d to %d bytes that is at %d", p.From, p.Goal, p.Now)
 	}
 	return nil
 }

@@ -10,9 +10,13 @@ import (
 )
 
 const (
-	// maxAnswer bounds an answer's frame in bytes, far above the needs of an honest answer. A bound
-	// is necessary because a few bytes of an answer can take up much memory when decoded.
-	maxAnswer = 256 << 10
+	// maxAnswer bounds an answer's frame in bytes. The longest honest answer is a list of volumes,
+	// of some hundred bytes each. Decoded, an answer takes up to four times as much
+	// (gogocodec.MaxGrowth).
+	maxAnswer = 1 << 20
+	// maxUnread bounds the messages of a stream that have arrived and that the caller has not taken
+	// yet. ttrpc's client keeps 64, and drops the next one after a second.
+	maxUnread = 16
 	// maxOwed bounds the number of unanswered calls on one connection.
 	maxOwed = 1 << 10
 	// lateWriteLimit is how long a write may continue after a call's time is up.
@@ -24,10 +28,15 @@ const (
 // before ttrpc's client sees the frame: that client would read a long frame completely, and would
 // log a line on the host for each frame without a call. ttrpc still logs a line when an abandoned
 // call is answered, at most one for each such call.
+//
+// A stream has a connection of its own: frames of data are admitted there alone. It is read no
+// faster than the caller takes the messages, so that the agent notices a slow caller, and ttrpc's
+// client loses no message.
 type guardedConn struct {
 	net.Conn
 	limit   time.Duration // of one write
 	out, in cursor        // there is one writer and one reader
+	waited  bool          // the reader has room for the next message of the stream
 
 	mu      sync.Mutex
 	owed    map[uint32]struct{} // the streams on which the guest may answer
@@ -35,10 +44,32 @@ type guardedConn struct {
 	writing bool
 	overdue int   // calls in progress whose time is up
 	refused error // the guest's violation of the protocol
+	replied bool  // a response has arrived
+
+	unread chan struct{} // has a value for each message that the caller has not taken; nil if there is no stream
+	closed chan struct{}
+	close  sync.Once
 }
 
 func newGuardedConn(conn net.Conn, limit time.Duration) *guardedConn {
-	return &guardedConn{Conn: conn, limit: limit, owed: map[uint32]struct{}{}}
+	return &guardedConn{Conn: conn, limit: limit, owed: map[uint32]struct{}{}, closed: make(chan struct{})}
+}
+
+// newStreamConn is newGuardedConn for one call that is answered with a stream. The caller calls
+// took after each message.
+func newStreamConn(conn net.Conn, limit time.Duration) *guardedConn {
+	g := newGuardedConn(conn, limit)
+	g.unread = make(chan struct{}, maxUnread)
+	return g
+}
+
+// took makes room for one more message of the stream.
+func (g *guardedConn) took() { <-g.unread }
+
+// Close closes the connection. A Read that waits for the caller ends.
+func (g *guardedConn) Close() error {
+	g.close.Do(func() { close(g.closed) })
+	return g.Conn.Close()
 }
 
 // Write writes all of p or ends the connection, because nothing can follow a partly written frame.
@@ -94,6 +125,11 @@ func (g *guardedConn) relax() {
 
 // Read reads the guest's bytes. It fails if the guest violates the protocol.
 func (g *guardedConn) Read(p []byte) (int, error) {
+	if g.unread != nil && len(p) > 0 {
+		if p = p[:min(len(p), g.in.rest())]; g.in.have == 0 && !g.awaitRoom() {
+			return 0, net.ErrClosed
+		}
+	}
 	n, err := g.Conn.Read(p)
 	if _, refused := g.in.follow(p[:n], g.admit); refused != nil {
 		g.mu.Lock()
@@ -103,6 +139,21 @@ func (g *guardedConn) Read(p []byte) (int, error) {
 		return 0, refused
 	}
 	return n, err
+}
+
+// awaitRoom waits until one more message of the stream may be read. It returns false if the
+// connection is closed first.
+func (g *guardedConn) awaitRoom() bool {
+	if g.waited {
+		return true
+	}
+	select {
+	case g.unread <- struct{}{}:
+		g.waited = true
+		return true
+	case <-g.closed:
+		return false
+	}
 }
 
 // owe records that a request is being sent, so that one answer to it is admitted.
@@ -121,11 +172,16 @@ func (g *guardedConn) admit(h ttrpcframe.Header) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	_, owed := g.owed[h.StreamID]
-	delete(g.owed, h.StreamID)
+	if h.EndsCall() {
+		delete(g.owed, h.StreamID)
+	}
+	g.replied = g.replied || h.Type == ttrpcframe.TypeResponse
+	g.waited = false
+	isData := g.unread != nil && h.Type == ttrpcframe.TypeData
 	switch {
 	case !owed:
 		return fmt.Errorf("a frame on stream %d, on which no call waits", h.StreamID)
-	case h.Type != ttrpcframe.TypeResponse:
+	case h.Type != ttrpcframe.TypeResponse && !isData:
 		return fmt.Errorf("a frame of type %d instead of a response", h.Type)
 	case h.Length > maxAnswer:
 		return fmt.Errorf("a frame of %d bytes, at most %d are valid", h.Length, maxAnswer)
@@ -140,6 +196,13 @@ func (g *guardedConn) requests() uint64 {
 	return g.sent
 }
 
+// hasReplied reports whether the guest has sent a response.
+func (g *guardedConn) hasReplied() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.replied
+}
+
 // violation returns the guest's violation of the protocol, or nil.
 func (g *guardedConn) violation() error {
 	g.mu.Lock()
@@ -152,6 +215,14 @@ type cursor struct {
 	header [ttrpcframe.HeaderBytes]byte
 	have   int    // bytes of the header
 	left   uint32 // bytes of the frame after its header
+}
+
+// rest returns how many bytes the header or the frame lacks.
+func (c *cursor) rest() int {
+	if c.have < len(c.header) {
+		return len(c.header) - c.have
+	}
+	return int(c.left)
 }
 
 // follow advances by p. It calls begin for each completed header, and returns the number of

@@ -111,23 +111,34 @@ func TestWritesAreLimitedWhileACallIsOverdue(t *testing.T) {
 }
 
 // FuzzGuard passes arbitrary bytes from a guest, in pieces of any size, to a reader, while answers
-// are due on streams 1 and 3.
+// are due on streams 1 and 3. Each is a response, or a stream of data on a connection for streams.
 func FuzzGuard(f *testing.F) {
 	answer := func(stream uint32, length int) []byte {
 		return append(ttrpcframe.Header{Length: uint32(length), StreamID: stream, Type: ttrpcframe.TypeResponse}.Append(nil), make([]byte, length)...)
 	}
-	f.Add(append(answer(3, 20), answer(1, 0)...), uint8(7))
-	f.Add(append(answer(1, 0), answer(1, 0)...), uint8(1))
-	f.Add(answer(5, 4), uint8(255))
-	f.Add(answer(1, 3)[:12], uint8(3))
-	f.Add(ttrpcframe.Header{StreamID: 1, Type: ttrpcframe.TypeData}.Append(nil), uint8(9))
-	f.Add([]byte("\xff\xff\xff\xff\x00\x00\x00\x01\x02\x00"), uint8(4))
-	f.Fuzz(func(t *testing.T, sent []byte, piece uint8) {
+	data := func(flags byte) []byte {
+		return append(ttrpcframe.Header{Length: 3, StreamID: 1, Type: ttrpcframe.TypeData, Flags: flags}.Append(nil), "abc"...)
+	}
+	for _, stream := range []bool{false, true} {
+		f.Add(append(answer(3, 20), answer(1, 0)...), uint8(7), stream)
+		f.Add(append(answer(1, 0), answer(1, 0)...), uint8(1), stream)
+		f.Add(answer(5, 4), uint8(255), stream)
+		f.Add(answer(1, 3)[:12], uint8(3), stream)
+		f.Add(ttrpcframe.Header{StreamID: 1, Type: ttrpcframe.TypeData}.Append(nil), uint8(9), stream)
+		f.Add(append(bytes.Repeat(data(0), 2*maxUnread), data(ttrpcframe.FlagRemoteClosed)...), uint8(11), stream)
+		f.Add(append(data(ttrpcframe.FlagRemoteClosed), data(0)...), uint8(30), stream)
+		f.Add([]byte("\xff\xff\xff\xff\x00\x00\x00\x01\x02\x00"), uint8(4), stream)
+	}
+	f.Fuzz(func(t *testing.T, sent []byte, piece uint8, stream bool) {
 		if len(sent) > 4<<10 {
 			return // longer inputs are slower and show nothing more
 		}
 		in := &scripted{Reader: bytes.NewReader(sent), piece: int(piece)}
 		g := newGuardedConn(in, 0)
+		if stream {
+			g = newStreamConn(in, 0)
+			g.unread = make(chan struct{}, len(sent)+1) // nobody takes the messages
+		}
 		g.owe(ttrpcframe.Header{StreamID: 1})
 		g.owe(ttrpcframe.Header{StreamID: 3})
 		got, err := io.ReadAll(g)
@@ -137,21 +148,22 @@ func FuzzGuard(f *testing.F) {
 		if err == nil && !bytes.Equal(got, sent) {
 			t.Errorf("admitted\nwant %x\ngot  %x", sent, got)
 		}
-		if want := admissible(sent); (err == nil) != want {
+		if want := admissible(sent, stream); (err == nil) != want {
 			t.Errorf("%x\nwant it admitted: %v\ngot  %v", sent, want, err)
 		}
 	})
 }
 
 // admissible decides independently whether a guest may send these bytes.
-func admissible(sent []byte) bool {
+func admissible(sent []byte, stream bool) bool {
 	due := map[uint32]bool{1: true, 3: true}
 	for len(sent) >= ttrpcframe.HeaderBytes {
 		h := ttrpcframe.ParseHeader(sent)
-		if !due[h.StreamID] || h.Type != ttrpcframe.TypeResponse || h.Length > maxAnswer {
+		isData := stream && h.Type == ttrpcframe.TypeData
+		if !due[h.StreamID] || h.Type != ttrpcframe.TypeResponse && !isData || h.Length > maxAnswer {
 			return false
 		}
-		due[h.StreamID] = false
+		due[h.StreamID] = isData && h.Flags&1 == 0
 		sent = sent[min(ttrpcframe.HeaderBytes+int(h.Length), len(sent)):]
 	}
 	return true

@@ -2,6 +2,7 @@ package agentclient
 
 import (
 	"context"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -36,15 +37,23 @@ func (c *Client) connected(ctx context.Context) (*link, error) {
 	if c.link != nil && !c.link.ended.Load() {
 		return c.link, nil
 	}
+	l, err := c.dial(ctx, newGuardedConn)
+	if err == nil {
+		c.link = l
+	}
+	return l, err
+}
+
+// dial dials once. guarded makes the connection a guarded one, for calls or for a stream.
+func (c *Client) dial(ctx context.Context, guarded func(net.Conn, time.Duration) *guardedConn) (*link, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()
 	conn, err := c.address.Dial(ctx)
 	if err != nil {
 		return nil, err
 	}
-	l := &link{conn: newGuardedConn(conn, c.timeout)}
+	l := &link{conn: guarded(conn, c.timeout)}
 	l.client = ttrpc.NewClient(l.conn, ttrpc.WithUnaryClientInterceptor(noteAnswer), ttrpc.WithOnClose(func() { l.ended.Store(true) }))
-	c.link = l
 	return l, nil
 }
 

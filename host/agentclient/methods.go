@@ -25,8 +25,12 @@ var (
 	getVolumeHealth = method{volumepb.VolumeServiceName, "GetVolumeHealth", true}
 	getVolumeStats  = method{agentpb.AgentServiceName, "GetVolumeStats", true}
 	getGuestDetails = method{agentpb.AgentServiceName, "GetGuestDetails", true}
+	listVolumes     = method{volumepb.VolumeServiceName, "ListVolumes", true}
+	getVolume       = method{volumepb.VolumeServiceName, "GetVolume", true}
+	watchVolumes    = method{volumepb.VolumeServiceName, "WatchVolumes", true}
 	// ResizeVolume names the size to reach, and never shrinks: a second call finds the work done.
 	resizeVolume = method{agentpb.AgentServiceName, "ResizeVolume", true}
+	growVolume   = method{volumepb.VolumeServiceName, "GrowVolume", true}
 
 	// Kata's agent counts the request's storages once more, and later unmounts them one time too
 	// few.

@@ -28,6 +28,7 @@ func everyMethod() *agent {
 		"Check":   &agentpb.HealthCheckResponse{Status: agentpb.HealthCheckResponse_SERVING},
 		"Version": &agentpb.VersionCheckResponse{AgentVersion: strings.Repeat("v", 1000)}, "GetGuestDetails": &agentpb.GuestDetailsResponse{},
 		"GetVolumeStats": &agentpb.VolumeStatsResponse{}, "ResizeVolume": empty, "CheckResizeVolume": empty, "CheckReleased": empty, "GetVolumeHealth": &volumepb.GetVolumeHealthResponse{},
+		"ListVolumes": &volumepb.ListVolumesResponse{}, "GetVolume": &volumepb.Volume{VolumeGuestPath: "/v"},
 		"CreateSandbox": empty, "DestroySandbox": empty, "CreateContainer": empty, "RemoveContainer": empty,
 	}}
 }
@@ -45,6 +46,8 @@ var calls = map[string]struct {
 	"CheckResizeVolume": {true, func(c *Client, ctx context.Context) error { return c.CheckResizeVolume(ctx, "/v", 1) }},
 	"CheckReleased":     {true, func(c *Client, ctx context.Context) error { return c.CheckReleased(ctx, "blk", "02/01", "c1") }},
 	"ResizeVolume":      {true, func(c *Client, ctx context.Context) error { return c.ResizeVolume(ctx, "/v", 1) }},
+	"ListVolumes":       {true, func(c *Client, ctx context.Context) error { _, err := c.ListVolumes(ctx); return err }},
+	"GetVolume":         {true, func(c *Client, ctx context.Context) error { _, err := c.GetVolume(ctx, "/v"); return err }},
 	"CreateSandbox": {false, func(c *Client, ctx context.Context) error {
 		return c.CreateSandbox(ctx, &agentpb.CreateSandboxRequest{})
 	}},
