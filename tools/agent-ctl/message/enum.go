@@ -10,6 +10,7 @@ import (
 
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/typespb"
+	"github.com/directvol/directvol/protocols/volumepb"
 )
 
 // enums maps the names of each enum to their numbers, because reflection does not find them.
@@ -17,6 +18,9 @@ var enums = map[reflect.Type]map[string]int32{
 	reflect.TypeFor[agentpb.HealthCheckResponse_ServingStatus](): agentpb.HealthCheckResponse_ServingStatus_value,
 	reflect.TypeFor[agentpb.VolumeUsage_Unit]():                  agentpb.VolumeUsage_Unit_value,
 	reflect.TypeFor[typespb.FSGroupChangePolicy]():               typespb.FSGroupChangePolicy_value,
+	reflect.TypeFor[volumepb.Condition_Status]():                 volumepb.Condition_Status_value,
+	reflect.TypeFor[volumepb.VolumeEvent_Type]():                 volumepb.VolumeEvent_Type_value,
+	reflect.TypeFor[volumepb.FrozenVolume_Consistency]():         volumepb.FrozenVolume_Consistency_value,
 	reflect.TypeFor[typespb.IPFamily]():                          typespb.IPFamily_value,
 }
 

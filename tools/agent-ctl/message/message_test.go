@@ -3,6 +3,7 @@ package message
 import (
 	"bytes"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,13 +14,14 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 
 	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/volumepb"
 )
 
 // everyMessage returns a constructor of each message that a method takes or returns, by the
 // message's name in Go.
 func everyMessage() map[string]func() proto.Message {
 	all := map[string]func() proto.Message{}
-	for _, m := range agentpb.Methods() {
+	for _, m := range slices.Concat(agentpb.Methods(), volumepb.Methods()) {
 		for _, create := range []func() proto.Message{m.NewRequest, m.NewResponse} {
 			all[reflect.TypeOf(create()).Elem().Name()] = create
 		}
@@ -74,7 +76,7 @@ func filled(create func() proto.Message) proto.Message {
 func descriptors(t *testing.T) map[string]protoreflect.MessageDescriptor {
 	t.Helper()
 	compiler := protocompile.Compiler{Resolver: protocompile.WithStandardImports(&protocompile.SourceResolver{ImportPaths: []string{"../../../protocols/proto"}})}
-	files, err := compiler.Compile(t.Context(), "agent.proto", "health.proto", "google/protobuf/empty.proto", "types.proto")
+	files, err := compiler.Compile(t.Context(), "agent.proto", "health.proto", "volume.proto", "google/protobuf/empty.proto", "types.proto")
 	if err != nil {
 		t.Fatal(err)
 	}
