@@ -5,8 +5,6 @@ import (
 	"io"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // The intervals at which a running step is shown: on a terminal its line is rewritten; in a log
@@ -27,15 +25,8 @@ type Progress struct {
 // NewProgress returns a Progress that writes to w. If w is a terminal, a running step is a single
 // line that is rewritten.
 func NewProgress(w io.Writer) *Progress {
-	p := &Progress{w: w, columns: 80}
-	file, ok := w.(interface{ Fd() uintptr }) // an *os.File or a wrapper of one
-	if !ok {
-		return p
-	}
-	size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)
-	if p.terminal = err == nil; p.terminal && size.Col > 2 {
-		p.columns = int(size.Col)
-	}
+	p := &Progress{w: w}
+	p.columns, _, p.terminal = terminalSize(w)
 	return p
 }
 

@@ -17,14 +17,16 @@ func completeMethods(_ *cobra.Command, _ []string, begun string) ([]string, cobr
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeConnect completes the flags of the command connect. It cannot complete the part of an
-// address after the scheme.
-func completeConnect(cmd *cobra.Command) {
+// complete completes the flags of a command that calls an agent. words are those of its flags that
+// have a value of the user's own. It cannot complete the part of an address after the scheme.
+func complete(cmd *cobra.Command, words ...string) {
 	complete := map[string]cobra.CompletionFunc{
-		"cmd":            completeMethods,
 		"server-address": cobra.FixedCompletions([]string{"vsock://", "hvsock:///", "unix:///", "unix://@/"}, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace),
 	}
-	for _, flag := range []string{"hybrid-vsock-port", "repeat", "interval", "timeout"} {
+	if cmd.Flags().Lookup("cmd") != nil {
+		complete["cmd"] = completeMethods
+	}
+	for _, flag := range append(words, "hybrid-vsock-port") {
 		complete[flag] = cobra.NoFileCompletions
 	}
 	for flag, function := range complete {

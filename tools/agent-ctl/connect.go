@@ -10,7 +10,6 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/program"
 )
@@ -21,14 +20,9 @@ const defaultTimeout = 60 * time.Second
 // forEver is the repeat count of a loop without an end.
 const forEver = -1
 
-// hybridFlag is the name of a switch that may also be followed by true or false.
-const hybridFlag = "hybrid-vsock"
-
 // connection holds the flags of the command connect.
 type connection struct {
-	server       string
-	hybrid       bool
-	hybridPort   uint32
+	place
 	commands     []string
 	repeat       int
 	interval     time.Duration
@@ -52,13 +46,7 @@ their answers. A call is the name of a method and its request:
 Fields have the names that agent-ctl list shows. An enum is a name or a number, bytes are base64.
 An unknown field is an error, before any call is made.
 
-The address is one of
-
-  vsock://CID:PORT         the kernel's vsock; the agent's port is 1024
-  hvsock:///path:PORT      a hybrid vsock socket: Firecracker, Cloud Hypervisor, directvol vhost-vsock
-  unix:///path             a unix socket; with --hybrid-vsock a hybrid vsock socket
-  unix://@/name            a unix socket in the abstract namespace
-
+` + addresses + `
 Answers go to the standard output. An error is printed with its gRPC code, on the standard error
 or, with --json, in place of the answer. The first error ends the run, unless --ignore-errors is given.
 
@@ -70,28 +58,20 @@ wrong, and 130 after Ctrl-C.`,
   agent-ctl connect --server-address unix:///run/vc/vm/ID/clh.sock --hybrid-vsock --hybrid-vsock-port 1024 -c Check
   agent-ctl connect --server-address hvsock:///run/sb1/vsock.sock:1024 --json --repeat 10 --interval 1s -c GetMetrics
   agent-ctl connect --server-address vsock://3:1024 --timeout 0 --repeat -1 -c GetOOMEvent`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 1 && cmd.Flags().Changed(hybridFlag) && (args[0] == "true" || args[0] == "false") {
-				c.hybrid = args[0] == "true" // the value after the flag, as in kata-agent-ctl
-				return nil
-			}
-			return program.NoArgs(cmd, args)
-		},
+		Args: c.place.args,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd.Context(), printer{cmd.OutOrStdout(), cmd.ErrOrStderr(), c.json})
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&c.server, "server-address", "", "`URI` of the agent, see above")
-	flags.BoolVar(&c.hybrid, hybridFlag, false, "treat the unix:// address as a hybrid vsock socket")
-	flags.Uint32Var(&c.hybridPort, "hybrid-vsock-port", agentpb.Port, "`PORT` in the guest, with --hybrid-vsock")
+	c.place.flags(flags)
 	flags.StringArrayVarP(&c.commands, "cmd", "c", nil, "`CALL` to make, see above; may be given several times")
 	flags.IntVar(&c.repeat, "repeat", 1, "make all the calls `N` times; -1 repeats until Ctrl-C")
 	flags.DurationVar(&c.interval, "interval", 0, "pause for `DURATION` before each repetition, such as 500ms")
 	flags.DurationVar(&c.timeout, "timeout", defaultTimeout, "limit each call, and connecting, to `DURATION`; 0 means no limit")
 	flags.BoolVar(&c.ignoreErrors, "ignore-errors", false, "continue after a failed call; the exit status is still 1")
 	flags.BoolVar(&c.json, "json", false, `print one JSON object per call: {"method", "response"} or {"method", "error": {"code", "message"}}`)
-	completeConnect(cmd)
+	complete(cmd, "repeat", "interval", "timeout")
 	return cmd
 }
 
@@ -113,21 +93,6 @@ func (c *connection) run(ctx context.Context, out printer) error {
 	}
 	defer s.close()
 	return c.rounds(ctx, s, calls, out)
-}
-
-// address returns the address to dial, with the hybrid flags taken into account.
-func (c *connection) address() (address.Address, error) {
-	if c.server == "" {
-		return address.Address{}, errors.New("--server-address is missing: name the agent's address, such as vsock://3:1024")
-	}
-	to, err := address.Parse(c.server)
-	if err != nil || !c.hybrid {
-		return to, err
-	}
-	if to.Scheme != address.Unix {
-		return to, fmt.Errorf("--hybrid-vsock wants a unix:// address, not %s", c.server)
-	}
-	return address.Parse(address.Address{Scheme: address.HVSock, Path: to.Path, Port: c.hybridPort}.String())
 }
 
 func (c *connection) check() error {

@@ -22,9 +22,10 @@ in JSON. Methods that directvol's agent does not have are marked.
 It is a tool for inspection and tests. The agent carries out every call: a DestroySandbox
 ends all containers of the guest.`,
 		Example: `  agent-ctl connect --server-address vsock://3:1024 -c Check -c Version
+  agent-ctl watch --server-address vsock://3:1024
   agent-ctl list GetVolumeStats       # its fields and their types
   agent-ctl examples ResizeVolume     # a call to copy`,
 	}
-	root.AddCommand(newConnectCommand(), newListCommand(), newExamplesCommand())
+	root.AddCommand(newConnectCommand(), newWatchCommand(), newListCommand(), newExamplesCommand())
 	return root
 }

@@ -34,11 +34,8 @@ func dial(ctx context.Context, to address.Address, timeout time.Duration) (*sess
 	if err != nil {
 		return nil, err
 	}
-	s := &session{timeout: timeout, over: make(chan struct{})}
+	s := &session{timeout: timeout, over: make(chan struct{}), hint: hint(to)}
 	s.client = ttrpc.NewClient(limitedConn{conn, timeout}, ttrpc.WithOnClose(func() { close(s.over) }))
-	if to.Scheme == address.Unix {
-		s.hint = " before it answered: if " + to.Path + " is a hybrid vsock socket, which expects CONNECT first, add --hybrid-vsock"
-	}
 	s.forget = context.AfterFunc(ctx, func() { conn.Close() })
 	return s, nil
 }
