@@ -38,7 +38,7 @@ const (
 type Condition struct {
 	Status  Status
 	Reason  string
-	Message string    // for a person who can act on it
+	Message string    // for a person who can act on it; the same as long as the condition lasts
 	Since   time.Time // when a watch first had the condition, without a look at which it was gone; zero until a watch has it
 }
 
@@ -78,14 +78,11 @@ func (c Condition) untilRemount() bool {
 // Unanswered returns the conditions of a volume whose statistics could not be measured for a while.
 // It adds IOSlow unless a condition already says that the disk hangs or is slow. of is the time of
 // the statistics that are returned instead, or zero if there are none.
-func Unanswered(conditions []Condition, fstype, mountpoint string, waited time.Duration, of time.Time) []Condition {
+func Unanswered(conditions []Condition, fstype, mountpoint string, of time.Time) []Condition {
 	if slices.ContainsFunc(conditions, func(c Condition) bool { return c.Reason == ReasonIOHung || c.Reason == ReasonIOSlow }) {
 		return conditions
 	}
 	message := fmt.Sprintf("%s at %s: statfs has not answered", fstype, mountpoint)
-	if waited > 0 {
-		message += fmt.Sprintf(" for %v", waited.Round(time.Millisecond))
-	}
 	if !of.IsZero() {
 		message += ": its statistics date from " + of.UTC().Format(time.RFC3339)
 	}

@@ -217,7 +217,7 @@ func (w *Watch) took(f finding) (lost bool) {
 	w.ends(f.end)
 	w.saw(f.conditions)
 	found := w.remember(append(f.conditions, stay...))
-	w.note(func() { w.found, w.slow = found, slow })
+	w.note(func() { w.found, w.details, w.slow = found, f.details, slow })
 	return errors.Is(f.failure, errUnmounted)
 }
 
@@ -236,18 +236,18 @@ func (w *Watch) remember(found []Condition) []Condition {
 	if slices.ContainsFunc(found, isInaccessible) {
 		return found
 	}
-	add := func(reason, format string, args ...any) {
-		found = append(found, w.target.condition(Degraded, reason, format, args...))
+	add := func(reason, text string) {
+		found = append(found, w.target.condition(Degraded, reason, "%s", text))
 	}
 	past := w.Past()
 	if !past.Failed.IsZero() {
-		add(ReasonPastIOError, "writes failed until %s and succeed again: data written before then without fsync may be lost; unmount and mount it to clear this", past.Failed.UTC().Format(time.RFC3339))
+		add(ReasonPastIOError, "writes have failed and succeed again: data written before then without fsync may be lost; unmount and mount it to clear this")
 	}
 	if !past.Smaller.IsZero() {
-		add(ReasonPastDeviceTooSmall, "its disk was smaller than the filesystem until %s and is large enough again: the data beyond that size may be lost: unmount it and check the detached disk; mounting it again clears this", past.Smaller.UTC().Format(time.RFC3339))
+		add(ReasonPastDeviceTooSmall, "its disk was smaller than the filesystem and is large enough again: the data beyond the smaller size may be lost: unmount it and check the detached disk; mounting it again clears this")
 	}
 	if past.Unreadable > 0 {
-		add(ReasonReadError, "%d reads have failed since it was mounted, the last with %q: part of the disk cannot be read; restore the data in that part", past.Unreadable, past.LastRead)
+		add(ReasonReadError, "reads have failed since it was mounted: part of the disk cannot be read: find the sectors in the guest's kernel log, and restore the data in that part")
 	}
 	return found
 }

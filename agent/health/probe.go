@@ -22,6 +22,7 @@ const probeBytes = 4096
 // filesystem.
 type finding struct {
 	conditions []Condition
+	details    []string // that change while a condition lasts, for the log
 	failure    error
 	end        uint64 // the filesystem's end on its disk, in bytes; 0 if it was not read
 	refused    bool   // the probe was refused, which says nothing about the disk
@@ -42,8 +43,8 @@ func examine(t Target, owned, stopped bool) finding {
 		return finding{} // the effect of a probe on this type is not known
 	}
 	readOnly, err := look(t, fstype.Faults)
-	end, small := tooSmall(t, fstype)
-	probed, refused := err == nil && owned && !readOnly && small == nil, false
+	end, size := ends(t, fstype)
+	probed, refused := err == nil && owned && !readOnly && end <= size, false
 	if probed {
 		err = probe(t)
 		if errors.Is(err, unix.EIO) && isShutDown(t, fstype.Faults) {
@@ -64,37 +65,39 @@ func examine(t Target, owned, stopped bool) finding {
 	}
 	f := judge(t, fstype.Faults.Repair, err)
 	f.end, f.refused, f.again = end, refused || remounting, remounting
-	if f.failure == nil {
-		f.conditions = append(small, f.conditions...)
+	if f.failure == nil && end > size {
+		f.conditions = append([]Condition{t.condition(Inaccessible, ReasonDeviceTooSmall,
+			"its disk ends before the filesystem does: reads and writes beyond the disk's end fail: unmount, restore the disk's size and content, check it and mount it")}, f.conditions...)
+		f.details = append(f.details, fmt.Sprintf("its disk has %d bytes, the filesystem ends at %d", size, end))
 	}
 	if errorsErr == nil && count > 0 {
 		f.conditions = append(f.conditions, t.condition(Degraded, ReasonRecordedErrors,
-			"its superblock records errors (%d): unmount, run %s on the detached disk and mount it again", count, fstype.Faults.Repair))
+			"its superblock records errors: unmount, run %s on the detached disk and mount it again", fstype.Faults.Repair))
+		f.details = append(f.details, fmt.Sprintf("its superblock records %d errors", count))
 	}
 	return f
 }
 
-// tooSmall returns the filesystem's end in bytes, or 0 if it cannot be read, and a condition if the
-// disk has become smaller than the filesystem. Data beyond the disk's end is not proven lost,
-// because the host may restore the size. The filesystem's end is read before the disk's size, so
-// that a growth in between is not reported.
-func tooSmall(t Target, fstype filesystem.Type) (end uint64, small []Condition) {
+// ends returns the filesystem's end and its disk's size in bytes. The end is 0 if it cannot be read;
+// the size is as large as the end if it cannot be read, and if the end lies within the disk's last
+// block. Data beyond the disk's end is not proven lost, because the host may restore the size. The
+// filesystem's end is read before the disk's size, so that a growth in between is not reported.
+func ends(t Target, fstype filesystem.Type) (end, size uint64) {
 	disk, err := os.Open(t.Device.Path)
 	if err != nil {
-		return 0, nil
+		return 0, 0
 	}
 	defer disk.Close()
 	extent, err := fstype.OnDisk(disk)
 	if err != nil {
-		return 0, nil // the probe reports the problem
+		return 0, 0 // the probe reports the problem
 	}
-	size, err := blockdev.SizeOf(disk)
+	end = extent.Bytes()
+	size, err = blockdev.SizeOf(disk)
 	if err != nil || extent.EndsWithin(size) {
-		return extent.Bytes(), nil
+		size = max(size, end)
 	}
-	return extent.Bytes(), []Condition{t.condition(Inaccessible, ReasonDeviceTooSmall,
-		"its disk has %d bytes, but the filesystem ends at %d: reads and writes beyond the disk's end fail: unmount, restore the disk's size and content, check it and mount it",
-		size, extent.Bytes())}
+	return end, size
 }
 
 func recordedErrors(fstype filesystem.Type, device string) (count uint64, err error) {
@@ -189,10 +192,11 @@ func sameMount(file *os.File, t Target) error {
 }
 
 // judge turns a probe's error into a condition if it is one. Other errors, such as a lack of
-// memory, are failures of the probe. repair is the filesystem's command for a detached disk.
+// memory, are failures of the probe. repair is the filesystem's command for a detached disk. The
+// errno is a detail: it may be another one at the next probe.
 func judge(t Target, repair string, err error) finding {
 	one := func(status Status, reason, format string, args ...any) finding {
-		return finding{conditions: []Condition{t.condition(status, reason, format, args...)}}
+		return finding{conditions: []Condition{t.condition(status, reason, format, args...)}, details: []string{cause(err).Error()}}
 	}
 	is := func(errnos ...unix.Errno) bool {
 		for _, errno := range errnos {
@@ -208,13 +212,13 @@ func judge(t Target, repair string, err error) finding {
 	case errors.Is(err, fs.ErrNotExist), is(unix.ENOTDIR):
 		return finding{failure: fmt.Errorf("%w: %w", errUnmounted, err)}
 	case is(unix.ENOSPC, unix.EDQUOT):
-		return one(Degraded, ReasonOutOfSpace, "out of space or inodes (%v): delete files or grow the volume", cause(err))
+		return one(Degraded, ReasonOutOfSpace, "out of space or inodes: delete files or grow the volume")
 	case is(unix.EROFS):
-		return one(Inaccessible, ReasonReadOnly, "rejects writes (%v), the kernel stopped it after an error: repair the disk, unmount, run %s on it and mount it again", cause(err), repair)
+		return one(Inaccessible, ReasonReadOnly, "rejects writes, the kernel stopped it after an error: repair the disk, unmount, run %s on it and mount it again", repair)
 	case is(unix.ESHUTDOWN):
-		return one(Inaccessible, ReasonShutdown, "reads and writes fail (%v), the filesystem has shut down: repair the disk, unmount and mount it again", cause(err))
+		return one(Inaccessible, ReasonShutdown, "reads and writes fail, the filesystem has shut down: repair the disk, unmount and mount it again")
 	case is(unix.EIO, unix.ENXIO, unix.ENODEV, unix.EUCLEAN):
-		return one(Inaccessible, ReasonIOError, "writes fail (%v): repair the disk, unmount and mount it again", cause(err))
+		return one(Inaccessible, ReasonIOError, "writes fail: repair the disk, unmount and mount it again")
 	}
 	return finding{failure: err}
 }

@@ -39,6 +39,7 @@ type Watch struct {
 	waits   bool          // the goroutine waits between two looks; nothing is in flight
 	held    chan struct{} // closed at the end of a pause that found the goroutine waiting; else nil
 	found   []Condition   // by the last examination, and what is remembered
+	details []string      // of the last examination, for the log
 	slow    bool          // the last examination took long, or the one in progress does
 	stall   stall         // of the device
 	asking  bool          // a read by ask has not ended
@@ -59,7 +60,7 @@ type Past struct {
 	// Smaller is when the disk was last found to end before the filesystem does.
 	Smaller time.Time `json:"smaller,omitzero"`
 	// Unreadable is how many reads have failed. LastRead is the kernel's message about the last
-	// one.
+	// one. Both are for the log.
 	Unreadable int    `json:"unreadable,omitempty"`
 	LastRead   string `json:"last_read,omitempty"`
 }
@@ -274,8 +275,8 @@ func (w *Watch) all() []Condition {
 	}
 	switch {
 	case w.stall.hangs():
-		return one(Inaccessible, ReasonIOHung, "its disk hangs: requests are in flight (%d), and none has completed for %v or more: check the path to its storage; the volume recovers by itself when the storage answers",
-			w.stall.last.inFlight, hungBeats*beatInterval)
+		return one(Inaccessible, ReasonIOHung, "its disk hangs: requests are in flight, and none has completed for %v or more: check the path to its storage; the volume recovers by itself when the storage answers",
+			hungBeats*beatInterval)
 	case w.slow:
 		return one(Degraded, ReasonIOSlow, "some requests to its disk have taken %v or more: check the path to its storage", slowLimit)
 	}
@@ -288,7 +289,7 @@ func (w *Watch) note(change func()) {
 	before := w.now
 	change()
 	w.now = dated(w.all(), before, time.Now())
-	now := w.now
+	now, details := w.now, w.detail()
 	select {
 	case <-w.looked:
 	default:
@@ -304,6 +305,9 @@ func (w *Watch) note(change func()) {
 		w.target.Changed()
 	}
 	entry := w.monitor.log.WithFields(logrus.Fields{"mountpoint": w.target.Mountpoint, "device": w.target.Device.Path})
+	if details != "" {
+		entry = entry.WithField("details", details)
+	}
 	if abnormal {
 		entry.Warn("volume condition: " + is)
 	} else {

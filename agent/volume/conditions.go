@@ -20,7 +20,7 @@ func (t *Table) Conditions(ctx context.Context, paths []string) [][]health.Condi
 			stats, err := t.Stats(ctx, path)
 			found[i] = stats.Conditions
 			if errkind.Of(err) == errkind.DeadlineExceeded { // no answer yet
-				found[i] = health.Unanswered(nil, "filesystem", path, 0, time.Time{})
+				found[i] = health.Unanswered(nil, "filesystem", path, time.Time{})
 			}
 		})
 	}

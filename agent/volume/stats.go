@@ -237,6 +237,6 @@ func (v *Volume) remembered(waited time.Duration) (Stats, error) {
 	if v.watch != nil {
 		stats.Conditions, _ = v.watch.Latest()
 	}
-	stats.Conditions = health.Unanswered(stats.Conditions, v.FSType, v.Mountpoint, waited, stats.at)
+	stats.Conditions = health.Unanswered(stats.Conditions, v.FSType, v.Mountpoint, stats.at)
 	return stats, nil
 }
