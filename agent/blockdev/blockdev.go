@@ -236,8 +236,8 @@ func Await(ctx context.Context, subsystem string, done func() (bool, error)) err
 	}
 }
 
-// FollowChanges calls changed at once, and then after every uevent of a block device that has
-// changed, such as its size, until ctx ends. No change after the first call is missed.
+// FollowChanges calls changed at once, and then after every uevent of a block device that is gone
+// or has changed, such as its size, until ctx ends. No change after the first call is missed.
 func FollowChanges(ctx context.Context, changed func()) error {
 	events, err := subscribe()
 	if err != nil {
@@ -249,7 +249,7 @@ func FollowChanges(ctx context.Context, changed func()) error {
 		if err != nil {
 			return err
 		}
-		if e.action == "change" || e.action == "" { // the latter after an overrun
+		if e.action == "change" || e.action == "remove" || e.action == "" { // the last after an overrun
 			changed()
 		}
 	}

@@ -11,6 +11,9 @@ import (
 // changes would make each report look new. w.mu is held.
 func (w *Watch) detail() string {
 	all := append([]string(nil), w.details...)
+	if w.event != "" {
+		all = append(all, w.event)
+	}
 	if w.stall.hangs() {
 		all = append(all, fmt.Sprintf("%d requests in flight", w.stall.last.inFlight))
 	}

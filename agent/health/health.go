@@ -14,6 +14,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/fanotify"
 	"github.com/directvol/directvol/agent/mount"
 )
 
@@ -34,6 +35,7 @@ type Target struct {
 	FSType     string
 	Device     blockdev.Device
 	Mount      mount.Identity
+	Options    string // of the mount and its filesystem, as mountinfo has them (MountOptions); "" if not known
 	Changed    func() // called when the conditions have changed; may be nil, and must not block
 	Lost       func() // called when the target is not mounted there any more and the watch has ended; may be nil
 }
@@ -42,7 +44,8 @@ type Target struct {
 type Monitor struct {
 	log      *logrus.Entry
 	remember chan struct{}
-	heard    atomic.Uint64 // the number of the last record of the kernel's log
+	heard    atomic.Uint64                  // the number of the last record of the kernel's log
+	errors   atomic.Pointer[fanotify.Group] // of the filesystems' errors; nil if Errors does not run
 	mu       sync.Mutex
 	watches  map[*Watch]struct{}
 }
@@ -103,13 +106,18 @@ func (m *Monitor) Run(ctx context.Context) error {
 	return fmt.Errorf("health: the kernel's log cannot be followed: %w", err)
 }
 
-// Sizes reads the sizes of all watched devices after each change of a device, until ctx ends. The
-// kernel sends a uevent for each change of a size, and logs no more than some of them if they come
-// too fast (set_capacity_and_notify in block/genhd.c). Sizes sends no requests to devices.
+// Sizes reads the sizes of all watched devices after each change of a device, until ctx ends, and
+// makes the watch of a device that is gone look at once. The kernel sends a uevent for each change
+// of a size, and logs no more than some of them if they come too fast (set_capacity_and_notify in
+// block/genhd.c). Sizes sends no requests to devices.
 func (m *Monitor) Sizes(ctx context.Context) error {
 	err := blockdev.FollowChanges(ctx, func() {
 		for _, w := range m.all() {
-			w.measured(blockdev.Bytes("/", w.target.Device.Number) / sectorBytes)
+			size := blockdev.Bytes("/", w.target.Device.Number)
+			if size == 0 {
+				w.poke() // the device may be gone
+			}
+			w.measured(size / sectorBytes)
 		}
 	})
 	if ctx.Err() != nil {
@@ -176,7 +184,8 @@ func (m *Monitor) all() []*Watch {
 func (m *Monitor) Watch(t Target, past Past) *Watch {
 	w := &Watch{
 		monitor: m, target: t, past: past, activity: activity{device: t.Device.Name},
-		poked: make(chan struct{}, 1), doubted: make(chan struct{}, 1), looked: make(chan struct{}),
+		poked: make(chan struct{}, 1), moved: make(chan struct{}, 1), doubted: make(chan struct{}, 1), looked: make(chan struct{}),
+		options: t.Options,
 	}
 	w.start()
 	m.add(w)

@@ -54,15 +54,15 @@ const (
 // pause waits until it is time to look again. A faulty filesystem is not examined at each line of
 // the kernel's log, because a failing probe is logged itself, and on ext4 counts as one more error.
 func (w *Watch) pause(ctx context.Context) reason {
-	now, _ := w.Latest()
-	if slices.ContainsFunc(now, Condition.untilRemount) {
-		return w.wait(ctx, idleInterval, nil)
-	}
 	if w.wait(ctx, settleInterval, nil) == over {
 		return over
 	}
-	if len(now) == 0 {
+	now, _ := w.Latest()
+	switch {
+	case len(now) == 0:
 		return w.pauseHealthy(ctx)
+	case slices.ContainsFunc(now, Condition.untilRemount):
+		return w.wait(ctx, idleInterval, w.moved)
 	}
 	return w.wait(ctx, sickInterval, w.poked)
 }
@@ -91,9 +91,9 @@ func (w *Watch) pauseHealthy(ctx context.Context) reason {
 func (w *Watch) wait(ctx context.Context, interval time.Duration, early <-chan struct{}) reason {
 	end := time.NewTimer(interval)
 	defer end.Stop()
-	doubts := w.doubted
-	if early == nil {
-		doubts = nil
+	var doubts <-chan struct{}
+	if early == w.poked {
+		doubts = w.doubted
 	}
 	for {
 		w.mu.Lock()
@@ -111,12 +111,25 @@ func (w *Watch) wait(ctx context.Context, interval time.Duration, early <-chan s
 			doubted = true
 		}
 		if w.goOn(ctx); ctx.Err() != nil {
+			w.giveBack(why, doubted)
 			return over
 		}
 		if !doubted {
 			return why
 		}
 		w.look(ctx, true)
+	}
+}
+
+// giveBack delivers again what has ended a wait, when a call ends the goroutine at the same moment:
+// the next one looks then.
+func (w *Watch) giveBack(why reason, doubted bool) {
+	if why == poked {
+		w.poke()
+		deliver(w.moved)
+	}
+	if doubted {
+		deliver(w.doubted)
 	}
 }
 
@@ -184,6 +197,7 @@ func (w *Watch) examine(doubt bool) (f finding) {
 	if doubt {
 		return finding{}
 	}
+	w.join() // before the examination, so that no error between the two is missed
 	w.mu.Lock()
 	stopped := w.stopped
 	w.mu.Unlock()

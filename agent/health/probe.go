@@ -53,7 +53,8 @@ func examine(t Target, owned, stopped bool) finding {
 		refused = errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) // such as after chattr +i
 	}
 	count, errorsErr := recordedErrors(fstype, t.Device.Path) // after the probe, which may have caused an error
-	stopped = fstype.Faults.StopsReadOnly && (stopped || stoppedItself(t.Mountpoint, count))
+	itself, isDown := stoppedItself(t.Mountpoint, count)
+	stopped = fstype.Faults.StopsReadOnly && (stopped || itself)
 	// A remount that has begun since look refuses writes, and may not show in the flags yet. No
 	// filesystem stops by itself without a record.
 	remounting := errors.Is(err, unix.EROFS) && !stopped && count == 0
@@ -62,6 +63,9 @@ func examine(t Target, owned, stopped bool) finding {
 	}
 	if err == nil && !probed && stopped {
 		err = unix.EROFS
+	}
+	if fstype.Faults.StopsReadOnly && isDown && !errors.Is(err, errUnmounted) {
+		err = unix.ESHUTDOWN
 	}
 	f := judge(t, fstype.Faults.Repair, err)
 	f.end, f.refused, f.again = end, refused || remounting, remounting
@@ -78,10 +82,10 @@ func examine(t Target, owned, stopped bool) finding {
 	return f
 }
 
-// ends returns the filesystem's end and its disk's size in bytes. The end is 0 if it cannot be read;
-// the size is as large as the end if it cannot be read, and if the end lies within the disk's last
-// block. Data beyond the disk's end is not proven lost, because the host may restore the size. The
-// filesystem's end is read before the disk's size, so that a growth in between is not reported.
+// ends returns the filesystem's end and its disk's size in bytes. The end is 0 if it cannot be
+// read; the size is as large as the end if it cannot be read, and if the end lies within the disk's
+// last block. Data beyond the disk's end is not proven lost, because the host may restore the size.
+// The filesystem's end is read before the disk's size, so that a growth in between is not reported.
 func ends(t Target, fstype filesystem.Type) (end, size uint64) {
 	disk, err := os.Open(t.Device.Path)
 	if err != nil {
@@ -147,17 +151,24 @@ func isShutDown(t Target, faults filesystem.Faults) bool {
 }
 
 // stoppedItself reports whether an ext4 has made itself read-only after an error, which its
-// superblock records. In that case only the filesystem is read-only (SB_RDONLY, or emergency_ro
-// since Linux 6.13), while the mount's flags stay rw. An administrator's remount changes the
-// mount's flags, too.
-func stoppedItself(mountpoint string, recorded uint64) bool {
+// superblock records, and whether it has shut down. In the first case only the filesystem is
+// read-only (SB_RDONLY, or emergency_ro since Linux 6.13), while the mount's flags stay rw. An
+// administrator's remount changes the mount's flags, too. Linux 6.13 and newer show the second
+// case.
+func stoppedItself(mountpoint string, recorded uint64) (stopped, down bool) {
 	top, err := mount.Topmost(mountpoint)
-	return err == nil && top != nil && isStopped(top, recorded)
+	if err != nil || top == nil {
+		return false, false
+	}
+	return isStopped(top, recorded), hasOption(top.VFSOptions, "shutdown")
 }
 
 func isStopped(m *mount.Info, recorded uint64) bool {
-	has := func(options, option string) bool { return slices.Contains(strings.Split(options, ","), option) }
-	return has(m.VFSOptions, "emergency_ro") || recorded > 0 && has(m.VFSOptions, "ro") && !has(m.Options, "ro")
+	return hasOption(m.VFSOptions, "emergency_ro") || recorded > 0 && hasOption(m.VFSOptions, "ro") && !hasOption(m.Options, "ro")
+}
+
+func hasOption(options, option string) bool {
+	return slices.Contains(strings.Split(options, ","), option)
 }
 
 // probe tests whether the filesystem still takes writes: it creates an unnamed file, writes a page

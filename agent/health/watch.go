@@ -9,8 +9,10 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/fanotify"
 )
 
 // Watch watches the health of one mounted filesystem.
@@ -19,6 +21,7 @@ type Watch struct {
 	target  Target
 	owned   atomic.Bool
 	poked   chan struct{}
+	moved   chan struct{} // the mount has changed
 	doubted chan struct{} // a doubt whether the device answers
 	looked  chan struct{} // closed after the first look
 
@@ -36,16 +39,20 @@ type Watch struct {
 	ended     atomic.Bool
 
 	mu      sync.Mutex
-	waits   bool          // the goroutine waits between two looks; nothing is in flight
-	held    chan struct{} // closed at the end of a pause that found the goroutine waiting; else nil
-	found   []Condition   // by the last examination, and what is remembered
-	details []string      // of the last examination, for the log
-	slow    bool          // the last examination took long, or the one in progress does
-	stall   stall         // of the device
-	asking  bool          // a read by ask has not ended
-	there   bool          // the device existed at the last count
-	now     []Condition   // all current conditions
-	stopped bool          // the log says that the filesystem has made itself read-only
+	waits   bool            // the goroutine waits between two looks; nothing is in flight
+	held    chan struct{}   // closed at the end of a pause that found the goroutine waiting; else nil
+	found   []Condition     // by the last examination, and what is remembered
+	details []string        // of the last examination, for the log
+	event   string          // the last error that the filesystem has reported, for the log; "" for none
+	group   *fanotify.Group // the one that the filesystem was added to; nil for none
+	fsid    unix.Fsid       // by which group's events name the filesystem; zero if it reports none
+	options string          // of the mount, when it was last compared with mountinfo
+	slow    bool            // the last examination took long, or the one in progress does
+	stall   stall           // of the device
+	asking  bool            // a read by ask has not ended
+	there   bool            // the device existed at the last count
+	now     []Condition     // all current conditions
+	stopped bool            // the log says that the filesystem has made itself read-only
 	past    Past
 	end     uint64 // the filesystem's end on its disk, in bytes, at the last examination; 0 before
 	least   uint64 // the smallest size, in sectors, that the disk had before end was known; 0 for none

@@ -71,8 +71,14 @@ func (t *Table) Heard() uint64 { return t.monitor.Heard() }
 func (t *Table) HearFrom(record uint64) { t.monitor.HearFrom(record) }
 
 // FollowMounts tracks changes of mounts until ctx ends, so that statistics check a volume's mount
-// only after a change. It returns ctx's error, or the reason why mounts cannot be followed.
-func (t *Table) FollowMounts(ctx context.Context) error { return t.changes.Follow(ctx) }
+// only after a change, and health looks at a volume whose mount has changed. It returns ctx's
+// error, or the reason why mounts cannot be followed.
+func (t *Table) FollowMounts(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go t.monitor.Mounts(ctx, &t.changes)
+	return t.changes.Follow(ctx)
+}
 
 // Lookup returns the volume that is mounted at path. The error is NotFound if path does not exist,
 // and InvalidArgument if it is no mount point. A volume that nobody owns is watched without writes
@@ -275,7 +281,7 @@ func (t *Table) covered(path string, of mount.Identity, past health.Past) *Volum
 
 // watch makes the monitor watch a volume. t.mu is held.
 func (t *Table) watch(v *Volume) {
-	v.watch = t.monitor.Watch(health.Target{Mountpoint: v.Mountpoint, FSType: v.FSType, Device: v.Device, Mount: v.identity, Changed: func() { t.watchers.changed(v) }, Lost: func() { t.lost(v) }}, v.past)
+	v.watch = t.monitor.Watch(health.Target{Mountpoint: v.Mountpoint, FSType: v.FSType, Device: v.Device, Mount: v.identity, Options: v.options, Changed: func() { t.watchers.changed(v) }, Lost: func() { t.lost(v) }}, v.past)
 }
 
 func refuseLook(path string, err error) error {

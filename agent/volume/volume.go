@@ -27,6 +27,7 @@ type Volume struct {
 	behind     string            // the mount point of a filesystem with a server that the path leads through, or ""
 	watch      *health.Watch     // nil if there is no block device
 	past       health.Past       // the initial past of the watch
+	options    string            // of the mount when the volume was made, for the watch
 	growing    chan struct{}     // the lock; a channel, so that a waiting call can give up
 	proven     filesystem.Proven // seen by earlier growths; used under the lock
 	changes    *mount.Changes
@@ -66,7 +67,7 @@ func discover(path string, mark mount.Mark) (*Volume, error) {
 // newVolume makes a Volume, not watched yet, of one of the mounts.
 func newVolume(mounts []*mount.Info, info *mount.Info, identity mount.Identity) (v *Volume, err error) {
 	v = &Volume{Mountpoint: info.Mountpoint, FSType: info.FSType, identity: identity, behind: mount.Behind(mounts, info.Mountpoint), growing: make(chan struct{}, 1)}
-	v.readOnly, v.devices = isReadOnly(info), pathsOf(identity.Devices)
+	v.readOnly, v.devices, v.options = isReadOnly(info), pathsOf(identity.Devices), health.MountOptions(info)
 	if len(identity.Devices) == 1 { // tmpfs, virtio-fs and overlay have no device, a btrfs may have several
 		v.Device, err = deviceOf(identity.Devices[0], info.Source)
 	}

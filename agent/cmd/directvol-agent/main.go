@@ -173,7 +173,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	if err := storages.Recover(); err != nil {
 		log.Error(err)
 	}
-	follow(life, log, monitor.Run, monitor.Beat, monitor.Sizes, volumes.FollowMounts)
+	follow(life, log, monitor.Run, monitor.Beat, monitor.Sizes, monitor.Errors, volumes.FollowMounts)
 	go storages.Follow(life, monitor.Remembers())
 	agent.Destroyed = func() {
 		if asInit && set.powerOff {

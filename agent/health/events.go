@@ -1,0 +1,121 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/directvol/directvol/agent/fanotify"
+	"github.com/directvol/directvol/agent/mount"
+)
+
+// Errors makes a watch look at once when its filesystem reports an error (FAN_FS_ERROR), until ctx
+// ends. An error says that something has failed, and not whether the filesystem still works: the
+// examination that follows decides on the conditions.
+func (m *Monitor) Errors(ctx context.Context) error {
+	group, err := fanotify.Open()
+	if err != nil {
+		return fmt.Errorf("health: errors of filesystems are not reported by the kernel: %w", err)
+	}
+	defer group.Close()
+	m.errors.Store(group)
+	defer m.errors.Store(nil)
+	for _, w := range m.all() {
+		w.poke() // the next look adds its filesystem
+	}
+	err = group.Follow(ctx, func(e fanotify.Event) {
+		for _, w := range m.all() {
+			w.reported(e)
+		}
+	})
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("health: errors of filesystems are no longer reported by the kernel: %w", err)
+}
+
+// join adds the filesystem to the monitor's group, once. The group does not hold a filesystem, so
+// somebody else's is added, too. A path that leads to another mount for a moment adds that one's
+// filesystem, whose errors then cause an examination in vain.
+func (w *Watch) join() {
+	group := w.monitor.errors.Load()
+	w.mu.Lock()
+	joined := group == w.group
+	w.mu.Unlock()
+	if joined || group == nil || !inSight(w.target) {
+		return
+	}
+	if mark, err := mount.Look(w.target.Mountpoint); err != nil || !w.target.Mount.Bears(mark) {
+		return
+	}
+	fsid, err := group.Add(w.target.Mountpoint)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EIO) {
+		return // it was unmounted, or has shut down
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.group, w.fsid = group, fsid // zero if the kernel or the filesystem reports no errors
+}
+
+// reported processes an event of the monitor's group.
+func (w *Watch) reported(e fanotify.Event) {
+	w.mu.Lock()
+	mine := !e.Lost && w.fsid == e.Filesystem && w.fsid != unix.Fsid{}
+	if mine {
+		w.event = fmt.Sprintf("the kernel reported %d errors, the first %q", e.Count, e.Errno.Error())
+	}
+	w.mu.Unlock()
+	if mine || e.Lost {
+		w.poke()
+	}
+}
+
+// Mounts makes a watch look at once when its mount has changed, is gone or is covered, until ctx
+// ends. changes is followed by the caller. The kernel announces what somebody does to a mount, and
+// not that a filesystem has stopped itself.
+func (m *Monitor) Mounts(ctx context.Context, changes *mount.Changes) {
+	next := changes.Next()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-next:
+		}
+		next = changes.Next() // before the look, so that no change is missed
+		watches := m.all()
+		if len(watches) == 0 {
+			continue
+		}
+		all, err := mount.All()
+		if err != nil {
+			continue // the next change may be seen
+		}
+		now := map[int]string{}
+		for _, one := range mount.InSight(all) {
+			now[one.ID] = MountOptions(one)
+		}
+		for _, w := range watches {
+			if id := w.target.Mount.ID; id != 0 {
+				w.mountedAs(now[id])
+			}
+		}
+	}
+}
+
+// MountOptions returns the options of a mount and its filesystem, to be compared; never "".
+func MountOptions(m *mount.Info) string { return m.Options + " " + m.VFSOptions }
+
+// mountedAs compares the mount's options with those of the last time. They are "" if the mount is
+// not in sight.
+func (w *Watch) mountedAs(options string) {
+	w.mu.Lock()
+	changed := options != w.options && (options == "" || w.options != "")
+	w.options = options
+	w.mu.Unlock()
+	if changed {
+		w.poke()
+		deliver(w.moved)
+	}
+}
