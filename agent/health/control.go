@@ -95,6 +95,7 @@ func (w *Watch) release() bool {
 // End ends the watch without blocking. A probe in flight goes on by itself.
 func (w *Watch) End() {
 	w.monitor.remove(w)
+	w.endMonitor()
 	w.ended.Store(true)
 	go w.settle()
 }

@@ -22,6 +22,13 @@
 // watch therefore examines its filesystem when the log names its device, every few seconds while
 // the device is written to, and less often when it is not.
 //
+// Events make a watch look at once, and are no conditions themselves: an error that a filesystem
+// reports (FAN_FS_ERROR of fanotify: ext4 since Linux 5.16, xfs since 7.0; the health monitor of an
+// xfs since 7.0), a change of its mount, and a device that is gone. Neither the mark of fanotify
+// nor the health monitor holds a filesystem. An xfs whose log fails causes no event but the
+// kernel's log, and an ext4 whose journal has aborted causes none while it is idle. An event during
+// a pause is kept until its end.
+//
 // A watch reports only what was seen:
 //
 //	a watch reports that    when

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/fanotify"
 	"github.com/directvol/directvol/agent/mount"
+	"github.com/directvol/directvol/agent/xfsmonitor"
 )
 
 // Errors makes a watch look at once when its filesystem reports an error (FAN_FS_ERROR), until ctx
@@ -57,6 +59,67 @@ func (w *Watch) join() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.group, w.fsid = group, fsid // zero if the kernel or the filesystem reports no errors
+}
+
+// monitorXFS opens the health monitor of an owned xfs, once. A mount of somebody else is left
+// alone: its root directory would be open for a moment. The goroutine that reads the events ends
+// when the filesystem is unmounted.
+func (w *Watch) monitorXFS() {
+	w.mu.Lock()
+	tried := w.monitored
+	w.mu.Unlock()
+	if tried || !w.owned.Load() || !inSight(w.target) {
+		return
+	}
+	root, err := os.Open(w.target.Mountpoint)
+	if err != nil {
+		return // the examination says why
+	}
+	defer root.Close()
+	if sameMount(root, w.target) != nil {
+		return
+	}
+	monitor, err := xfsmonitor.Open(root)
+	w.mu.Lock()
+	w.monitored = true
+	w.mu.Unlock()
+	if err != nil {
+		if !errors.Is(err, xfsmonitor.ErrUnsupported) {
+			w.monitor.log.Warnf("health: %v", err)
+		}
+		return
+	}
+	w.mu.Lock()
+	w.xfs = monitor
+	w.mu.Unlock()
+	go func() {
+		defer monitor.Close()
+		if err := monitor.Follow(w.monitorSaid); err != nil {
+			w.monitor.log.Warnf("health: %v", err)
+		}
+	}()
+}
+
+// endMonitor closes the health monitor, if there is one. The next look may open another one.
+func (w *Watch) endMonitor() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.xfs != nil {
+		w.xfs.Close() // again, if the filesystem was unmounted
+		w.xfs, w.monitored = nil, false
+	}
+}
+
+// monitorSaid processes an event of an xfs's health monitor. None of them says whether the
+// filesystem still works: the examination that follows does.
+func (w *Watch) monitorSaid(e xfsmonitor.Event) {
+	if e.Type == xfsmonitor.Running {
+		return
+	}
+	w.mu.Lock()
+	w.event = "its health monitor says: " + e.String()
+	w.mu.Unlock()
+	w.poke()
 }
 
 // reported processes an event of the monitor's group.

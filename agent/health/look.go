@@ -198,6 +198,7 @@ func (w *Watch) examine(doubt bool) (f finding) {
 		return finding{}
 	}
 	w.join() // before the examination, so that no error between the two is missed
+	w.monitorXFS()
 	w.mu.Lock()
 	stopped := w.stopped
 	w.mu.Unlock()

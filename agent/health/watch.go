@@ -13,6 +13,7 @@ import (
 
 	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/fanotify"
+	"github.com/directvol/directvol/agent/xfsmonitor"
 )
 
 // Watch watches the health of one mounted filesystem.
@@ -38,24 +39,26 @@ type Watch struct {
 	examining atomic.Bool // an examination is in progress
 	ended     atomic.Bool
 
-	mu      sync.Mutex
-	waits   bool            // the goroutine waits between two looks; nothing is in flight
-	held    chan struct{}   // closed at the end of a pause that found the goroutine waiting; else nil
-	found   []Condition     // by the last examination, and what is remembered
-	details []string        // of the last examination, for the log
-	event   string          // the last error that the filesystem has reported, for the log; "" for none
-	group   *fanotify.Group // the one that the filesystem was added to; nil for none
-	fsid    unix.Fsid       // by which group's events name the filesystem; zero if it reports none
-	options string          // of the mount, when it was last compared with mountinfo
-	slow    bool            // the last examination took long, or the one in progress does
-	stall   stall           // of the device
-	asking  bool            // a read by ask has not ended
-	there   bool            // the device existed at the last count
-	now     []Condition     // all current conditions
-	stopped bool            // the log says that the filesystem has made itself read-only
-	past    Past
-	end     uint64 // the filesystem's end on its disk, in bytes, at the last examination; 0 before
-	least   uint64 // the smallest size, in sectors, that the disk had before end was known; 0 for none
+	mu        sync.Mutex
+	waits     bool                // the goroutine waits between two looks; nothing is in flight
+	held      chan struct{}       // closed at the end of a pause that found the goroutine waiting; else nil
+	found     []Condition         // by the last examination, and what is remembered
+	details   []string            // of the last examination, for the log
+	event     string              // the last error that the filesystem has reported, for the log; "" for none
+	group     *fanotify.Group     // the one that the filesystem was added to; nil for none
+	xfs       *xfsmonitor.Monitor // the health monitor; nil for none
+	monitored bool                // a health monitor was opened, or the filesystem has none
+	fsid      unix.Fsid           // by which group's events name the filesystem; zero if it reports none
+	options   string              // of the mount, when it was last compared with mountinfo
+	slow      bool                // the last examination took long, or the one in progress does
+	stall     stall               // of the device
+	asking    bool                // a read by ask has not ended
+	there     bool                // the device existed at the last count
+	now       []Condition         // all current conditions
+	stopped   bool                // the log says that the filesystem has made itself read-only
+	past      Past
+	end       uint64 // the filesystem's end on its disk, in bytes, at the last examination; 0 before
+	least     uint64 // the smallest size, in sectors, that the disk had before end was known; 0 for none
 }
 
 // Past is what a watch remembers of a mount and can no longer see. It is all that the next agent's

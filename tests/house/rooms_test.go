@@ -30,7 +30,7 @@ var floors = [][]string{
 	{"agent/health", "agent/server"},
 	{"agent/mount", "agent/filesystem", "agent/state", "agent/transport", "agent/debugconsole"},
 	{"agent/blockdev", "agent/contract", "agent/guestinit", "agent/arrival"},
-	{"agent/deadline", "agent/errkind", "agent/fanotify", "agent/flight", "agent/logbuffer", "agent/metrics", "agent/netlink", "agent/turns"},
+	{"agent/deadline", "agent/errkind", "agent/fanotify", "agent/flight", "agent/logbuffer", "agent/metrics", "agent/netlink", "agent/turns", "agent/xfsmonitor"},
 }
 
 // floorOf returns the index of a package's floor, or -1 if it has none.
