@@ -82,7 +82,7 @@ func (t *Table) Thaw(ctx context.Context, name string) error {
 	case <-l.thawed:
 		return l.result()
 	case <-ctx.Done():
-		return errkind.New(errkind.DeadlineExceeded, "the lease %s: a disk does not answer, and its volume is thawed when it does: %w", name, context.Cause(ctx))
+		return l.stuck()
 	}
 }
 
@@ -105,7 +105,7 @@ func (t *Table) EndLeases() {
 	}
 	t.leases.mu.Unlock()
 	for _, l := range all {
-		l.end(errkind.New(errkind.Aborted, "the agent ends: the volumes of the lease are thawed"))
+		l.end(errkind.New(errkind.Aborted, "the agent ends, and with it the lease"))
 	}
 	limit := time.After(hungLimit)
 	for _, l := range all {
@@ -205,7 +205,7 @@ func (l *lease) freeze(ctx context.Context, named, beside []*Volume) error {
 		}
 	}
 	if err := ctx.Err(); err != nil {
-		return err
+		return errkind.New(errkind.DeadlineExceeded, "the volumes were not frozen in time, and are thawed: %w", err)
 	}
 	for _, p := range parts {
 		if !p.frozen {
@@ -329,7 +329,7 @@ func (v *Volume) freezeError(err error) error {
 func (l *lease) hold(ctx context.Context, length time.Duration, frozen func(string, []FrozenVolume) error) error {
 	// Before frozen, which may block as long as the caller reads nothing.
 	defer time.AfterFunc(length, func() {
-		l.end(errkind.New(errkind.Aborted, "the lease has ended after %v, and the volumes are thawed", length))
+		l.end(errkind.New(errkind.Aborted, "the lease has ended after %v", length))
 	}).Stop()
 	defer context.AfterFunc(ctx, func() { l.end(ctx.Err()) })()
 	var volumes []FrozenVolume
@@ -346,7 +346,8 @@ func (l *lease) hold(ctx context.Context, length time.Duration, frozen func(stri
 	defer limit.Stop()
 	select {
 	case <-l.thawed:
+		return l.result()
 	case <-limit.C:
+		return l.stuck()
 	}
-	return l.result()
 }

@@ -93,7 +93,7 @@ func TestFilesystemIsFrozenUntilItIsThawed(t *testing.T) {
 				t.Errorf("read while frozen: %q, error %v", text, err)
 			}
 			if err := table.Thaw(t.Context(), h.name); err != nil {
-				t.Error(err)
+				t.Fatal(err) // thaws it, too
 			}
 			if err := <-h.ended; err != nil {
 				t.Errorf("want the lease to end without an error\ngot  %v", err)
@@ -217,6 +217,35 @@ func TestAllVolumesAreFrozenOrNone(t *testing.T) {
 	}
 	if err := table.Thaw(t.Context(), h.name); err != nil {
 		t.Error(err)
+	}
+}
+
+// A volume whose disk is a file of another volume is frozen before it, whatever their names: its
+// FIFREEZE writes to the file.
+func TestVolumeWithinAnotherIsFrozenFirst(t *testing.T) {
+	own := mounttest.Dir(t)
+	for _, names := range [][2]string{{"a", "b"}, {"d", "c"}} {
+		outer, inner := freezable(t, "ext4", filepath.Join(own, names[0])), filepath.Join(own, names[1])
+		image := filepath.Join(outer, "image")
+		if err := os.WriteFile(image, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(image, 64<<20); err != nil {
+			t.Fatal(err)
+		}
+		mounttest.Format(t, "ext4", image)
+		mountAt(t, mounttest.Attach(t, image), inner)
+		mounttest.Freezable(t, inner)
+		if err := os.WriteFile(filepath.Join(inner, "file"), make([]byte, 1<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		table := newTable()
+		h := freeze(t, table, maxLease, outer, inner)
+		wantFrozen(t, inner, true)
+		wantFrozen(t, outer, true)
+		if err := table.Thaw(t.Context(), h.name); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

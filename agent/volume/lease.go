@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/deadline"
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/filesystem"
 	"github.com/directvol/directvol/agent/state"
@@ -128,6 +129,20 @@ func (l *lease) result() error {
 	return l.broken
 }
 
+// stuck is the error for a caller that does not wait any longer for the thaw.
+func (l *lease) stuck() error {
+	var frozen []string
+	for _, p := range l.parts {
+		if !p.isReleased() {
+			frozen = append(frozen, p.volume.Mountpoint)
+		}
+	}
+	if l.why != nil {
+		return errkind.New(errkind.Of(l.why), "%w; %v: not thawed yet, the disk does not answer; it is thawed when the disk does", l.why, frozen)
+	}
+	return errkind.New(errkind.DeadlineExceeded, "the lease %s: %v: not thawed yet, the disk does not answer; it is thawed when the disk does", l.name, frozen)
+}
+
 // start begins a step that may block as long as a disk does.
 func (p *part) start(step func() error) {
 	busy := make(chan struct{})
@@ -240,7 +255,9 @@ func (v *Volume) unfreeze(ctx context.Context) error {
 	if p == nil {
 		return nil
 	}
-	p.lease.end(errkind.New(errkind.Aborted, "volume %s is to be unmounted: the volumes of the lease are thawed", v.Mountpoint))
+	ctx, cancel := deadline.Early(ctx)
+	defer cancel()
+	p.lease.end(errkind.New(errkind.Aborted, "volume %s is to be unmounted: the lease has ended", v.Mountpoint))
 	select {
 	case <-p.released:
 		return nil
