@@ -19,7 +19,7 @@ func (t *Table) Grow(ctx context.Context, path string, size uint64, report func(
 	if err != nil {
 		return err
 	}
-	before := v.Report().FilesystemBytes
+	from := v.Report().FilesystemBytes // 0 if it is not known yet
 	one, leave := t.watchers.join(v.Mountpoint)
 	defer leave()
 	growing, cancel := context.WithCancelCause(ctx)
@@ -27,7 +27,11 @@ func (t *Table) Grow(ctx context.Context, path string, size uint64, report func(
 	reported := make(chan struct{})
 	go func() {
 		defer close(reported)
-		if err := t.follow(growing, one, report); err != nil {
+		err := t.follow(growing, one, func(p Progress) error {
+			from = p.From
+			return report(p)
+		})
+		if err != nil {
 			cancel(err)
 		}
 	}()
@@ -42,7 +46,7 @@ func (t *Table) Grow(ctx context.Context, path string, size uint64, report func(
 		return err
 	}
 	end := v.Report().FilesystemBytes
-	return report(Progress{From: cmp.Or(before, end), Now: end, Goal: end})
+	return report(Progress{From: cmp.Or(from, end), Now: end, Goal: end})
 }
 
 // follow reports the steps of a volume's growth until ctx ends. It returns the error of report.

@@ -352,6 +352,7 @@ func (v *Volume) grow(ctx context.Context, g *growth, goal uint64) error {
 	g.Step = func(blocks uint64) {
 		now := progress
 		now.Now = bytes(blocks)
+		v.endsAt(now.Now) // also if the growth stops here
 		v.grows(&now)
 	}
 	v.grows(&progress)
