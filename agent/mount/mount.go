@@ -107,7 +107,7 @@ func (t tree) isCovered(m *Info) bool {
 func (t tree) hiding(m *Info) *Info {
 	for range t.byID { // bounded, because an invalid text may contain a cycle
 		for _, over := range t.within[m.Parent] {
-			if over.Mountpoint != "/" && strings.HasPrefix(m.Mountpoint, over.Mountpoint+"/") {
+			if over.Mountpoint != "/" && isBelow(m.Mountpoint, over.Mountpoint) {
 				return over
 			}
 		}
@@ -116,6 +116,12 @@ func (t tree) hiding(m *Info) *Info {
 		}
 	}
 	return nil
+}
+
+// isBelow reports whether a clean path is below another one. It copies neither: InSight compares
+// each mount with all others.
+func isBelow(path, above string) bool {
+	return len(path) > len(above) && path[len(above)] == '/' && strings.HasPrefix(path, above)
 }
 
 // Topmost returns the last mount of At, or nil if nothing is mounted.

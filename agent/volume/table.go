@@ -188,7 +188,10 @@ func (t *Table) knownAs(path string, of mount.Identity) *Volume {
 // none). It returns the volume that is there now, which is a hidden one if found is the same mount.
 // It returns nil if another call has replaced known first.
 func (t *Table) replace(path string, known, found *Volume) *Volume {
-	stand := standing()
+	var stand func(*Volume) bool
+	if known != nil { // a list of new volumes would read mountinfo once more for each
+		stand = standing()
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.volumes[path] != known {
