@@ -12,6 +12,7 @@ type Agent struct {
 	Calls   *Calls   // of the calls that the agent's server has answered
 	Drivers []string // of storages; each has a sample, also without a volume
 	Volumes []Volume // those that are mounted
+	Trimmed uint64   // bytes that trims have given back
 }
 
 // Volume is a mounted storage.
@@ -31,6 +32,7 @@ func (a *Agent) Text() (string, error) {
 	t.Sample("directvol_agent_info", 1, "version", a.Version)
 	a.Calls.Write(&t)
 	a.writeVolumes(&t)
+	t.One("directvol_agent_trimmed_bytes_total", Counter, "Free bytes of volumes that disks were told of by trims.", float64(a.Trimmed))
 	if err := WriteProcess(&t); err != nil {
 		return "", err
 	}

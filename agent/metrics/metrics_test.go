@@ -103,7 +103,7 @@ func TestVolumesAndConditionsAreCounted(t *testing.T) {
 	slow, full := Condition{"DEGRADED", "IOSlow"}, Condition{"DEGRADED", "OutOfSpace"}
 	agent := Agent{Version: "1", Calls: new(Calls), Drivers: []string{"blk", "scsi"}, Volumes: []Volume{
 		{"blk", nil}, {"blk", []Condition{slow, full}}, {"blk", []Condition{slow}},
-	}}
+	}, Trimmed: 1 << 40}
 	text, err := agent.Text()
 	if err != nil {
 		t.Fatal(err)
@@ -119,6 +119,7 @@ func TestVolumesAndConditionsAreCounted(t *testing.T) {
 		`directvol_agent_volumes_abnormal`:                                         2,
 		`directvol_agent_volume_conditions{status="DEGRADED",reason="IOSlow"}`:     2,
 		`directvol_agent_volume_conditions{status="DEGRADED",reason="OutOfSpace"}`: 1,
+		`directvol_agent_trimmed_bytes_total`:                                      1 << 40,
 	} {
 		if value, there := got[name]; !there || value != want {
 			t.Errorf("%s\nwant %v\ngot  %v in\n%s", name, want, value, text)

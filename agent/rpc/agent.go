@@ -79,6 +79,7 @@ func (a *Agent) Calls() server.Calls {
 			"FreezeVolumes":     {Stream: stream(a.freezeVolumes)},
 			"ThawVolumes":       {Answer: method(a.thawVolumes)},
 			"SyncVolume":        {Answer: method(a.syncVolume)},
+			"TrimVolume":        {Answer: method(a.trimVolume)},
 		},
 		agentpb.HealthServiceName: {
 			"Check":   {Answer: method(a.check), Quick: quickCheck, Always: true},

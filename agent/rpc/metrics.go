@@ -11,7 +11,7 @@ import (
 )
 
 func (a *Agent) getMetrics(ctx context.Context, _ *agentpb.GetMetricsRequest) (*agentpb.Metrics, error) {
-	agent := metrics.Agent{Version: a.Version, Calls: a.Counts, Drivers: storage.Drivers(), Volumes: a.counted(ctx)}
+	agent := metrics.Agent{Version: a.Version, Calls: a.Counts, Drivers: storage.Drivers(), Volumes: a.counted(ctx), Trimmed: a.Volumes.Trimmed()}
 	text, err := agent.Text()
 	if err != nil {
 		return nil, err

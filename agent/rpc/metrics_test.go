@@ -41,6 +41,7 @@ func TestEveryCallIsCountedHoweverItIsAnswered(t *testing.T) {
 		`directvol_agent_call_duration_seconds_count{method="Check"} 1`,
 		`directvol_agent_volumes{driver="blk"} 0`,
 		`directvol_agent_volumes_abnormal 0`,
+		`directvol_agent_trimmed_bytes_total 0`,
 	} {
 		if !strings.Contains("\n"+answer.Metrics, "\n"+want+"\n") {
 			t.Errorf("want %s\ngot\n%s", want, answer.Metrics)

@@ -88,6 +88,14 @@ func (a *Agent) syncVolume(ctx context.Context, r *volumepb.SyncVolumeRequest) (
 	return nothing, a.Volumes.SyncOne(ctx, r.VolumeGuestPath)
 }
 
+func (a *Agent) trimVolume(ctx context.Context, r *volumepb.TrimVolumeRequest) (*volumepb.TrimVolumeResponse, error) {
+	trimmed, err := a.Volumes.Trim(ctx, r.VolumeGuestPath, r.LeastBytes)
+	if err != nil {
+		return nil, err
+	}
+	return &volumepb.TrimVolumeResponse{TrimmedBytes: trimmed}, nil
+}
+
 func volumeOf(r volume.Report) *volumepb.Volume {
 	v := &volumepb.Volume{
 		VolumeGuestPath: r.Path, Filesystem: r.FSType, Devices: r.Devices, DeviceBytes: r.DeviceBytes, FilesystemBytes: r.FilesystemBytes,

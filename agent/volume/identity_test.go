@@ -131,7 +131,7 @@ func TestGrowthAffectsOnlyItsOwnMount(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := v.check(file); (err == nil) != mine {
+		if err := v.check(file, toGrow); (err == nil) != mine {
 			t.Errorf("%s: want it to be the volume's: %v\ngot  %v", path, mine, err)
 		}
 		file.Close()

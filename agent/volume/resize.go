@@ -101,7 +101,7 @@ func (v *Volume) CheckResize(ctx context.Context, size uint64) error {
 // reach runs do with the volume locked and open, if the filesystem could ever have the size. The
 // caller gets an answer before its deadline, whatever the disk does.
 func (v *Volume) reach(ctx context.Context, size uint64, do func(context.Context, *growth) error) error {
-	if err := v.refuseInaccessible(); err != nil { // before the lock: a call that has it may be waiting for the disk
+	if err := v.refuseInaccessible(toGrow); err != nil { // before the lock: a call that has it may be waiting for the disk
 		return err
 	}
 	return v.inTime(ctx, func(ctx context.Context) error { return v.reachOpen(ctx, size, do) })
@@ -156,15 +156,15 @@ func (v *Volume) inTime(ctx context.Context, do func(context.Context) error) err
 			looked, was = true, health.Ended(v.Device.Number)
 		case <-late:
 			if !looked {
-				return errkind.New(errkind.DeadlineExceeded, "volume %s: not done in time; try again, the growth continues: %w", v.Mountpoint, context.Cause(early))
+				return errkind.New(errkind.DeadlineExceeded, "volume %s: not done in time; try again, what has begun continues: %w", v.Mountpoint, context.Cause(early))
 			}
-			return errkind.New(errkind.DeadlineExceeded, "volume %s: not done in time, %s; try again, the growth continues: %w", v.Mountpoint, v.since(was), context.Cause(early))
+			return errkind.New(errkind.DeadlineExceeded, "volume %s: not done in time, %s; try again, what has begun continues: %w", v.Mountpoint, v.since(was), context.Cause(early))
 		}
 	}
 }
 
 func (v *Volume) reachOpen(ctx context.Context, size uint64, do func(context.Context, *growth) error) error {
-	g, err := v.open()
+	g, err := v.open(toGrow)
 	if err != nil {
 		return err
 	}
@@ -212,6 +212,12 @@ func (v *Volume) canReach(g *growth, size uint64) error {
 	return g.fstype.CanGrow(g.Mounted, goal)
 }
 
+// toGrow and toTrim name what a call does to a volume, after "cannot" in its errors.
+const (
+	toGrow = "grow"
+	toTrim = "be trimmed"
+)
+
 // growth is an open filesystem that can grow. While it is open, the volume cannot be unmounted, so
 // its directory cannot become another volume's.
 type growth struct {
@@ -229,10 +235,11 @@ func (g *growth) goal(size, device uint64) uint64 {
 	return g.fstype.Goal(g.before, size/g.before.BlockSize, device/g.before.BlockSize)
 }
 
-// open opens the volume to grow it, or reports why it cannot grow.
-func (v *Volume) open() (*growth, error) {
+// open opens the volume to grow or to trim it, or reports why it cannot. Errors that the filesystem
+// has recorded forbid both: its record of the free blocks may be wrong.
+func (v *Volume) open(to string) (*growth, error) {
 	refuse := func(format string, args ...any) (*growth, error) {
-		return nil, errkind.New(errkind.FailedPrecondition, "volume %s cannot grow: "+format, append([]any{v.Mountpoint}, args...)...)
+		return nil, errkind.New(errkind.FailedPrecondition, "volume %s cannot %s: "+format, append([]any{v.Mountpoint, to}, args...)...)
 	}
 	if v.Device.Path == "" {
 		return refuse("%s has no block device below it", v.FSType)
@@ -241,19 +248,19 @@ func (v *Volume) open() (*growth, error) {
 	if !ok {
 		return refuse("%s is not one of %v", v.FSType, filesystem.Names())
 	}
-	if err := v.refuseInaccessible(); err != nil {
+	if err := v.refuseInaccessible(to); err != nil {
 		return nil, err
 	}
 	// Both files stay open for the whole call, because each open takes as long as a short call.
 	v.proven.Again()
 	both, err := filesystem.Open(v.Mountpoint, v.Device.Path, &v.proven)
 	if err != nil {
-		return nil, v.growError(err)
+		return nil, v.kernelError(to, err)
 	}
 	g := &growth{Mounted: both, fstype: fstype}
 	count, err := fstype.RecordedErrors(g.Disk)
 	if err == nil && count == 0 {
-		err = v.check(g.Dir)
+		err = v.check(g.Dir, to)
 	}
 	if err == nil && count == 0 {
 		g.before, err = fstype.Geometry(g.Mounted)
@@ -264,28 +271,28 @@ func (v *Volume) open() (*growth, error) {
 	}
 	g.Close()
 	if err != nil {
-		return nil, v.growError(err)
+		return nil, v.kernelError(to, err)
 	}
 	return refuse("the superblock of %s records errors (%d): unmount, run %s on the detached disk and mount it again", v.Device.Path, count, fstype.Faults.Repair)
 }
 
-// refuseInaccessible refuses to grow a volume that cannot be written to or that may have lost its
-// end. A slow volume may grow, and so may one that was not probed yet.
-func (v *Volume) refuseInaccessible() error {
+// refuseInaccessible refuses to grow or to trim a volume that cannot be written to or that may have
+// lost its end. A slow volume may grow, and so may one that was not probed yet.
+func (v *Volume) refuseInaccessible(to string) error {
 	if v.watch == nil {
 		return nil
 	}
 	conditions, _ := v.watch.Latest()
 	for _, c := range conditions {
 		if c.Status == health.Inaccessible || c.Reason == health.ReasonPastDeviceTooSmall {
-			return errkind.New(errkind.FailedPrecondition, "volume %s cannot grow: %s", v.Mountpoint, c.Message)
+			return errkind.New(errkind.FailedPrecondition, "volume %s cannot %s: %s", v.Mountpoint, to, c.Message)
 		}
 	}
 	return nil
 }
 
 // check refuses a directory that is read-only or no longer this volume's.
-func (v *Volume) check(dir *os.File) error {
+func (v *Volume) check(dir *os.File, to string) error {
 	if mine, err := v.identity.Has(dir); err != nil {
 		return err
 	} else if !mine {
@@ -296,7 +303,7 @@ func (v *Volume) check(dir *os.File) error {
 		return err
 	}
 	if all.Flags&unix.ST_RDONLY != 0 {
-		return errkind.New(errkind.FailedPrecondition, "volume %s cannot grow: it is mounted read-only", v.Mountpoint)
+		return errkind.New(errkind.FailedPrecondition, "volume %s cannot %s: it is mounted read-only", v.Mountpoint, to)
 	}
 	return nil
 }
@@ -308,9 +315,12 @@ func (v *Volume) repair() string {
 }
 
 // growError gives an error that the kernel returns during a growth its kind.
-func (v *Volume) growError(err error) error {
+func (v *Volume) growError(err error) error { return v.kernelError(toGrow, err) }
+
+// kernelError gives an error that the kernel returns during a growth or a trim its kind.
+func (v *Volume) kernelError(to string, err error) error {
 	refuse := func(kind errkind.Kind, why string) error {
-		return errkind.New(kind, "volume %s cannot grow: %s: %w", v.Mountpoint, why, err)
+		return errkind.New(kind, "volume %s cannot %s: %s: %w", v.Mountpoint, to, why, err)
 	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):

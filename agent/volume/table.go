@@ -30,6 +30,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
@@ -47,6 +48,9 @@ type Table struct {
 	changes  mount.Changes
 	watchers watchers
 	leases   *leases
+
+	trims   turns.Turns   // for trims, by device
+	trimmed atomic.Uint64 // bytes that trims have given back
 
 	mu      sync.Mutex
 	volumes map[string]*Volume // by mount point

@@ -582,7 +582,7 @@ func (m *TrimVolumeRequest) GetLeastBytes() uint64 {
 }
 
 type TrimVolumeResponse struct {
-	// How many bytes were given back to the disk.
+	// How many bytes the disk was told of. An ext4 leaves out most of what it has told since it was mounted.
 	TrimmedBytes uint64 `protobuf:"varint,1,opt,name=trimmed_bytes,json=trimmedBytes,proto3" json:"trimmed_bytes,omitempty"`
 }
 

@@ -52,7 +52,7 @@ var ours = map[string]bool{
 	"GetVolumeStats": true, "ResizeVolume": true, "GetGuestDetails": true, "GetMetrics": true,
 	"CheckResizeVolume": true, "GetVolumeHealth": true, "CheckReleased": true,
 	"ListVolumes": true, "GetVolume": true, "WatchVolumes": true, "GrowVolume": true,
-	"FreezeVolumes": true, "ThawVolumes": true, "SyncVolume": true,
+	"FreezeVolumes": true, "ThawVolumes": true, "SyncVolume": true, "TrimVolume": true,
 }
 
 // about returns the description of a method, with a note if directvol's agent lacks the method.
