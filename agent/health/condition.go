@@ -27,6 +27,8 @@ const (
 	ReasonReadOnly           = "ReadOnly"
 	ReasonShutdown           = "Shutdown"
 	ReasonOutOfSpace         = "OutOfSpace"
+	ReasonLowSpace           = "LowSpace"  // less is available than a setting says
+	ReasonLowInodes          = "LowInodes" // as LowSpace
 	ReasonRecordedErrors     = "RecordedErrors"
 	ReasonPastIOError        = "PastIOError"
 	ReasonPastDeviceTooSmall = "PastDeviceTooSmall"

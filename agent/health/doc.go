@@ -38,6 +38,8 @@
 //	it has shut down        stat of an xfs's root directory, which is in memory, returns EIO
 //	it is read-only         a probe's write is refused, or the kernel has made it read-only by itself
 //	a write or read failed  a line of the kernel itself, matched from its first word, reports it for this device
+//	little is left          statfs shows less available space, or fewer inodes, than a setting asks for, and until
+//	                        a quarter more than that is available
 //	the disk was smaller    the kernel's log says so, or its size was read after a uevent, even if the disk has its
 //	                        size again by the next examination (the kernel drops such lines if others come too fast;
 //	                        then a disk that has its size again before its uevent is read is not noticed)

@@ -42,6 +42,8 @@ type Target struct {
 
 // Monitor owns the watches and follows the kernel's log for all of them.
 type Monitor struct {
+	Low Thresholds // set before the first Watch
+
 	log      *logrus.Entry
 	remember chan struct{}
 	heard    atomic.Uint64                  // the number of the last record of the kernel's log

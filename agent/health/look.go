@@ -58,6 +58,7 @@ func (w *Watch) pause(ctx context.Context) reason {
 		return over
 	}
 	now, _ := w.Latest()
+	now = slices.DeleteFunc(slices.Clone(now), Condition.isOfSpace)
 	switch {
 	case len(now) == 0:
 		return w.pauseHealthy(ctx)
@@ -202,7 +203,9 @@ func (w *Watch) examine(doubt bool) (f finding) {
 	w.mu.Lock()
 	stopped := w.stopped
 	w.mu.Unlock()
-	return examine(w.target, w.owned.Load(), stopped)
+	f = examine(w.target, w.owned.Load(), stopped)
+	readSpace(w.target, &f)
+	return f
 }
 
 // took processes the result of an examination.
@@ -231,6 +234,7 @@ func (w *Watch) took(f finding) (lost bool) {
 	}
 	w.ends(f.end)
 	w.saw(f.conditions)
+	f.conditions = append(f.conditions, w.low(f)...)
 	found := w.remember(append(f.conditions, stay...))
 	w.note(func() { w.found, w.details, w.slow = found, f.details, slow })
 	return errors.Is(f.failure, errUnmounted)

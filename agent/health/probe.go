@@ -24,9 +24,11 @@ type finding struct {
 	conditions []Condition
 	details    []string // that change while a condition lasts, for the log
 	failure    error
-	end        uint64 // the filesystem's end on its disk, in bytes; 0 if it was not read
-	refused    bool   // the probe was refused, which says nothing about the disk
-	again      bool   // the next look will know more
+	end        uint64         // the filesystem's end on its disk, in bytes; 0 if it was not read
+	refused    bool           // the probe was refused, which says nothing about the disk
+	again      bool           // the next look will know more
+	looked     bool           // the mount was found in its place
+	space      *unix.Statfs_t // nil if it was not read
 }
 
 // examine checks every signal once. It blocks as long as the device does. It neither writes to nor
@@ -68,6 +70,7 @@ func examine(t Target, owned, stopped bool) finding {
 		err = unix.ESHUTDOWN
 	}
 	f := judge(t, fstype.Faults.Repair, err)
+	f.looked = true
 	f.end, f.refused, f.again = end, refused || remounting, remounting
 	if f.failure == nil && end > size {
 		f.conditions = append([]Condition{t.condition(Inaccessible, ReasonDeviceTooSmall,

@@ -31,6 +31,8 @@ type Watch struct {
 	named    bool         // the last look was caused by the kernel's log
 	inFlight *examination // the examination that has not answered yet
 
+	lowSpace, lowInodes bool // whether there is such a condition
+
 	control sync.Mutex // guards starting and ending the goroutine
 	cancel  context.CancelFunc
 	done    chan struct{}

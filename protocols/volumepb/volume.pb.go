@@ -172,7 +172,7 @@ func (m *GetVolumeHealthResponse) GetConditions() []*Condition {
 // Condition is one fault of a volume. The pair of status and reason is unique in a list.
 type Condition struct {
 	Status Condition_Status `protobuf:"varint,1,opt,name=status,proto3,enum=directvol.v1.Condition_Status" json:"status,omitempty"`
-	// A word in CamelCase for programs: DeviceGone, DeviceTooSmall, IOHung, IOSlow, IOError, ReadOnly, Shutdown, OutOfSpace, RecordedErrors, PastIOError, PastDeviceTooSmall, ReadError.
+	// A word in CamelCase for programs: DeviceGone, DeviceTooSmall, IOHung, IOSlow, IOError, ReadOnly, Shutdown, OutOfSpace, LowSpace, LowInodes, RecordedErrors, PastIOError, PastDeviceTooSmall, ReadError.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// A sentence for people.
 	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`

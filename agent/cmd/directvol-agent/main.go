@@ -142,6 +142,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	life, end := context.WithCancel(context.Background())
 	defer end()
 	monitor := health.NewMonitor(log)
+	monitor.Low = set.low
 	defer monitor.End()
 	volumes := volume.NewTable(monitor)
 	state, err := newState(set, asInit)
@@ -175,6 +176,7 @@ func serve(log *logrus.Entry, kept *keptLog, set settings, asInit bool, modules 
 	}
 	follow(life, log, monitor.Run, monitor.Beat, monitor.Sizes, monitor.Errors, volumes.FollowMounts)
 	go storages.Follow(life, monitor.Remembers())
+	go volumes.TrimEvery(ctx, set.trim, log) // until the agent is asked to end, not while it unmounts
 	agent.Destroyed = func() {
 		if asInit && set.powerOff {
 			select {

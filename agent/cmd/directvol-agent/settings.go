@@ -14,6 +14,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/version"
@@ -28,6 +29,8 @@ type settings struct {
 	resizeWait time.Duration
 	powerOff   bool
 	state      string
+	trim       time.Duration // 0 means never
+	low        health.Thresholds
 
 	// Ports of vsock; 0 means none, as in Kata.
 	logPort     uint32
@@ -42,6 +45,7 @@ func defaults() settings {
 		hotplug:    3 * time.Second,
 		resizeWait: 1500 * time.Millisecond, // Kata's clients give up after 2 s or 3 s
 		state:      "/run/directvol/agent.json",
+		trim:       7 * 24 * time.Hour, // as fstrim.timer of util-linux
 	}
 }
 
@@ -57,6 +61,9 @@ func (s *settings) options() []option {
 		{"hotplug-timeout", "hotplug_timeout", "how long to wait for a disk that is being plugged in, such as 3 or 3s", func(v string) error { return parseDuration(v, &s.hotplug) }},
 		{"resize-wait", "directvol.resize_wait", "how long ResizeVolume waits for the disk's new size, such as 1.5s", func(v string) error { return parseDuration(v, &s.resizeWait) }},
 		{"state", "directvol.state", "file on a tmpfs where a service saves its storages and their holders, so that a restart keeps them", func(v string) error { return parsePath(v, &s.state) }},
+		{"trim", "directvol.trim", "how often to give the free blocks of each mounted volume back to its storage, such as 168h; 0 means never", func(v string) error { return parseInterval(v, &s.trim) }},
+		{"low-space", "directvol.low_space", "the percentage of available space below which a volume has the condition LowSpace, up to 50; 0 means never", func(v string) error { return parsePercent(v, &s.low.Space) }},
+		{"low-inodes", "directvol.low_inodes", "the percentage of available inodes below which a volume has the condition LowInodes, up to 50; 0 means never", func(v string) error { return parsePercent(v, &s.low.Inodes) }},
 		{"poweroff", "directvol.poweroff", "on: power the VM off after DestroySandbox; as PID 1 only", func(v string) error { return parseSwitch(v, &s.powerOff) }},
 	}
 }
@@ -165,6 +172,25 @@ func parseDuration(v string, to *time.Duration) error {
 		return fmt.Errorf("%.40q is not a positive duration, such as 1.5s", v)
 	}
 	*to = d
+	return nil
+}
+
+// parseInterval parses a duration as parseDuration does, or 0.
+func parseInterval(v string, to *time.Duration) error {
+	if v == "0" {
+		*to = 0
+		return nil
+	}
+	return parseDuration(v, to)
+}
+
+// parsePercent parses "5" or "5%".
+func parsePercent(v string, to *int) error {
+	percent, err := strconv.ParseUint(strings.TrimSuffix(v, "%"), 10, 8)
+	if err != nil || percent > health.MaxThreshold {
+		return fmt.Errorf("%.40q is not a percentage from 0 to %d", v, health.MaxThreshold)
+	}
+	*to = int(percent)
 	return nil
 }
 

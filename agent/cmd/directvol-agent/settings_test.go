@@ -7,16 +7,17 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/protocols/address"
 )
 
 func TestKernelCommandLineIsReadAsKataWritesIt(t *testing.T) {
 	set := defaults()
-	line := "console=ttyS0 agent.log=debug agent.log_vport=1025 agent.debug_console agent.debug_console_vport=1026 agent.hotplug_timeout=7 agent.directvol.resize_wait=250ms agent.directvol.poweroff=on agent.directvol.state=/run/x agent.unified_cgroup_hierarchy=1 quiet\n"
+	line := "console=ttyS0 agent.log=debug agent.log_vport=1025 agent.debug_console agent.debug_console_vport=1026 agent.hotplug_timeout=7 agent.directvol.resize_wait=250ms agent.directvol.poweroff=on agent.directvol.state=/run/x agent.directvol.trim=12h agent.directvol.low_space=5 agent.directvol.low_inodes=3% agent.unified_cgroup_hierarchy=1 quiet\n"
 	if err := set.fromKernel(line); err != nil {
 		t.Fatal(err)
 	}
-	want := settings{level: logrus.DebugLevel, listen: defaults().listen, hotplug: 7 * time.Second, resizeWait: 250 * time.Millisecond, powerOff: true, state: "/run/x", logPort: 1025, consolePort: 1026, console: true}
+	want := settings{level: logrus.DebugLevel, listen: defaults().listen, hotplug: 7 * time.Second, resizeWait: 250 * time.Millisecond, powerOff: true, state: "/run/x", trim: 12 * time.Hour, low: health.Thresholds{Space: 5, Inodes: 3}, logPort: 1025, consolePort: 1026, console: true}
 	if set != want {
 		t.Errorf("\nwant %+v\ngot  %+v", want, set)
 	}
@@ -55,7 +56,7 @@ func TestServerAddressHasKatasForm(t *testing.T) {
 }
 
 func TestWrongSettingIsNamedAndChangesNothing(t *testing.T) {
-	for _, word := range []string{"agent.hotplug_timeout=-1", "agent.hotplug_timeout=soon", "agent.directvol.poweroff=maybe", "agent.log=loud", "agent.server_addr=hvsock:///x:1", "agent.server_addr=tcp://1:2", "agent.directvol.resize_wait=", "agent.directvol.state=run",
+	for _, word := range []string{"agent.hotplug_timeout=-1", "agent.hotplug_timeout=soon", "agent.directvol.poweroff=maybe", "agent.log=loud", "agent.server_addr=hvsock:///x:1", "agent.server_addr=tcp://1:2", "agent.directvol.resize_wait=", "agent.directvol.state=run", "agent.directvol.trim=-1", "agent.directvol.trim=", "agent.directvol.low_space=51", "agent.directvol.low_space=-1", "agent.directvol.low_inodes=few", "agent.directvol.low_inodes=5%%",
 		"agent.log_vport=-1", "agent.log_vport=", "agent.log_vport", "agent.log_vport=4294967295", "agent.debug_console_vport=0x1p4", "agent.debug_console=maybe", "agent.debug_console="} {
 		set := defaults()
 		err := set.fromKernel("quiet " + word)
@@ -113,6 +114,15 @@ func TestHelpNamesEveryOptionInBothItsForms(t *testing.T) {
 	for _, o := range set.options() {
 		if !strings.Contains(told, "  -"+o.flag) || !strings.Contains(told, "agent."+o.kernel) {
 			t.Errorf("want -%s and agent.%s\ngot\n%s", o.flag, o.kernel, told)
+		}
+	}
+}
+
+func TestVolumesAreTrimmedWeeklyUnlessASettingSaysNever(t *testing.T) {
+	for line, want := range map[string]time.Duration{"quiet": 168 * time.Hour, "agent.directvol.trim=0": 0, "agent.directvol.trim=3600": time.Hour} {
+		set := defaults()
+		if err := set.fromKernel(line); err != nil || set.trim != want || set.low != (health.Thresholds{}) {
+			t.Errorf("%s\nwant %v, and no thresholds\ngot  %v, %+v, error %v", line, want, set.trim, set.low, err)
 		}
 	}
 }
