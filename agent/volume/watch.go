@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
@@ -27,6 +28,10 @@ type Event struct {
 	Type   EventType
 	Report Report
 }
+
+// relistAgain is how often a Watch compares its list with mountinfo without an event: a volume that
+// could not be looked up has none of its own.
+const relistAgain = 10 * time.Second
 
 // maxEvents is how many events wait for a watcher. If there are more, all are dropped, and the
 // watcher gets a Resync.
@@ -129,7 +134,10 @@ func (t *Table) List(ctx context.Context) ([]Report, error) {
 
 // relist compares the volumes in sight with those of the last time, and tells the watchers of the
 // differences. A volume whose path leads through a server that does not answer is left out.
-func (t *Table) relist(ctx context.Context) error {
+func (t *Table) relist(ctx context.Context) error { return t.relistAnyway(ctx, false) }
+
+// relistAnyway is relist. anyway is set if it must look even though no change of a mount was seen.
+func (t *Table) relistAnyway(ctx context.Context, anyway bool) error {
 	select {
 	case t.listing <- struct{}{}:
 		defer func() { <-t.listing }()
@@ -137,7 +145,7 @@ func (t *Table) relist(ctx context.Context) error {
 		return errkind.New(errkind.DeadlineExceeded, "the volumes cannot be listed: another list has not ended: %w", ctx.Err())
 	}
 	changes := t.changes.Now()
-	if changes != 0 && changes == t.relisted {
+	if changes != 0 && changes == t.relisted && !anyway {
 		return nil
 	}
 	mounts, err := mount.All()
@@ -187,6 +195,8 @@ func (t *Table) Watch(ctx context.Context, send func(Event) error) error {
 	one, leave := t.watchers.join("")
 	defer leave()
 	changes := t.changes.Next() // before the first list, so that no change is missed
+	again := time.NewTicker(relistAgain)
+	defer again.Stop()
 	s := sender{send: send}
 	if err := t.sendAll(ctx, one, &s); err != nil {
 		return err
@@ -198,6 +208,10 @@ func (t *Table) Watch(ctx context.Context, send func(Event) error) error {
 		case <-changes:
 			changes = t.changes.Next()
 			if err := t.relist(ctx); err != nil {
+				return err
+			}
+		case <-again.C:
+			if err := t.relistAnyway(ctx, true); err != nil {
 				return err
 			}
 		case <-one.ready:

@@ -216,3 +216,12 @@ func TestListThatWaitsForAnotherEndsInTime(t *testing.T) {
 		t.Errorf("want a DeadlineExceeded\ngot  %v", err)
 	}
 }
+
+// A mount is seen without an event, too: here nobody follows the mounts.
+func TestWatchLooksAgainWithoutAnEvent(t *testing.T) {
+	table, own := newTable(), mounttest.Dir(t)
+	events := watched(t, table, own)
+	wantEvent(t, events, Resynced, "")
+	mountAt(t, mounttest.Attach(t, mounttest.Image(t, "ext4")), filepath.Join(own, "one"))
+	wantEvent(t, events, Added, filepath.Join(own, "one"))
+}
