@@ -41,22 +41,27 @@ func (t *Table) recordMounted(m *mounted) {
 // somebody else has mounted it again, mountAgain takes that mount over, if it has these options.
 func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 	defer t.atDisk(m)()
-	r := m.request
-	r.options = m.optionsNow()
 	if there, err := m.driver.there(m); err != nil {
 		return err
 	} else if there {
-		return t.takeOverAgain(m, r)
+		if err := t.adopt(m); err != nil || !m.driver.volume {
+			return err
+		}
+		return t.own(m) // it may be another mount than before
 	}
 	defer t.beginAgain(m)()
 	if err := t.refuseToHide(m); err != nil {
 		return err
 	}
 	t.volumes.Forget(m.mountPoint) // forget the mount that is gone
+	was := t.disclaim(m)
+	r := m.request
+	r.options = m.optionsNow()
 	did, err := m.driver.mount(ctx, &t.devices, r, m.origin())
 	if err == nil {
-		m.set(m.origin(), mount.Identity{}) // drop the identity of the mount that is gone
 		err = t.adopt(m)
+	} else {
+		m.set(m.origin(), was)
 	}
 	if err == nil && m.driver.volume {
 		err = t.own(m)
@@ -71,25 +76,13 @@ func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 	return nil
 }
 
-// takeOverAgain takes over the mount that is in a storage's place. If it is not the storage's own,
-// it must be as r asks for it.
-func (t *Table) takeOverAgain(m *mounted, r request) error {
-	if !m.driver.volume {
-		return nil
-	}
-	top, err := mount.Topmost(m.mountPoint)
-	if err != nil {
-		return err
-	}
-	if was := m.mount(); top != nil && was.IsMount() && !mount.Identify(top).Same(was) {
-		if err := r.mustAgree(top, m.origin()); err != nil {
-			return err
-		}
-	}
-	if err := t.adopt(m); err != nil {
-		return err
-	}
-	return t.own(m) // it may be another mount than before
+// disclaim drops the identity of a storage's mount that is gone, and returns it. The next mount
+// there becomes the storage's own, also if the agent ends before it has noted that mount.
+func (t *Table) disclaim(m *mounted) (was mount.Identity) {
+	was = m.mount()
+	m.set(m.origin(), mount.Identity{})
+	t.saveOrLog()
+	return was
 }
 
 // beginAgain makes begins report that the storage is being mounted, until done is called. The

@@ -361,6 +361,9 @@ func (t *Table) putBack(m *mounted, gone layer) error {
 	case gone.kept == nil:
 		err = t.mountAgain(context.Background(), m)
 	default:
+		if m.driver != foreign {
+			t.disclaim(m)
+		}
 		if _, err = makeMountPoint(m.mountPoint); err == nil {
 			err = mount.Place(gone.kept, m.mountPoint)
 		}
@@ -371,6 +374,7 @@ func (t *Table) putBack(m *mounted, gone layer) error {
 		}
 	}
 	if !there { // otherwise the watch has never forgotten
+		t.saveOrLog() // now that the mount's identity is known
 		t.volumes.Remember(m.mountPoint, gone.past)
 	}
 	return err

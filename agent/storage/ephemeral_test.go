@@ -119,29 +119,66 @@ func TestStorageIsMountedAgainAsItWasUpdated(t *testing.T) {
 }
 
 // Somebody unmounts a storage and mounts the same there with other options. A call does not take
-// that for the storage.
+// that for the storage, however often the agent is restarted meanwhile.
 func TestStorageThatSomebodyHasMountedOtherwiseIsRefused(t *testing.T) {
-	table, storage := heldTmpfs(t, "size=1m")
-	mounttest.Unmount(t, storage.MountPoint)
-	mounttest.Mount(t, "tmpfs", storage.MountPoint, "tmpfs", unix.MS_RDONLY, "size=1m")
-	if err := hold(t, table, &storage); errkind.Of(err) != errkind.AlreadyExists {
-		t.Errorf("read-only\nwant it refused\ngot  %v", err)
-	}
-	mounttest.Unmount(t, storage.MountPoint)
-	mounttest.Mount(t, "tmpfs", storage.MountPoint, "tmpfs", 0, "size=1m")
-	if err := hold(t, table, &storage); err != nil {
-		t.Errorf("as it was: %v", err)
+	for restarts := range 3 {
+		table := stateful(t, filepath.Join(t.TempDir(), "state.json"))
+		storage := inMemory(filepath.Join(ownDir(t), "memory"))
+		if err := hold(t, table, storage); err != nil {
+			t.Fatal(err)
+		}
+		mountedBySomebody := func(flags uintptr) {
+			mounttest.Unmount(t, storage.MountPoint)
+			mounttest.Mount(t, "shm", storage.MountPoint, "tmpfs", flags, "")
+			for range restarts {
+				table = restarted(t, table)
+			}
+		}
+		mountedBySomebody(unix.MS_RDONLY)
+		if err := hold(t, table, storage); errkind.Of(err) != errkind.AlreadyExists {
+			t.Errorf("read-only, %d restarts\nwant it refused\ngot  %v", restarts, err)
+		}
+		mountedBySomebody(0)
+		if err := hold(t, table, storage); err != nil {
+			t.Errorf("as it was, %d restarts: %v", restarts, err)
+		}
 	}
 }
 
 // A destroy that fails mounts a storage again, which is the storage's own mount from then on. It is
-// not compared with the options of the request, which the kernel may show in another form.
+// not compared with the options of the request, which the kernel may show in another form. The next
+// agent knows it, too.
 func TestStorageThatADestroyHasPutBackIsItsOwn(t *testing.T) {
-	table, storage := heldTmpfs(t, "nr_blocks=100")
+	table := stateful(t, filepath.Join(t.TempDir(), "state.json"))
+	storage := inMemory(filepath.Join(ownDir(t), "memory"))
+	storage.Options = []string{"nr_blocks=100"}
+	if err := hold(t, table, storage); err != nil {
+		t.Fatal(err)
+	}
 	if err := table.ReleaseAll(t.Context(), func() bool { return false }); errkind.Of(err) != errkind.DeadlineExceeded {
 		t.Fatalf("not agreed\nwant it refused for that\ngot  %v", err)
 	}
-	if err := hold(t, table, &storage); err != nil {
-		t.Errorf("asked for again: %v", err)
+	for range 2 {
+		if err := hold(t, table, storage); err != nil {
+			t.Errorf("asked for again: %v", err)
+		}
+		table = restarted(t, table)
+	}
+}
+
+// The agent is killed after it has mounted a storage again, and before it has noted that mount. The
+// next agent takes the mount for the storage's own.
+func TestStorageMountedAgainByAnAgentThatWasKilledIsItsOwn(t *testing.T) {
+	table := stateful(t, filepath.Join(t.TempDir(), "state.json"))
+	storage := inMemory(filepath.Join(ownDir(t), "memory"))
+	storage.Options = []string{"nr_blocks=100"}
+	if err := hold(t, table, storage); err != nil {
+		t.Fatal(err)
+	}
+	mounttest.Unmount(t, storage.MountPoint)
+	table.disclaim(table.at(storage.MountPoint))
+	mounttest.Mount(t, "shm", storage.MountPoint, "tmpfs", 0, "nr_blocks=100")
+	if err := hold(t, restarted(t, table), storage); err != nil {
+		t.Error(err)
 	}
 }

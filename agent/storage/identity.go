@@ -65,7 +65,8 @@ func (m *mounted) is(at *mount.Info) bool {
 
 // adopt notes which mount belongs to the storage. The caller has the mount point's turn. adopt
 // reads the UUID from the disk, which has just been mounted, and waits for that no longer than
-// uuidLimit.
+// uuidLimit. A mount by somebody else in the place of the storage's own must have the storage's
+// present options; otherwise the error is AlreadyExists.
 func (t *Table) adopt(m *mounted) error {
 	if !m.driver.volume {
 		return nil
@@ -82,11 +83,25 @@ func (t *Table) adopt(m *mounted) error {
 		if was.IsMount() && now.Same(was) {
 			return nil
 		}
+		if err := m.mustBeAsItWas(at, was); err != nil {
+			return err
+		}
 		now.UUID = m.uuid()
 		m.set(m.origin(), now)
 		return nil
 	}
 	return errkind.New(errkind.FailedPrecondition, "storage %s: somebody in the guest has unmounted it meanwhile: call again", m.mountPoint)
+}
+
+// mustBeAsItWas refuses a mount that has not the options of the storage's own mount, which was one
+// with the identity was; was is zero if there was none.
+func (m *mounted) mustBeAsItWas(at *mount.Info, was mount.Identity) error {
+	if !was.IsMount() {
+		return nil
+	}
+	r := m.request
+	r.options = m.optionsNow()
+	return r.mustAgree(at, m.origin())
 }
 
 // own makes the volume table watch the mount of a storage, which was just adopted, as owned.

@@ -70,3 +70,29 @@ func TestCoverOfAStorageIsNotOwnedInItsPlace(t *testing.T) {
 		})
 	}
 }
+
+// Somebody mounts a storage's disk there with other options, and the agent is restarted. That mount
+// is refused by calls, so the agent does not own it.
+func TestDiskThatSomebodyHasMountedOtherwiseIsNotOwnedByTheNextAgent(t *testing.T) {
+	place := filepath.Join(mounttest.Dir(t), "place")
+	disk := mounttest.Attach(t, mounttest.Image(t, "ext4"))
+	s := onDisk(disk, "ext4", place)
+	table := stateful(t, filepath.Join(t.TempDir(), "state.json"))
+	if err := hold(t, table, s); err != nil {
+		t.Fatal(err)
+	}
+	for _, flags := range []uintptr{unix.MS_NOEXEC, 0} {
+		if err := table.volumes.Quiet(t.Context(), place, func() (bool, error) { return true, unix.Unmount(place, 0) }); err != nil {
+			t.Fatal(err)
+		}
+		mounttest.Mount(t, disk, place, "ext4", flags, "")
+		table = restarted(t, table)
+		v, err := table.volumes.(*volume.Table).Lookup(place)
+		if want := flags == 0; err != nil || v.Owned() != want {
+			t.Errorf("flags %x\nwant owned %v\ngot  %+v, error %v", flags, want, v, err)
+		}
+	}
+	if err := table.Release(t.Context(), "c1"); err != nil {
+		t.Error(err)
+	}
+}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/filesystem"
 	"github.com/directvol/directvol/agent/mount"
 )
@@ -94,12 +95,21 @@ func (t *Table) recover(r record) error {
 	t.mu.Lock()
 	t.mounts[m.mountPoint] = m
 	t.mu.Unlock()
-	entry.Info("storage taken over")
-	if err := t.adopt(m); err != nil {
+	err = t.adopt(m)
+	refused := errkind.Of(err) == errkind.AlreadyExists
+	switch {
+	case refused: // by every call that needs it, too
+		entry.Warn(err)
+	case err != nil:
 		return err
+	default:
+		entry.Info("storage taken over")
 	}
 	if !m.driver.device {
 		return nil // no watch on it, and its root may hang
+	}
+	if refused {
+		return t.volumes.Observe(m.mountPoint)
 	}
 	if err := t.volumes.Own(m.mountPoint, r.identity(), r.Past); err != nil {
 		return fmt.Errorf("watch %s: %w", m.mountPoint, err)
