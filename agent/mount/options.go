@@ -104,12 +104,15 @@ func (o Options) FlagsAfter(top *Info, taken uintptr) uintptr {
 	return now
 }
 
-// Updated returns the options of a mount that was made with o after an update with u. u.Flags are
+// Updated returns the options of a tmpfs that was made with o after an update with u. u.Flags are
 // all flags of the mount (FlagsAfter). An option in u.Data replaces the one with the same name, and
-// comes last, because the last of two options counts. Data that mount(2) could not take is an
-// error.
+// comes last, because the last of two options counts. A remount ignores the options of the root
+// directory (shmem_reconfigure in mm/shmem.c), so Updated does, too. Data that mount(2) could not
+// take is an error.
 func (o Options) Updated(u Options) (Options, error) {
-	update := elements(u.Data)
+	update := slices.DeleteFunc(elements(u.Data), func(option string) bool {
+		return slices.Contains([]string{"mode", "uid", "gid"}, nameOf(option))
+	})
 	data := slices.DeleteFunc(elements(o.Data), func(option string) bool {
 		return slices.ContainsFunc(update, func(by string) bool { return nameOf(by) == nameOf(option) })
 	})

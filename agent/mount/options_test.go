@@ -37,7 +37,7 @@ func TestClearedFlagsAreReported(t *testing.T) {
 }
 
 // An update replaces options of the same name. Data that does not fit with the options kept is
-// refused.
+// refused. The root directory keeps its owner and mode.
 func TestUpdateKeepsTheOptionsThatItDoesNotName(t *testing.T) {
 	for _, c := range []struct{ data, update, want string }{
 		{"", "", ""},
@@ -45,6 +45,7 @@ func TestUpdateKeepsTheOptionsThatItDoesNotName(t *testing.T) {
 		{"size=1m,mode=700,size=2m", "size=3m", "mode=700,size=3m"},
 		{"mpol=bind:0-3,5,huge=never", "mpol=local", "huge=never,mpol=local"},
 		{"size=1m", "mpol=bind:0-3,5", "size=1m,mpol=bind:0-3,5"},
+		{"size=1m,mode=700", "uid=5,mode=755,size=2m,gid=5", "mode=700,size=2m"},
 		{"size=1m,inode64", "nr_blocks=9,inode64", "size=1m,nr_blocks=9,inode64"},
 	} {
 		before := Options{Flags: unix.MS_RDONLY, Data: c.data}

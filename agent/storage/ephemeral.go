@@ -45,9 +45,10 @@ func checkGroupOption(r request) error {
 const remountOption = "remount"
 
 // Update changes the options, such as the size, of ephemeral storages that are mounted. Options
-// that are not named stay; mount flags can be set and cleared. Update may be repeated. If one
-// storage fails, those before it have been updated. A storage that somebody unmounts later is
-// mounted again with the options that it had after its last update.
+// that are not named stay, and so do the owner and the mode of the root directory, which a remount
+// does not change; mount flags can be set and cleared. Update may be repeated. If one storage
+// fails, those before it have been updated. A storage that somebody unmounts later is mounted again
+// with the options that it had after its last update.
 func (t *Table) Update(ctx context.Context, storages []*agentpb.Storage) error {
 	requests := make([]request, len(storages))
 	for i, s := range storages {

@@ -88,7 +88,7 @@ func TestStorageIsMountedAgainAsItWasUpdated(t *testing.T) {
 			if err := hold(t, table, &storage); err != nil {
 				t.Fatal(err)
 			}
-			for _, options := range []string{"size=2m,rw", "nr_inodes=100,noexec", "size=4m", "size=3m,suid"} {
+			for _, options := range []string{"size=2m,rw", "nr_inodes=100,noexec", "size=4m,mode=755,uid=5", "size=3m,suid"} {
 				update := storage
 				update.Options = []string{remountOption, options}
 				if err := table.Update(t.Context(), []*agentpb.Storage{&update}); err != nil {
