@@ -115,11 +115,13 @@ func (m *Monitor) Run(ctx context.Context) error {
 func (m *Monitor) Sizes(ctx context.Context) error {
 	err := blockdev.FollowChanges(ctx, func() {
 		for _, w := range m.all() {
-			size := blockdev.Bytes("/", w.target.Device.Number)
-			if size == 0 {
-				w.poke() // the device may be gone
-			}
-			w.measured(size / sectorBytes)
+			w.measure(func() uint64 {
+				size := blockdev.Bytes("/", w.target.Device.Number)
+				if size == 0 {
+					w.poke() // the device may be gone
+				}
+				return size / sectorBytes
+			})
 		}
 	})
 	if ctx.Err() != nil {

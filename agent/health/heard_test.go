@@ -125,10 +125,23 @@ func TestSizeIsComparedWithTheFilesystemsEnd(t *testing.T) {
 		{0, 1, false}, {1 << 20, 0, false}, {1 << 20, 2047, true}, {1 << 20, 2048, false}, {1 << 20, 2049, false},
 	} {
 		w := &Watch{monitor: NewMonitor(nil), poked: make(chan struct{}, 1), end: c.end}
-		w.measured(c.sectors)
+		w.measure(func() uint64 { return c.sectors })
 		if past := w.Past(); past.Smaller.IsZero() == c.want {
 			t.Errorf("%+v\ngot  %+v", c, past)
 		}
+	}
+}
+
+// The disk's size is read, and before it is compared the disk and the filesystem grow, and an
+// examination finds the filesystem's new end.
+func TestSizeFromBeforeAGrowthIsNotComparedWithTheNewEnd(t *testing.T) {
+	w := &Watch{monitor: NewMonitor(nil), poked: make(chan struct{}, 1), end: 1 << 20}
+	w.measure(func() uint64 {
+		w.ends(2 << 20)
+		return 1 << 20 / sectorBytes
+	})
+	if past := w.Past(); !past.Smaller.IsZero() {
+		t.Errorf("want nothing remembered\ngot  %+v", past)
 	}
 }
 

@@ -180,26 +180,26 @@ func (w *Watch) shrunk(sectors uint64) (compared bool) {
 		w.least = min(sectors, cmp.Or(w.least, sectors))
 		return false
 	}
-	w.isShort(sectors)
+	if sectors < w.end/sectorBytes {
+		w.past.Smaller = time.Now()
+	}
 	return true
 }
 
-// isShort notes and reports whether a disk of this size ends before the filesystem does. w.mu is
-// held, and the filesystem's end is known.
-func (w *Watch) isShort(sectors uint64) bool {
-	short := sectors < w.end/sectorBytes
-	if short {
-		w.past.Smaller = time.Now()
-	}
-	return short
-}
-
-// measured processes the size that the disk has just had; 0 means that it is not known. The
-// filesystem's end was read before, and a filesystem ends no later than its disk when it grows.
-func (w *Watch) measured(sectors uint64) {
+// measure reads the disk's size and compares it with the filesystem's end; a size of 0 means that
+// it is not known. The end is the one that was known before the size is read: disk and filesystem
+// may grow, and an examination may find the new end, before the old size is compared.
+func (w *Watch) measure(sectors func() uint64) {
 	w.mu.Lock()
-	short := sectors != 0 && w.end != 0 && w.isShort(sectors)
+	end := w.end
 	w.mu.Unlock()
+	size := sectors()
+	short := size != 0 && size < end/sectorBytes
+	if short {
+		w.mu.Lock()
+		w.past.Smaller = time.Now()
+		w.mu.Unlock()
+	}
 	if short {
 		w.monitor.remembers()
 		w.poke()
