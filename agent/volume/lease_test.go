@@ -219,10 +219,10 @@ func TestLeaseEndsAtItsTime(t *testing.T) {
 			go func() {
 				ended <- l.hold(t.Context(), length, func(string, []FrozenVolume) error { <-reads; return nil })
 			}()
-			time.Sleep(length - 1)
+			time.Sleep(length - time.Nanosecond)
 			synctest.Wait()
 			disks.want("shortly before its end", map[*Volume]bool{volumes[0]: true})
-			time.Sleep(1)
+			time.Sleep(time.Nanosecond)
 			synctest.Wait()
 			disks.want("at its end", map[*Volume]bool{volumes[0]: false})
 			close(reads)
