@@ -56,7 +56,8 @@ func (c *Changes) Now() uint64 {
 // Follow counts until ctx ends. It returns ctx's error, or the reason why mounts cannot be
 // followed.
 func (c *Changes) Follow(ctx context.Context) error {
-	file, err := os.Open("/proc/self/mountinfo")
+	// As All reads it: /proc/self is the first thread's, which may have another namespace.
+	file, err := os.Open("/proc/thread-self/mountinfo")
 	if err != nil {
 		return fmt.Errorf("follow mounts: %w", err)
 	}

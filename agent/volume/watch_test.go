@@ -110,7 +110,7 @@ func TestWatchSendsEachCondition(t *testing.T) {
 	}
 }
 
-// A watcher that does not read loses its events, and is told so.
+// A watcher that does not read loses its events, and gets a Resync event.
 func TestSlowWatcherIsResynced(t *testing.T) {
 	table := newTable()
 	v := &Volume{Mountpoint: "/volume", FSType: "ext4", watchers: &table.watchers}
