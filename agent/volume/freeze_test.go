@@ -14,6 +14,7 @@ import (
 
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/filesystem"
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
 	"github.com/directvol/directvol/agent/state"
 )
@@ -167,11 +168,20 @@ func TestLeaseEndsInEveryWay(t *testing.T) {
 func TestAllVolumesAreFrozenOrNone(t *testing.T) {
 	own := mounttest.Dir(t)
 	one, foreign, bound, memory := filepath.Join(own, "one"), filepath.Join(own, "zfs"), filepath.Join(own, "bound"), filepath.Join(own, "memory")
+	agents := freezable(t, "ext4", filepath.Join(own, "agents"))
 	freezable(t, "ext4", one)
 	freezable(t, "ext4", foreign)
 	mounttest.Mount(t, one, bound, "", unix.MS_BIND, "")
 	mounttest.Mount(t, "memory", memory, "tmpfs", 0, "")
 	table := newTable()
+	leases, err := state.Open(filepath.Join(agents, "leases"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer leases.Close()
+	if err := table.KeepLeases(leases); err != nil {
+		t.Fatal(err)
+	}
 	root, err := os.Open(foreign)
 	if err != nil {
 		t.Fatal(err)
@@ -179,6 +189,13 @@ func TestAllVolumesAreFrozenOrNone(t *testing.T) {
 	defer root.Close()
 	if err := filesystem.Freeze(root); err != nil {
 		t.Fatal(err)
+	}
+	// In a chroot the root is no mount point; there it is refused as a path that is no volume.
+	rootKind, rootNames := errkind.FailedPrecondition, "the agent itself"
+	if at, err := mount.Topmost("/"); err != nil {
+		t.Fatal(err)
+	} else if at == nil {
+		rootKind, rootNames = errkind.InvalidArgument, "not a mount point"
 	}
 	for name, c := range map[string]struct {
 		paths  []string
@@ -189,7 +206,8 @@ func TestAllVolumesAreFrozenOrNone(t *testing.T) {
 		"beside another program's freeze": {[]string{one, foreign}, maxLease, errkind.FailedPrecondition, foreign},
 		"no mount":                        {[]string{one, own}, maxLease, errkind.InvalidArgument, own},
 		"no path":                         {[]string{one, own + "/none"}, maxLease, errkind.NotFound, own + "/none"},
-		"the agent's own":                 {[]string{one, "/"}, maxLease, errkind.FailedPrecondition, "the agent itself"},
+		"the agent's root":                {[]string{one, "/"}, maxLease, rootKind, rootNames},
+		"the agent's state":               {[]string{one, agents}, maxLease, errkind.FailedPrecondition, "the agent itself"},
 		"twice":                           {[]string{one, one + "/"}, maxLease, errkind.InvalidArgument, one},
 		"twice by two mounts":             {[]string{one, bound}, maxLease, errkind.InvalidArgument, bound},
 		"nothing":                         {nil, maxLease, errkind.InvalidArgument, "1 to 64"},
