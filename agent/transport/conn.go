@@ -59,6 +59,7 @@ type conn struct {
 	pending       int     // answers to the peer; guarded by pending.mu
 	account       account // of memory; guarded by ledger.mu
 	tickets       tickets // of its calls
+	numbering     numbering
 
 	lanes lanes         // to the servers
 	ended chan struct{} // closed when nothing more is read
@@ -71,7 +72,7 @@ type conn struct {
 	sequence atomic.Uint64 // odd while a quick call runs; see watch
 	watched  atomic.Bool
 	loop     *loop  // the current reader; may be replaced while sequence is odd
-	last     uint32 // the stream of the last call; used by the loop only
+	last     uint32 // the highest stream id of its calls so far; used by the loop only
 
 	used      atomic.Uint64 // time of the last use, as counted by room.uses
 	reading   stopwatch     // runs while a frame is read that memory is lent for

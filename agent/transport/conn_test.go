@@ -53,7 +53,7 @@ func TestHungQuickCallReachesTheServerAfterItsPeerLeft(t *testing.T) {
 	<-closed
 }
 
-// ttrpc's server refuses a call whose id is lower than an earlier one.
+// Calls keep their order, also those that hang.
 func TestHungCallsReachTheServerInOrderAndOnce(t *testing.T) {
 	c, peer, release, closed := hungPair(t)
 	var want []byte

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"bytes"
+	"encoding/binary"
 	"io"
 	"slices"
 	"testing"
@@ -15,7 +16,8 @@ import (
 )
 
 // FuzzFrames sends any bytes to a connection, in two pieces, and checks that quick answers what it
-// accepts, that invalid frames are refused, and that all other bytes go to the server unchanged.
+// accepts, that invalid frames are refused, and that all other frames go to the server unchanged,
+// except for their numbers.
 func FuzzFrames(f *testing.F) {
 	request := func(stream uint32, r *ttrpc.Request) []byte {
 		b, err := proto.Marshal(r)
@@ -27,6 +29,7 @@ func FuzzFrames(f *testing.F) {
 	quick := request(1, &ttrpc.Request{Service: "s", Method: "Check", Payload: []byte("p")})
 	slow := request(3, &ttrpc.Request{Service: "s", Method: "Version"})
 	f.Add(bytes.Join([][]byte{quick, slow, quick}, nil), 3)
+	f.Add(bytes.Join([][]byte{slow, request(1, &ttrpc.Request{Method: "Version"}), slow, quick}, nil), 3)
 	f.Add(append(quick, quick[:12]...), 10)
 	f.Add(request(1, &ttrpc.Request{Method: "Check", TimeoutNano: 1}), 0)
 	f.Add(request(1, &ttrpc.Request{Method: "Check", TimeoutNano: -1, Metadata: []*ttrpc.KeyValue{{Key: "k"}}}), 0)
@@ -58,7 +61,7 @@ func parrot(r *ttrpcframe.Request) ([]byte, bool) {
 
 // sort computes independently which bytes go to the server, and which answers are sent.
 func sort(sent []byte) (up, answers []byte) {
-	last := uint32(0)
+	inServer := map[uint32]bool{}
 	for len(sent) >= ttrpcframe.HeaderBytes {
 		h := ttrpcframe.ParseHeader(sent)
 		n := int(min(uint64(ttrpcframe.HeaderBytes)+uint64(h.Length), uint64(len(sent))))
@@ -66,18 +69,20 @@ func sort(sent []byte) (up, answers []byte) {
 		request, err := ttrpcframe.ParseRequest(sent[ttrpcframe.HeaderBytes:n])
 		patient := request.TimeoutNano == 0 || request.TimeoutNano >= int64(leastTimeout)
 		response, ok := parrot(&request)
-		if text, is := noCall(h, last); is {
+		if text, is := noCall(h, inServer[h.StreamID]); is {
 			if whole && text != "" {
 				answers = ttrpcframe.AppendError(answers, h.StreamID, codes.InvalidArgument, text)
 			}
 			sent = sent[n:]
 			continue
 		}
-		last = h.StreamID
 		if whole && n <= quickBytes && err == nil && !request.HasMetadata && patient && ok {
 			answers = ttrpcframe.AppendResponse(answers, h.StreamID, response)
 		} else if whole || h.Length > ttrpcframe.MaxLength { // the server skips such a frame
-			up = append(up, sent[:n]...)
+			numbered := bytes.Clone(sent[:n])
+			binary.BigEndian.PutUint32(numbered[4:], uint32(2*len(inServer)+1))
+			up = append(up, numbered...)
+			inServer[h.StreamID] = true // for ever: the server does not answer
 		}
 		sent = sent[n:]
 	}
@@ -85,14 +90,14 @@ func sort(sent []byte) (up, answers []byte) {
 }
 
 // noCall returns the error text for a frame that is not a valid call.
-func noCall(h ttrpcframe.Header, last uint32) (text string, is bool) {
+func noCall(h ttrpcframe.Header, inServer bool) (text string, is bool) {
 	switch {
 	case h.StreamID%2 != 1:
 		return "StreamID must be odd for client initiated streams", true
-	case h.Type == ttrpcframe.TypeRequest && h.StreamID > last:
+	case h.Type == ttrpcframe.TypeRequest && !inServer:
 		return "", false
 	case h.Type == ttrpcframe.TypeRequest:
-		return "StreamID cannot be re-used and must increment", true
+		return "StreamID cannot be re-used while its call is in progress", true
 	case h.Type == ttrpcframe.TypeData:
 		return "StreamID is no longer active", true
 	}

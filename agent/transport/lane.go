@@ -10,8 +10,8 @@ import (
 )
 
 // lane is one server's view of a connection: a net.Conn that delivers the bytes of the calls that
-// are routed to the server, and takes their answers. Streams keep the ids that the peer gave them,
-// so that the ids in one lane have gaps.
+// are routed to the server, and takes their answers. The calls have the stream ids that numbering
+// gives them: the ids in one lane increase, with gaps.
 //
 //	a frame is not taken   nothing behind it is read, whosever it is
 //	a server closes it     the connection ends, for all servers; a later Write fails
@@ -60,22 +60,34 @@ func (l *lane) Write(p []byte) (int, error) {
 		if uint64(len(l.begun)) < length {
 			break
 		}
-		if header.EndsCall() {
-			c.tickets.answered(header.StreamID)
-		}
-		l.writing.start()
-		err := c.send(l.begun[:length])
-		l.writing.stop()
-		if err != nil {
+		if err := l.answer(l.begun[:length], header); err != nil {
 			return 0, err
-		}
-		if header.EndsCall() {
-			c.room.ledger.give(&c.account, header.StreamID)
-			c.room.pending.answered(c)
 		}
 		l.begun = append(l.begun[:0], l.begun[length:]...)
 	}
 	return len(p), nil
+}
+
+// answer sends a frame of the server to the peer.
+func (l *lane) answer(frame []byte, header ttrpcframe.Header) error {
+	c := l.conn
+	number, ends := header.StreamID, header.EndsCall()
+	id, ok := c.numbering.idOf(number, ends)
+	if !ok {
+		return nil
+	}
+	setStream(frame, id)
+	if ends {
+		c.tickets.answered(number)
+	}
+	l.writing.start()
+	err := c.send(frame)
+	l.writing.stop()
+	if err == nil && ends {
+		c.room.ledger.give(&c.account, number)
+		c.room.pending.answered(c)
+	}
+	return err
 }
 
 // Close ends the connection. The file descriptor stays open until the last reader or writer is

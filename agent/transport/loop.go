@@ -28,7 +28,7 @@ type loop struct {
 
 // run reads until the connection ends or the loop is replaced.
 func (l *loop) run() (replaced bool) {
-	if l.hung != nil && l.takeHung() && l.handUp(l.conn.laneOf([][]byte{l.hung}), [][]byte{l.hung}, true) != nil {
+	if l.hung != nil && l.passHung() != nil {
 		close(l.conn.ended)
 		return false
 	}
@@ -44,10 +44,16 @@ func (l *loop) run() (replaced bool) {
 	}
 }
 
-// takeHung is take for the hanging call. The call counts as pending already.
-func (l *loop) takeHung() bool {
-	defer l.conn.room.pending.answered(l.conn)
-	return l.conn.take(ttrpcframe.ParseHeader(l.hung))
+// passHung passes the hanging call to a server. The call counts as pending already.
+func (l *loop) passHung() error {
+	header := ttrpcframe.ParseHeader(l.hung)
+	err := l.conn.take(&header)
+	l.conn.room.pending.answered(l.conn)
+	if err != nil {
+		return err
+	}
+	setStream(l.hung, header.StreamID)
+	return l.handUp(l.conn.laneOf([][]byte{l.hung}), [][]byte{l.hung}, true)
 }
 
 // frame processes one frame. taken means that the loop was replaced meanwhile.
@@ -61,7 +67,7 @@ func (l *loop) frame() (taken bool, err error) {
 	if refused, err := l.refuse(header); refused {
 		return false, err
 	}
-	l.conn.last = header.StreamID
+	l.conn.last = max(l.conn.last, header.StreamID)
 	if length > quickBytes {
 		return false, l.passRequest(header)
 	}
@@ -106,21 +112,25 @@ func (l *loop) inPlace(whole []byte, header ttrpcframe.Header, request *ttrpcfra
 	return false, l.passRequest(header)
 }
 
-// take waits until there is memory for a call. The call's answer is pending from then on.
-func (c *conn) take(header ttrpcframe.Header) bool {
-	taken := c.room.ledger.take(&c.account, header.StreamID, costOf(header.Length), c.over)
-	if taken {
-		c.room.pending.took(c)
+// take waits until there is memory for a call, and gives it the number that it has in its server.
+// The call's answer is pending from then on.
+func (c *conn) take(header *ttrpcframe.Header) (err error) {
+	if header.StreamID, err = c.numbering.begin(header.StreamID); err != nil {
+		return err
 	}
-	return taken
+	if !c.room.ledger.take(&c.account, header.StreamID, costOf(header.Length), c.over) {
+		return net.ErrClosed
+	}
+	c.room.pending.took(c)
+	return nil
 }
 
 // passRequest passes a call to a server piece by piece as it arrives, once there is memory for it.
 // It starts when all bytes are here that could still arrive from a peer that has gone, so that the
 // server does not allocate memory for a frame that never arrives.
 func (l *loop) passRequest(header ttrpcframe.Header) error {
-	if !l.conn.take(header) {
-		return net.ErrClosed
+	if err := l.conn.take(&header); err != nil {
+		return err
 	}
 	l.conn.reading.start()
 	defer l.conn.reading.stop()
@@ -135,6 +145,9 @@ func (l *loop) passRequest(header ttrpcframe.Header) error {
 		piece, err := l.piece(length - read)
 		if err != nil {
 			return err
+		}
+		if read == 0 {
+			setStream(piece, header.StreamID)
 		}
 		pieces, read = append(pieces, piece), read+int64(len(piece))
 		if read < held {
@@ -183,7 +196,8 @@ func (l *loop) piece(most int64) ([]byte, error) {
 }
 
 // refuse answers and skips a frame that is not a valid call, because the server would keep it. The
-// server has no streams, and data for a call makes ttrpc v1.2.10 panic. The texts are ttrpc's.
+// server has no streams, and data for a call makes ttrpc v1.2.10 panic. The texts are ttrpc's where
+// ttrpc refuses such a frame too.
 func (l *loop) refuse(header ttrpcframe.Header) (refused bool, err error) {
 	var text string
 	switch {
@@ -192,8 +206,8 @@ func (l *loop) refuse(header ttrpcframe.Header) (refused bool, err error) {
 	case header.Type == ttrpcframe.TypeData:
 		text = "StreamID is no longer active"
 	case header.Type != ttrpcframe.TypeRequest:
-	case header.StreamID <= l.conn.last:
-		text = "StreamID cannot be re-used and must increment"
+	case header.StreamID <= l.conn.last && l.conn.numbering.inUse(header.StreamID):
+		text = "StreamID cannot be re-used while its call is in progress"
 	default:
 		return false, nil
 	}

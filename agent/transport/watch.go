@@ -58,9 +58,8 @@ func (c *conn) watchLoop(begun time.Time) {
 }
 
 // takeOver makes a new goroutine read the connection, unless the call has just ended. First it
-// passes the call to the server: ttrpc refuses ids of calls that decrease, so the call cannot wait
-// until Quick declines it. The call's time-out is reduced by the time that has passed, at most
-// took.
+// passes the call to the server: calls keep their order, so the call cannot wait until Quick
+// declines it. The call's time-out is reduced by the time that has passed, at most took.
 func (c *conn) takeOver(odd uint64, took time.Duration) {
 	old := c.loop
 	if !c.sequence.CompareAndSwap(odd, odd+1) {

@@ -230,7 +230,7 @@ func TestDataForACallUnderWayIsRefused(t *testing.T) {
 	}
 	w.send(call(t, 1, agentpb.HealthServiceName, "Version", nil))
 	_, err = w.answer()
-	refused(t, err, codes.InvalidArgument, "must increment")
+	refused(t, err, codes.InvalidArgument, "in progress")
 	_, err = w.answer()
 	refused(t, err, codes.DeadlineExceeded, nowhere)
 }
