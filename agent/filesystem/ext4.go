@@ -22,10 +22,23 @@ import (
 // An interrupted growth is in the journal. The kernel counts the groups before it replays the
 // journal, so the next growth would damage the filesystem unless the filesystem is mounted a second
 // time first (EndOnDisk).
-var ext4 = Type{
-	Name: "ext4", Geometry: ext4Geometry, Goal: func(_ Geometry, blocks, _ uint64) uint64 { return blocks }, CanGrow: ext4CanGrow, OnDisk: func(disk *os.File) (Geometry, error) { return ext4Geometry(Mounted{Disk: disk}) }, Grow: ext4Grow,
-	RecordedErrors: ext4RecordedErrors, EndOnDisk: ext4EndOnDisk, Options: ext4Options, BeforeMount: func() {}, Settle: func(context.Context, Mounted) error { return nil }, MountRefused: ext4MountRefused, UUID: ext4UUID,
-	Faults: Faults{Repair: "e2fsck -p", StopsReadOnly: true},
+var ext4 = extType("ext4", ext4EndOnDisk)
+
+// ext3 is served by the driver of ext4, as a filesystem without the features that came later. So it
+// grows in the same way, to 2^32 blocks at most.
+var ext3 = extType("ext3", ext3EndOnDisk)
+
+// extType returns the type that mount(2) calls name.
+func extType(name string, endOnDisk func(*os.File) (uint64, error)) Type {
+	return Type{
+		Name: name, Geometry: ext4Geometry, Goal: func(_ Geometry, blocks, _ uint64) uint64 { return blocks },
+		OnDisk:         func(disk *os.File) (Geometry, error) { return ext4Geometry(Mounted{Disk: disk}) },
+		CanGrow:        func(m Mounted, blocks uint64) error { return ext4CanGrow(name, m, blocks) },
+		Grow:           func(ctx context.Context, m Mounted, blocks uint64) error { return ext4Grow(ctx, name, m, blocks) },
+		Settle:         func(context.Context, Mounted) error { return nil },
+		RecordedErrors: ext4RecordedErrors, EndOnDisk: endOnDisk, Options: ext4Options, BeforeMount: func() {}, MountRefused: ext4MountRefused, UUID: ext4UUID,
+		Faults: Faults{Repair: "e2fsck -p", StopsReadOnly: true},
+	}
 }
 
 const (
@@ -49,6 +62,7 @@ type ext4Super struct {
 	inodesPerGroup uint64
 	wide           bool // 64bit: more than 2^32 blocks
 	sparseSuper2   bool // the kernel does not grow a filesystem with this feature
+	isExt3         bool // it has a journal, and no feature that ext3 does not have
 	errors         bool // the state has EXT4_ERROR_FS
 	panics         bool // s_errors: an error makes the kernel panic
 	errorCount     uint32
@@ -64,6 +78,12 @@ const (
 	ext4JournalDevice = 0x8   // INCOMPAT_JOURNAL_DEV
 	ext4Feature64     = 0x80  // INCOMPAT_64BIT
 	ext4SparseV2      = 0x200 // COMPAT_SPARSE_SUPER2
+
+	// The features of ext3 (fs/ext4/ext4.h): COMPAT_HAS_JOURNAL, EXT3_FEATURE_INCOMPAT_SUPP and
+	// EXT3_FEATURE_RO_COMPAT_SUPP.
+	ext3Journal  = 0x4
+	ext3Incompat = 0x2 | 0x4 | 0x10
+	ext3ROCompat = 0x1 | 0x2 | 0x4
 )
 
 // parseExt4Super parses an untrusted superblock.
@@ -92,6 +112,7 @@ func parseExt4Super(b []byte) (ext4Super, error) {
 		inodesPerGroup: u32(0x28),
 		wide:           u32(0x60)&ext4Feature64 != 0,
 		sparseSuper2:   u32(0x5c)&ext4SparseV2 != 0,
+		isExt3:         u32(0x5c)&ext3Journal != 0 && u32(0x60)&^ext3Incompat == 0 && u32(0x64)&^ext3ROCompat == 0,
 		errors:         u16(0x3a)&ext4ErrorFS != 0,
 		panics:         u16(0x3c) == ext4ErrorsPanic,
 		errorCount:     uint32(u32(0x194)),
@@ -142,26 +163,28 @@ func ext4Geometry(m Mounted) (Geometry, error) {
 
 // ext4CanGrow refuses growths that the kernel would refuse only in the middle, or only after the
 // device has grown.
-func ext4CanGrow(m Mounted, blocks uint64) error {
+func ext4CanGrow(name string, m Mounted, blocks uint64) error {
 	s, err := readExt4Super(m.Disk)
 	if err != nil {
 		return err
 	}
-	return s.canGrow(m.Disk.Name(), blocks)
+	return s.canGrow(name, m.Disk.Name(), blocks)
 }
 
-func (s ext4Super) canGrow(device string, blocks uint64) error {
+func (s ext4Super) canGrow(name, device string, blocks uint64) error {
 	if blocks <= s.blocks {
 		return nil
 	}
 	refuse := func(format string, args ...any) error {
-		return errkind.New(errkind.FailedPrecondition, "ext4 on %s: "+format, append([]any{device}, args...)...)
+		return errkind.New(errkind.FailedPrecondition, "%s on %s: "+format, append([]any{name, device}, args...)...)
 	}
 	switch groups := ceil(blocks-min(blocks, s.firstBlock), s.blocksPerGroup); {
 	case s.sparseSuper2:
 		return refuse("the kernel does not grow an ext4 with the sparse_super2 feature: unmount it and run resize2fs on the detached disk")
+	// The kernel does not refuse these at the start, and fails in the middle.
+	case s.isExt3 && blocks > math.MaxUint32:
+		return refuse("it is limited to 2^32 blocks of %d bytes: make an ext4 of it on the detached disk: tune2fs -O extents, e2fsck -f, resize2fs -b", s.blockSize)
 	case !s.wide && blocks > math.MaxUint32:
-		// The kernel does not refuse this at the start, and fails in the middle.
 		return refuse("without the 64bit feature it is limited to 2^32 blocks of %d bytes: convert it offline with resize2fs -b", s.blockSize)
 	case s.inodesPerGroup > 0 && groups > math.MaxUint32/s.inodesPerGroup:
 		return refuse("%d bytes would need more than 2^32 inodes: it is limited to %d groups of %d bytes", blocks*s.blockSize, math.MaxUint32/s.inodesPerGroup, s.blocksPerGroup*s.blockSize)
@@ -171,6 +194,16 @@ func (s ext4Super) canGrow(device string, blocks uint64) error {
 
 func ext4EndOnDisk(disk *os.File) (uint64, error) {
 	s, err := readExt4Super(disk)
+	return s.blocks, err
+}
+
+// ext3EndOnDisk refuses a superblock that only ext4 mounts (ext3_feature_set_ok in
+// fs/ext4/super.c).
+func ext3EndOnDisk(disk *os.File) (uint64, error) {
+	s, err := readExt4Super(disk)
+	if err == nil && !s.isExt3 {
+		err = errors.New("ext4 superblock: it has a feature that ext3 does not have, or no journal")
+	}
 	return s.blocks, err
 }
 
@@ -213,21 +246,21 @@ func isSenselessExt4(disk *os.File) bool {
 	return err != nil
 }
 
-func ext4Grow(ctx context.Context, m Mounted, blocks uint64) error {
+func ext4Grow(ctx context.Context, name string, m Mounted, blocks uint64) error {
 	s, err := readExt4Super(m.Disk)
 	if err != nil {
 		return err
 	}
-	if err := s.canGrow(m.Disk.Name(), blocks); err != nil {
+	if err := s.canGrow(name, m.Disk.Name(), blocks); err != nil {
 		return err
 	}
 	for at := s.blocks; at < blocks; {
 		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("ext4 on %s stopped growing at %d of %d blocks: %w", m.Disk.Name(), at, blocks, err)
+			return fmt.Errorf("%s on %s stopped growing at %d of %d blocks: %w", name, m.Disk.Name(), at, blocks, err)
 		}
 		at = s.step(at, blocks)
 		if err := ioctl(m, "EXT4_IOC_RESIZE_FS", ext4IocResizeFS, unsafe.Pointer(&at)); err != nil {
-			return fmt.Errorf("grow ext4 on %s to %d blocks: %w", m.Disk.Name(), at, err)
+			return fmt.Errorf("grow %s on %s to %d blocks: %w", name, m.Disk.Name(), at, err)
 		}
 		m.stepped(at)
 	}

@@ -72,9 +72,43 @@ func TestStateFlagAloneCountsAsARecordedError(t *testing.T) {
 
 func TestFilesystemWithout64bitEndsBefore2To32Blocks(t *testing.T) {
 	image := makeExt4(t, 64<<20, "-O", "^64bit")
-	err := ext4Grow(t.Context(), Mounted{Disk: open(t, image)}, 1<<32)
+	err := ext4.Grow(t.Context(), Mounted{Disk: open(t, image)}, 1<<32)
 	if errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), "64bit") {
 		t.Errorf("want a refusal that names the feature\ngot  %v", err)
+	}
+}
+
+func TestExt3IsKnownByItsFeatures(t *testing.T) {
+	for want, options := range map[string][]string{
+		"ext3":                    {"-t", "ext3", "-b", "4096"},
+		"ext4":                    {"-b", "4096", "-O", "has_journal"},
+		"ext4, without a journal": {"-t", "ext3", "-O", "^has_journal"},
+		"ext4, its extents alone": {"-t", "ext3", "-O", "extents"},
+		"ext4, its flags alone":   {"-t", "ext3", "-O", "huge_file"},
+	} {
+		disk := open(t, makeExt4(t, 64<<20, options...))
+		if is, _, _ := strings.Cut(want, ","); Identify(disk) != is {
+			t.Errorf("mkfs.ext4 %v\nwant %s\ngot  %s", options, want, Identify(disk))
+		}
+	}
+}
+
+// ext3 cannot have the 64bit feature. Its own growth stops there, and so does an ext3 that is
+// mounted as ext4.
+func TestExt3EndsBefore2To32Blocks(t *testing.T) {
+	m := Mounted{Disk: open(t, makeExt4(t, 64<<20, "-t", "ext3", "-b", "4096"))}
+	for name, grow := range map[string]func(uint64) error{
+		"checked":         func(blocks uint64) error { return ext3.CanGrow(m, blocks) },
+		"grown":           func(blocks uint64) error { return ext3.Grow(t.Context(), m, blocks) },
+		"checked as ext4": func(blocks uint64) error { return ext4.CanGrow(m, blocks) },
+	} {
+		err := grow(1 << 32)
+		if errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), "2^32 blocks of 4096 bytes") || !strings.Contains(err.Error(), "tune2fs -O extents") {
+			t.Errorf("%s\nwant a refusal with the way to an ext4\ngot  %v", name, err)
+		}
+	}
+	if err := ext3.CanGrow(m, 1<<32-1); err != nil {
+		t.Errorf("as far as 32 bits go: %v", err)
 	}
 }
 
@@ -132,7 +166,7 @@ func TestSizeThatExt4CannotReachIsRefusedWithTheReason(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			image := makeExt4(t, 64<<20, test.options...)
-			err := ext4CanGrow(Mounted{Disk: open(t, image)}, test.blocks)
+			err := ext4.CanGrow(Mounted{Disk: open(t, image)}, test.blocks)
 			if test.says == "" && err == nil {
 				return
 			}

@@ -178,7 +178,9 @@ type Faults struct {
 // or never had one.
 const LeastBytes = 64 << 10
 
-var types = []Type{ext4, xfs}
+// types are in the order in which Identify tries them: what mounts as ext3 would mount as ext4,
+// too.
+var types = []Type{ext3, ext4, xfs}
 
 // Lookup returns the type that mount(2) and mountinfo call name.
 func Lookup(name string) (Type, bool) {

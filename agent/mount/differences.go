@@ -80,6 +80,7 @@ func (o Options) flagNames() (ofMount, ofSuper []string) {
 // with.
 var shownAnyway = map[string][]string{
 	"ext4":     {"seclabel", "stripe=", "mb_optimize_scan="},
+	"ext3":     {"seclabel", "stripe=", "mb_optimize_scan="},
 	"xfs":      {"seclabel", "attr2", "inode64", "logbufs=", "logbsize=", "noquota", "sunit=", "swidth="},
 	"tmpfs":    {"seclabel", "inode32", "inode64"},
 	"virtiofs": {"seclabel"},
@@ -90,11 +91,11 @@ var silent = map[string][]string{
 	"tmpfs": {"mode=1777", "uid=0", "gid=0"},
 }
 
-// ext4Options returns all options of an ext4, including its defaults. mountinfo shows only those
-// that differ from the defaults (Documentation/filesystems/ext4).
+// ext4Options returns all options of an ext4 or ext3, including its defaults. mountinfo shows only
+// those that differ from the defaults (Documentation/filesystems/ext4).
 func ext4Options(top *Info) []string {
 	identity := Filesystem(top)
-	if top.FSType != "ext4" || len(identity.Devices) == 0 {
+	if sysfsName(top.FSType) != "ext4" || len(identity.Devices) == 0 {
 		return nil
 	}
 	name, err := blockdev.NameOf("/", identity.Devices[0].Number)

@@ -98,7 +98,16 @@ func (i Identity) superFolder(root string) string {
 	if err != nil {
 		return ""
 	}
-	return filepath.Join(root, "sys/fs", i.FSType, name)
+	return filepath.Join(root, "sys/fs", sysfsName(i.FSType), name)
+}
+
+// sysfsName returns the name below /sys/fs and /proc/fs of a filesystem's driver. ext4 serves ext3,
+// too.
+func sysfsName(fstype string) string {
+	if fstype == "ext3" {
+		return "ext4"
+	}
+	return fstype
 }
 
 func inodeOf(path string) uint64 {

@@ -61,7 +61,7 @@ func TestTopmostIsTheMountThatWasPlacedLast(t *testing.T) {
 // number is reused, and the new mount must not be mistaken for the earlier one, on a kernel with
 // unique mount numbers and on one without.
 func TestReusedMountNumberIsAnotherMount(t *testing.T) {
-	for _, fstype := range []string{"tmpfs", "ext4", "xfs", "btrfs"} {
+	for _, fstype := range []string{"tmpfs", "ext3", "ext4", "xfs", "btrfs"} {
 		t.Run(fstype, func(t *testing.T) {
 			dir := mounttest.Own(t)
 			source := "tmpfs"

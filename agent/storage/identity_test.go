@@ -85,6 +85,9 @@ func TestMountIsTakenOverWhereItsOptionsAgree(t *testing.T) {
 		differ string // the option that the error names; "" if the options agree
 	}{
 		"plain ext4":              {fstype: "ext4"},
+		"plain ext3":              {fstype: "ext3"},
+		"ext3's defaults":         {fstype: "ext3", asks: []string{"data=ordered", "barrier", "errors=continue"}},
+		"ext3, nobarrier unasked": {fstype: "ext3", data: "nobarrier", differ: "nobarrier"},
 		"plain xfs":               {fstype: "xfs"},
 		"read-only both":          {fstype: "ext4", flags: unix.MS_RDONLY, asks: []string{"ro"}},
 		"read-only, asked rw":     {fstype: "ext4", flags: unix.MS_RDONLY, differ: "ro"},

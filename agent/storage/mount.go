@@ -80,7 +80,11 @@ func wayOut(r request, from origin, err error, log *health.KernelLog) (errkind.K
 	if !errors.Is(err, unix.EINVAL) {
 		return kind, kernel
 	}
-	switch found := filesystem.Identify(disk); {
+	found := filesystem.Identify(disk)
+	if _, err := fstype.EndOnDisk(disk); err == nil {
+		found = r.fstype // an ext3 mounts as ext4, too
+	}
+	switch {
 	case found == r.fstype && mount.Reason(err) != "":
 		return kind, kernel
 	case found == r.fstype && r.options.Data != "":
@@ -90,8 +94,7 @@ func wayOut(r request, from origin, err error, log *health.KernelLog) (errkind.K
 	case found != "":
 		return kind, "the disk holds " + found
 	}
-	found := filesystem.Found(disk)
-	if found == "" {
+	if found = filesystem.Found(disk); found == "" {
 		found = "nothing known"
 	}
 	return kind, fmt.Sprintf("the disk holds %s: check that it is formatted with %s and not partitioned. %s", found, r.fstype, kernel)

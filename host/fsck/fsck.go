@@ -44,8 +44,11 @@ type checker struct {
 	deb   string         // the Debian package that contains the program
 }
 
+var e2fsck = checker{[]string{"e2fsck", "-fn"}, []string{"? no", "WARNING"}, regexp.MustCompile(`: \d+/\d+ files \([0-9.]+% non-contiguous\), \d+/\d+ blocks$`), "e2fsprogs"}
+
 var checkers = map[string]checker{
-	"ext4": {[]string{"e2fsck", "-fn"}, []string{"? no", "WARNING"}, regexp.MustCompile(`: \d+/\d+ files \([0-9.]+% non-contiguous\), \d+/\d+ blocks$`), "e2fsprogs"},
+	"ext3": e2fsck,
+	"ext4": e2fsck,
 	"xfs":  {[]string{"xfs_repair", "-n"}, []string{"would "}, nil, "xfsprogs"},
 }
 

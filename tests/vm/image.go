@@ -59,6 +59,7 @@ var superblocks = map[string]struct {
 	offset int64
 	size   func([]byte) (uint64, bool)
 }{
+	"ext3": {1024, ext4Size},
 	"ext4": {1024, ext4Size},
 	"xfs":  {0, xfsSize},
 }

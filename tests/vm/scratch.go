@@ -19,6 +19,7 @@ var makers = map[string]struct {
 	command []string
 	deb     string // the Debian package of the program
 }{
+	"ext3": {[]string{"mkfs.ext3", "-q", "-F"}, "e2fsprogs"},
 	"ext4": {[]string{"mkfs.ext4", "-q", "-F"}, "e2fsprogs"},
 	"xfs":  {[]string{"mkfs.xfs", "-q", "-f"}, "xfsprogs"},
 }

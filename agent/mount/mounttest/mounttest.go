@@ -88,7 +88,7 @@ func Format(t *testing.T, fstype, path string, options ...string) {
 		t.Skipf("it makes a %s: install mkfs.%s (e2fsprogs, xfsprogs, btrfs-progs)", fstype, fstype)
 	}
 	force := "-f"
-	if fstype == "ext4" {
+	if strings.HasPrefix(fstype, "ext") {
 		force = "-F"
 	}
 	Run(t, mkfs, append(options, "-q", force, path)...)
