@@ -47,7 +47,7 @@ type Image struct {
 type Result struct {
 	// Kernel is the kernel's release, as the guest's uname -r prints it.
 	Kernel string `json:"kernel"`
-	// Modules are the modules' paths in the guest, in load order.
+	// Modules are the paths in the guest of the modules that it loads at boot, in load order.
 	Modules []string `json:"modules"`
 	// Image is the image's path on the host, and ImageBytes its size.
 	Image      string `json:"image"`
@@ -100,15 +100,19 @@ func Build(ctx context.Context, img Image) (Result, error) {
 	return result, nil
 }
 
-// addModules adds the modules and their list to the image, and returns their guest paths in load
-// order.
+// addModules adds the modules and their lists to the image, and returns the guest paths of those
+// that are loaded at boot, in load order.
 func addModules(a *archive, k *kernel.Kernel, names []string) ([]string, error) {
-	modules, err := k.Order(names...)
+	atBoot, err := k.Order(names...)
 	if err != nil {
 		return nil, err
 	}
-	var paths []string
-	for _, m := range modules {
+	all, err := k.Order(append(names, modulelist.Btrfs)...) // those at boot come first
+	if err != nil {
+		return nil, err
+	}
+	var paths, later []string
+	for i, m := range all {
 		data, err := m.Read()
 		if err != nil {
 			return nil, err
@@ -117,7 +121,11 @@ func addModules(a *archive, k *kernel.Kernel, names []string) ([]string, error) 
 		if err := a.addFile(guest, 0o644, data); err != nil {
 			return nil, err
 		}
-		paths = append(paths, guest)
+		if i < len(atBoot) {
+			paths = append(paths, guest)
+		} else {
+			later = append(later, guest)
+		}
 	}
 	builtIn, err := k.BuiltInList()
 	if err == nil {
@@ -126,11 +134,19 @@ func addModules(a *archive, k *kernel.Kernel, names []string) ([]string, error) 
 	if err != nil {
 		return nil, err
 	}
-	list, err := modulelist.Text(paths)
-	if err != nil {
+	if err := addList(a, modulelist.Path, paths); err != nil {
 		return nil, err
 	}
-	return paths, a.addFile(modulelist.Path, 0o644, list)
+	return paths, addList(a, modulelist.BtrfsPath, later)
+}
+
+// addList adds a list of modules to the image.
+func addList(a *archive, guest string, paths []string) error {
+	list, err := modulelist.Text(paths)
+	if err != nil {
+		return err
+	}
+	return a.addFile(guest, 0o644, list)
 }
 
 func addPrograms(a *archive, programs []Program) error {

@@ -28,6 +28,8 @@ func defaultTree(t *testing.T) string {
 		"kernel/drivers/virtio/virtio_pci.ko":                {"depends=virtio"},
 		"kernel/net/vmw_vsock/vmw_vsock_virtio_transport.ko": {"depends=virtio"},
 		"kernel/fs/xfs/xfs.ko":                               {"depends=libcrc32c"},
+		"kernel/fs/btrfs/btrfs.ko":                           {"depends=raid6_pq,libcrc32c"},
+		"kernel/lib/raid6/raid6_pq.ko":                       {"depends="},
 		"kernel/lib/libcrc32c.ko":                            {"softdep=pre: crc32c"},
 		"kernel/drivers/scsi/scsi_debug.ko":                  {"depends="},
 		"kernel/drivers/scsi/virtio_scsi.ko":                 {"depends=virtio"},
@@ -151,7 +153,11 @@ func TestModuleListIsTheLoadOrder(t *testing.T) {
 	if got := contentOf(t, records, strings.TrimPrefix(modulelist.Path, "/")); got != strings.Join(want, "\n")+"\n" {
 		t.Errorf("%s:\n got %q\nwant %q, one a line", modulelist.Path, got, want)
 	}
-	for _, module := range want {
+	later := []string{root + "lib/raid6/raid6_pq.ko", root + "fs/btrfs/btrfs.ko"} // not at boot
+	if got := contentOf(t, records, strings.TrimPrefix(modulelist.BtrfsPath, "/")); got != strings.Join(later, "\n")+"\n" {
+		t.Errorf("%s:\n got %q\nwant %q, one a line", modulelist.BtrfsPath, got, later)
+	}
+	for _, module := range append(want, later...) {
 		contentOf(t, records, strings.TrimPrefix(module, "/"))
 	}
 }

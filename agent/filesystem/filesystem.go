@@ -172,6 +172,11 @@ type Faults struct {
 	// StopsReadOnly is set if the kernel may make the filesystem read-only after an error while the
 	// mount's flags stay rw.
 	StopsReadOnly bool
+
+	// Stopped reports whether the kernel has made the filesystem of a root directory read-only
+	// because of an error; it may write to one that takes writes. It is nil if RecordedErrors shows
+	// that.
+	Stopped func(dir *os.File) bool
 }
 
 // LeastBytes is less than the smallest filesystem that is known here. A smaller disk was truncated
@@ -180,7 +185,7 @@ const LeastBytes = 64 << 10
 
 // types are in the order in which Identify tries them: what mounts as ext3 would mount as ext4,
 // too.
-var types = []Type{ext3, ext4, xfs}
+var types = []Type{ext3, ext4, xfs, btrfs}
 
 // Lookup returns the type that mount(2) and mountinfo call name.
 func Lookup(name string) (Type, bool) {

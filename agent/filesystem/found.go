@@ -25,8 +25,8 @@ var marks = []mark{
 	{"an LVM physical volume", 0, "LABELONE"},
 	{"an LVM physical volume", 1024, "LABELONE"},
 	{"an LVM physical volume", 1536, "LABELONE"},
-	{"btrfs", 0x10040, "_BHRfS_M"},          // BTRFS_MAGIC, include/uapi/linux/btrfs_tree.h, in the superblock at 64 KiB
-	{"swap space", 4096 - 10, "SWAPSPACE2"}, // union swap_header, include/linux/swap.h: at a page's end
+	{"a btrfs with an invalid superblock", 0x10040, "_BHRfS_M"}, // BTRFS_MAGIC, include/uapi/linux/btrfs_tree.h, in the superblock at 64 KiB
+	{"swap space", 4096 - 10, "SWAPSPACE2"},                     // union swap_header, include/linux/swap.h: at a page's end
 	{"swap space", 4096 - 10, "SWAP-SPACE"},
 	{"a member of an md array", 0, "\xfc\x4e\x2b\xa9"},    // MD_SB_MAGIC, include/uapi/linux/raid/md_p.h: version 1.1
 	{"a member of an md array", 4096, "\xfc\x4e\x2b\xa9"}, // version 1.2

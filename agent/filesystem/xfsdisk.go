@@ -3,50 +3,24 @@ package filesystem
 import (
 	"fmt"
 	"os"
-
-	"golang.org/x/sys/unix"
 )
 
-// xfsDisk reads the disk of a mounted xfs past the page cache of the block device, because xfs does
-// not write through that cache.
+// xfsDisk is the disk of a mounted xfs.
 type xfsDisk struct {
 	Mounted
-	direct *os.File
-	page   []byte // aligned, and large enough for every read
+	*directDisk
 }
-
-// xfsDiskBytes is enough for a group's headers with the largest sectors.
-const xfsDiskBytes = 3 * 32 << 10
 
 // openXFSDisk opens the disk for reads past the page cache. The caller closes it.
 func openXFSDisk(m Mounted) (*xfsDisk, error) {
-	page, err := unix.Mmap(-1, 0, xfsDiskBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	disk, err := openDirect(m.Disk.Name())
 	if err != nil {
-		return nil, os.NewSyscallError("mmap", err)
-	}
-	direct, err := openUnpolled(m.Disk.Name(), unix.O_DIRECT)
-	if err != nil {
-		unix.Munmap(page)
 		return nil, err
 	}
 	if m.Proven == nil {
 		m.Proven = &Proven{}
 	}
-	return &xfsDisk{m, direct, page}, nil
-}
-
-func (d *xfsDisk) close() {
-	d.direct.Close()
-	unix.Munmap(d.page)
-}
-
-// read returns bytes of the disk, at most xfsDiskBytes. The result is valid until the next read.
-func (d *xfsDisk) read(bytes int, at uint64) ([]byte, error) {
-	page := os.Getpagesize()
-	if _, err := d.direct.ReadAt(d.page[:(bytes+page-1)/page*page], int64(at)); err != nil {
-		return nil, err
-	}
-	return d.page[:bytes], nil
+	return &xfsDisk{m, disk}, nil
 }
 
 // xfsOnDisk returns the extent according to the superblock on the disk.

@@ -15,8 +15,9 @@ import (
 	"github.com/directvol/directvol/protocols/modulelist"
 )
 
-// LoadModules loads the modules of a list (package modulelist). Nothing else in the guest loads
-// them, as it has no modprobe. A missing list means an image whose kernel needs no modules.
+// LoadModules loads the modules of a list (package modulelist), in its order. Nothing else in the
+// guest loads them, as it has no modprobe. A missing list means an image whose kernel needs no
+// modules.
 func LoadModules(list string) error {
 	others, err := LoadModulesUntil(list, "")
 	return errors.Join(err, others())

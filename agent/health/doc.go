@@ -36,7 +36,8 @@
 //	the disk is slow        an examination has taken 5 s or more, and requests end
 //	writes fail             a probe's own write has failed, but the filesystem has not shut down
 //	it has shut down        stat of an xfs's root directory, which is in memory, returns EIO
-//	it is read-only         a probe's write is refused, or the kernel has made it read-only by itself
+//	it is read-only         a probe's write is refused, or the kernel has made it read-only by itself: an ext4 records an
+//	                        error then, a btrfs (in case a) logs "forced readonly" and starts no transaction any more
 //	a write or read failed  a line of the kernel itself, matched from its first word, reports it for this device
 //	little is left          statfs shows less available space, or fewer inodes, than a setting asks for, and until
 //	                        a quarter more than that is available

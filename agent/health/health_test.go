@@ -33,6 +33,9 @@ func TestKernelLogIsReadFromItsFirstWord(t *testing.T) {
 		"EXT4-fs error (device vda): ext4_journal_check_start:83: comm init: Detected aborted journal":                    {device: "vda"},
 		"EXT4-fs (vda): Remounting filesystem read-only":                                                                  {device: "vda", stopped: true},
 		"EXT4-fs (vda): re-mounted 1d2b. Quota mode: none.":                                                               {device: "vda", remounted: true},
+		"BTRFS info (device vda: state E): forced readonly":                                                               {device: "vda", stopped: true},
+		"BTRFS info (device vda): forced readonly":                                                                        {device: "vda", stopped: true},
+		"BTRFS error (device vda): bdev /dev/vda errs: wr 1, rd 0, flush 0, corrupt 0, gen 0":                             {device: "vda"},
 		"vda: detected capacity change from 1048576 to 131072":                                                            {device: "vda", shrunk: true, sectors: 131072},
 		"vda: detected capacity change from 131072 to 1048576":                                                            {device: "vda", sectors: 1048576},
 		"a.out[211]: segfault at 0 ip 0 sp 0 error 4 in I/O error, dev vda, sector 8 op 0x0:(READ) flags[400000+1000]":    {}, // a file's name

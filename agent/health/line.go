@@ -15,7 +15,7 @@ type line struct {
 	sector  uint64 // of the whole disk, even if the device is a partition
 	read    bool   // a read failed
 	write   bool   // a write or a flush failed
-	stopped bool   // the device's ext4 has made itself read-only
+	stopped bool   // the device's ext4 or btrfs has made itself read-only
 	// remounted is set if somebody has remounted the filesystem.
 	remounted bool
 	shrunk    bool   // the device's size has decreased
@@ -109,18 +109,20 @@ func requestLine(text string) (l line, ok bool) {
 	return line{device: device, request: err == nil, sector: number, read: op == opRead, write: op == opWrite || op == opFlush}, true
 }
 
-// filesystemLine parses "XFS (vda): …", "EXT4-fs error (device vda): …" and "EXT4-fs (vda): …".
+// filesystemLine parses "XFS (vda): …", "EXT4-fs error (device vda): …", "EXT4-fs (vda): …" and
+// "BTRFS info (device vda: state E): …" (_btrfs_printk in fs/btrfs/messages.c).
 func filesystemLine(text string) (l line, ok bool) {
 	before, rest, hasDevice := strings.Cut(text, " (")
 	device, said, hasEnd := strings.Cut(rest, "): ")
-	device = strings.TrimPrefix(device, "device ")
+	device, state, hasState := strings.Cut(strings.TrimPrefix(device, "device "), ": state ")
 	name, kind, hasKind := strings.Cut(before, " ")
-	if !hasDevice || !hasEnd || !isOnly(name, lower+upper+digits+"-") || hasKind && !isOnly(kind, lower) || !isWithout(device, " ()") {
+	if !hasDevice || !hasEnd || !isOnly(name, lower+upper+digits+"-") || hasKind && !isOnly(kind, lower) || hasState && !isOnly(state, upper) || !isWithout(device, " ()") {
 		return line{}, false
 	}
 	return line{
-		device:  device,
-		stopped: strings.HasPrefix(text, "EXT4-fs (") && strings.HasPrefix(said, "Remounting filesystem read-only"),
+		device: device,
+		stopped: strings.HasPrefix(text, "EXT4-fs (") && strings.HasPrefix(said, "Remounting filesystem read-only") ||
+			strings.HasPrefix(text, "BTRFS ") && strings.HasPrefix(said, "forced readonly"),
 		// from ext4_remount in fs/ext4/super.c
 		remounted: strings.HasPrefix(said, "re-mounted"),
 	}, true

@@ -11,7 +11,7 @@ import (
 // would add 100 kB to a program that lies in the guest's memory.
 var (
 	requestForm    = regexp.MustCompile(`^(?:[a-z_]+: )?[A-Za-z/ ]+ error, dev ([^ ,]+), sector ([0-9]+) op (0x[0-9a-f]+):`)
-	filesystemForm = regexp.MustCompile(`^[A-Za-z0-9-]+(?: [a-z]+)? \((?:device )?([^ ()]+)\): `)
+	filesystemForm = regexp.MustCompile(`^[A-Za-z0-9-]+(?: [a-z]+)? \((?:device )?([^ ()]+)(?:: state [A-Z]+)?\): `)
 	sizeForm       = regexp.MustCompile(`^([a-z0-9!-]+): detected capacity change from ([0-9]+) to ([0-9]+)$`)
 	bufferForm     = regexp.MustCompile(`^Buffer I/O error on dev(?:ice)? ([^ ,]+), `)
 	journalForm    = regexp.MustCompile(`^(?:Aborting journal on device|JBD2: .* (?:on|for|of)) ([^ ]+)-[0-9]+\.?`)
@@ -27,8 +27,9 @@ func parseByForms(message string) line {
 	if found := filesystemForm.FindStringSubmatch(message); found != nil {
 		said := message[len(found[0]):]
 		return line{
-			device:    found[1],
-			stopped:   strings.HasPrefix(message, "EXT4-fs (") && strings.HasPrefix(said, "Remounting filesystem read-only"),
+			device: found[1],
+			stopped: strings.HasPrefix(message, "EXT4-fs (") && strings.HasPrefix(said, "Remounting filesystem read-only") ||
+				strings.HasPrefix(message, "BTRFS ") && strings.HasPrefix(said, "forced readonly"),
 			remounted: strings.HasPrefix(said, "re-mounted"),
 		}
 	}
@@ -57,7 +58,7 @@ var formSeeds = []string{
 	"Buffer I/O error on devvda, x", "Buffer I/O error on device , x", "Buffer I/O error on device vda,x", "Buffer I/O error on dev ice, x",
 	"EXT4-fs (vda): Remounting filesystem read-only", "EXT4-fs (vda): re-mounted. Quota mode: none.", "EXT4-fs error (device vda): ext4_find_entry:1: x",
 	"XFS (dm-0): log I/O error -5", "XFS (device ): x", "XFS (): x", "XFS (a b): x", "XFS (a (b): x", "XFS Error (vda): x", "XFS  (vda): x", " (vda): x", "XFS (vda):x",
-	"EXT4-fs (device device vda): x",
+	"EXT4-fs (device device vda): x", "BTRFS info (device vda: state EA): forced readonly", "BTRFS info (device vda): forced readonly", "BTRFS info (device vda: state ): x",
 	"Aborting journal on device vda-8.", "Aborting journal on device vda.", "Aborting journal on device -8", "Aborting journal on device dm-0-8.", "Aborting journal on device  vda-8",
 	"JBD2: Error -5 detected when updating journal superblock for vda-8.", "JBD2: of dm-1-8x on vdb for c-", "JBD2: on vda-8", "JBD2:  on vda-8", "JBD2: x of of-1 on -2",
 	"vda: detected capacity change from 8 to 4", "vda: detected capacity change from 8 to 0", "vda: detected capacity change from 8 to 4 ", "vda: detected capacity change from 99999999999999999999 to 4",

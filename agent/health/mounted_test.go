@@ -114,7 +114,7 @@ func TestXFSShutdownIsReadFromTheFilesystem(t *testing.T) {
 
 // An examination of somebody else's mount must not change its disk.
 func TestForeignMountIsNotWrittenTo(t *testing.T) {
-	for fstype, data := range map[string]string{"ext4": "noinit_itable", "xfs": ""} {
+	for fstype, data := range map[string]string{"ext4": "noinit_itable", "xfs": "", "btrfs": ""} {
 		target := onDisk(t, fstype, data)
 		dir, err := os.Open(target.Mountpoint)
 		if err != nil {
@@ -158,7 +158,7 @@ func TestExt4ThatRemountedItselfIsInaccessible(t *testing.T) {
 // Somebody makes a volume read-only while it is being examined: the probe's write is refused, and
 // nothing is wrong.
 func TestRemountDuringAnExaminationIsNoFault(t *testing.T) {
-	for _, fstype := range []string{"ext4", "xfs"} {
+	for _, fstype := range []string{"ext4", "xfs", "btrfs"} {
 		target := onDisk(t, fstype, "")
 		remount := func(flags uintptr) error { return unix.Mount("", target.Mountpoint, "", unix.MS_REMOUNT|flags, "") }
 		for range 100 {

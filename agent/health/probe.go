@@ -32,7 +32,7 @@ type finding struct {
 }
 
 // examine checks every signal once. It blocks as long as the device does. It neither writes to nor
-// opens a mount that is not owned. stopped is set if the kernel has logged that an ext4 made itself
+// opens a mount that is not owned. stopped is set if the kernel has logged that it made itself
 // read-only.
 func examine(t Target, owned, stopped bool) finding {
 	number := t.Device.Number
@@ -55,7 +55,7 @@ func examine(t Target, owned, stopped bool) finding {
 		refused = errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) // such as after chattr +i
 	}
 	count, errorsErr := recordedErrors(fstype, t.Device.Path) // after the probe, which may have caused an error
-	itself, isDown := stoppedItself(t.Mountpoint, count)
+	itself, isDown := stoppedItself(t, fstype.Faults, owned, count)
 	stopped = fstype.Faults.StopsReadOnly && (stopped || itself)
 	// A remount that has begun since look refuses writes, and may not show in the flags yet. No
 	// filesystem stops by itself without a record.
@@ -153,17 +153,26 @@ func isShutDown(t Target, faults filesystem.Faults) bool {
 	return errors.Is(err, unix.ESHUTDOWN)
 }
 
-// stoppedItself reports whether an ext4 has made itself read-only after an error, which its
-// superblock records, and whether it has shut down. In the first case only the filesystem is
+// stoppedItself reports whether a filesystem has made itself read-only after an error, which an
+// ext4's superblock records, and whether it has shut down. In the first case only the filesystem is
 // read-only (SB_RDONLY, or emergency_ro since Linux 6.13), while the mount's flags stay rw. An
-// administrator's remount changes the mount's flags, too. Linux 6.13 and newer show the second
-// case.
-func stoppedItself(mountpoint string, recorded uint64) (stopped, down bool) {
-	top, err := mount.Topmost(mountpoint)
+// administrator's remount changes the mount's flags, too, but a little later: so a btrfs, which
+// records nothing, is asked if it is owned. Linux 6.13 and newer show the second case.
+func stoppedItself(t Target, faults filesystem.Faults, owned bool, recorded uint64) (stopped, down bool) {
+	top, err := mount.Topmost(t.Mountpoint)
 	if err != nil || top == nil {
 		return false, false
 	}
-	return isStopped(top, recorded), hasOption(top.VFSOptions, "shutdown")
+	stopped = isStopped(top, recorded)
+	if faults.Stopped != nil && owned && isStopped(top, 1) {
+		dir, err := os.Open(t.Mountpoint)
+		if err != nil {
+			return false, false
+		}
+		defer dir.Close()
+		stopped = sameMount(dir, t) == nil && faults.Stopped(dir)
+	}
+	return stopped, hasOption(top.VFSOptions, "shutdown")
 }
 
 func isStopped(m *mount.Info, recorded uint64) bool {

@@ -82,6 +82,7 @@ var shownAnyway = map[string][]string{
 	"ext4":     {"seclabel", "stripe=", "mb_optimize_scan="},
 	"ext3":     {"seclabel", "stripe=", "mb_optimize_scan="},
 	"xfs":      {"seclabel", "attr2", "inode64", "logbufs=", "logbsize=", "noquota", "sunit=", "swidth="},
+	"btrfs":    {"seclabel", "ssd", "discard=async", "space_cache", "space_cache=v2", "subvolid=5", "subvol=/"},
 	"tmpfs":    {"seclabel", "inode32", "inode64"},
 	"virtiofs": {"seclabel"},
 }
@@ -122,6 +123,10 @@ func canonical(option string) string {
 	case "mode":
 		if mode, err := strconv.ParseUint(value, 8, 32); err == nil {
 			return fmt.Sprintf("mode=%o", mode)
+		}
+	case "compress", "compress-force":
+		if value == "zlib" || value == "zstd" {
+			return option + ":3" // the default level
 		}
 	case "size", "nr_inodes", "nr_blocks", "logbsize":
 		if n, ok := amount(value); ok {

@@ -154,7 +154,7 @@ func statsResponse(stats *volume.Stats, abnormal bool, message string) *agentpb.
 		Usage: []*agentpb.VolumeUsage{
 			{Unit: agentpb.VolumeUsage_BYTES, Total: stats.Bytes.Total, Used: stats.Bytes.Used, Available: stats.Bytes.Available},
 			{Unit: agentpb.VolumeUsage_INODES, Total: stats.Inodes.Total, Used: stats.Inodes.Used, Available: stats.Inodes.Available},
-		},
+		}[:1+min(stats.Inodes.Total, 1)], // without inodes if they are not counted
 		VolumeCondition: &agentpb.VolumeCondition{Abnormal: abnormal, Message: message},
 	}
 }

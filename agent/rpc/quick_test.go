@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -67,5 +68,42 @@ func TestQuickGrowsAVolumeThatCanGrowAtOnce(t *testing.T) {
 		if err := t.Context().Err(); err != nil {
 			t.Fatalf("not in %v: %v", time.Since(began), err)
 		}
+	}
+}
+
+// A btrfs has no number of inodes. An answer with zero of them would say that it is full.
+func TestStatsOfABtrfsLeaveOutItsInodes(t *testing.T) {
+	for fstype, want := range map[string][]agentpb.VolumeUsage_Unit{
+		"btrfs": {agentpb.VolumeUsage_BYTES}, "xfs": {agentpb.VolumeUsage_BYTES, agentpb.VolumeUsage_INODES},
+	} {
+		dir := mounttest.Dir(t)
+		mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, fstype)), dir, fstype, 0, "")
+		a := newAgent()
+		request := &agentpb.VolumeStatsRequest{VolumeGuestPath: dir}
+		ordinary, err := a.getVolumeStats(t.Context(), request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		payload, err := request.Marshal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		bytes, ok := a.quickStats(&ttrpcframe.Request{Payload: payload})
+		var quick agentpb.VolumeStatsResponse
+		if err := quick.Unmarshal(bytes); err != nil || !ok {
+			t.Fatalf("not answered at once: %v, error %v", ok, err)
+		}
+		for way, response := range map[string]*agentpb.VolumeStatsResponse{"ordinary": ordinary, "quick": &quick} {
+			var got []agentpb.VolumeUsage_Unit
+			for _, u := range response.Usage {
+				if got = append(got, u.Unit); u.Total == 0 {
+					t.Errorf("%s, %s: a total of 0 %v", fstype, way, u.Unit)
+				}
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%s, %s\nwant %v\ngot  %v", fstype, way, want, got)
+			}
+		}
+		a.Volumes.Forget(dir)
 	}
 }

@@ -39,6 +39,12 @@ func db(field string) func(*testing.T, string) {
 	return run("xfs_db", "-x", "-c", "sb 0", "-c", "write -d "+field)
 }
 
+// second makes a btrfs of an image and of another one, which no disk has.
+func second(t *testing.T, image string) {
+	t.Helper()
+	mounttest.Run(t, "mkfs.btrfs", "-q", "-f", image, mounttest.Image(t, "ext4"))
+}
+
 func cut(bytes int64) func(*testing.T, string) {
 	return func(t *testing.T, image string) {
 		t.Helper()
@@ -92,6 +98,11 @@ func TestRefusedMountNamesTheContentsOfTheDisk(t *testing.T) {
 		"ext4 as ext3":         {"ext4", nil, nil, "ext3", wrong, "the disk holds ext4"},
 		"ext3, an option":      {"ext3", nil, nil, "ext3", wrong, "the guest's kernel says: ext3: Unknown parameter 'speed'"},
 		"ext3 as ext4":         {"ext3", nil, nil, "ext4", wrong, "the guest's kernel says: ext4: Unknown parameter 'speed'"},
+		"btrfs, an option":     {"btrfs", nil, nil, "btrfs", wrong, "the guest's kernel says: "},
+		"btrfs as xfs":         {"btrfs", nil, nil, "xfs", wrong, "the disk holds btrfs"},
+		"btrfs, no sense":      {"btrfs", poke(64<<10+0x90, 0, 0, 0, 0), nil, "ext4", wrong, "the disk holds a btrfs with an invalid superblock"},
+		"btrfs, cut off":       {"btrfs", cut(200 << 20), nil, "btrfs", broken, "ends at 335544320 bytes, but its disk has only 209715200"},
+		"btrfs, two devices":   {"btrfs", second, nil, "btrfs", broken, "it is a btrfs with 2 devices"},
 		"tiny":                 {"", cut(1536), nil, "ext4", broken, "only 1536 bytes"},
 		"ext4, cut off":        {"ext4", cut(200 << 20), nil, "ext4", broken, "ends at 335544320 bytes, but its disk has only 209715200"},
 		"xfs, cut off":         {"xfs", cut(200 << 20), nil, "xfs", broken, "ends at 335544320 bytes, but its disk has only 209715200"},
@@ -109,7 +120,7 @@ func TestRefusedMountNamesTheContentsOfTheDisk(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			disk := mounttest.Attach(t, image(t, c.holds, c.change, c.options...))
 			var options []string
-			if strings.Contains(c.says, "'speed'") {
+			if strings.Contains(c.says, "'speed'") || name == "btrfs, an option" {
 				options = []string{"speed=high"}
 			}
 			err := hold(t, newTable(), onDisk(disk, c.as, mounttest.Dir(t), options...))

@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -240,6 +241,9 @@ func (g *growth) goal(size, device uint64) uint64 {
 func (v *Volume) open(to string) (*growth, error) {
 	refuse := func(format string, args ...any) (*growth, error) {
 		return nil, errkind.New(errkind.FailedPrecondition, "volume %s cannot %s: "+format, append([]any{v.Mountpoint, to}, args...)...)
+	}
+	if len(v.identity.Devices) > 1 {
+		return refuse("%s has several devices, %s, and a request does not say which one grows: grow it by its own program in the guest", v.FSType, strings.Join(v.devices, " and "))
 	}
 	if v.Device.Path == "" {
 		return refuse("%s has no block device below it", v.FSType)

@@ -15,7 +15,7 @@ import (
 // Data beyond the end of a disk that has become smaller cannot be read and may be lost: the volume
 // is not grown, and CheckResize promises no growth.
 func TestDiskSmallerThanItsFilesystemIsNotGrown(t *testing.T) {
-	for _, fstype := range []string{"ext4", "xfs"} {
+	for _, fstype := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fstype, func(t *testing.T) {
 			const whole = 320 << 20
 			image := mounttest.Image(t, fstype)

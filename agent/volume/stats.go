@@ -21,10 +21,11 @@ type Usage struct {
 
 // Stats are a volume's usage and conditions.
 type Stats struct {
-	Bytes, Inodes Usage
-	Conditions    []health.Condition // empty if the volume is healthy
-	at            time.Time
-	fsid          unix.Fsid // identifies a tmpfs; on kernels before 6.8 nothing else does
+	Bytes      Usage
+	Inodes     Usage              // zero if the filesystem has no count of them, such as a btrfs
+	Conditions []health.Condition // empty if the volume is healthy
+	at         time.Time
+	fsid       unix.Fsid // identifies a tmpfs; on kernels before 6.8 nothing else does
 }
 
 // measureLimit is how long Stats waits for a filesystem before it answers with the last known

@@ -96,7 +96,7 @@ func onePathEach(mounts []*mount.Info) (paths []string) {
 	type device struct{ major, minor int }
 	known := map[device]bool{}
 	for _, m := range mount.InSight(mounts) {
-		if d := (device{m.Major, m.Minor}); m.Major != 0 && !known[d] {
+		if d := (device{m.Major, m.Minor}); mount.OnDisk(m) && !known[d] {
 			known[d] = true
 			paths = append(paths, m.Mountpoint)
 		}

@@ -60,11 +60,12 @@ func TestFilesystemIsFlushedByAPathThatLeadsToIt(t *testing.T) {
 44 22 254:32 / /c rw - xfs /dev/vdc rw
 45 22 254:48 / /d rw - xfs /dev/vdd rw
 46 45 0:31 / /d rw - tmpfs cover rw
+47 22 0:50 / /e rw - btrfs /dev/vde rw
 `))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want, got := []string{"/moved", "/c"}, onePathEach(mounts); !slices.Equal(got, want) {
+	if want, got := []string{"/moved", "/c", "/e"}, onePathEach(mounts); !slices.Equal(got, want) {
 		t.Errorf("want %v\ngot  %v", want, got)
 	}
 }

@@ -1,7 +1,7 @@
-// Package fsck checks an unmounted filesystem with the programs of e2fsprogs and xfsprogs, and
-// decides by their output whether anything needs repair: e2fsck(8), xfs_repair(8). The caller must
-// make sure that nothing else uses the disk, and must set a time limit, because on a damaged
-// filesystem these programs may run forever.
+// Package fsck checks an unmounted filesystem with the programs of e2fsprogs, xfsprogs and
+// btrfs-progs, and decides by their output whether anything needs repair: e2fsck(8), xfs_repair(8),
+// btrfs-check(8). The caller must make sure that nothing else uses the disk, and must set a time
+// limit, because on a damaged filesystem these programs may run forever.
 //
 // The programs end no later than this process. A Ctrl-C on the terminal does not reach them; the
 // context ends them.
@@ -35,21 +35,22 @@ type Run struct {
 // checker is a program that checks a filesystem without changing it. An exit status of 0 is not
 // enough: e2fsck -fn answers its own questions with no and may still exit 0, for example with wrong
 // counts of free blocks. So certain words in the output count as an error too. They are ignored in
-// the last line, where e2fsck shows the filesystem's label or the disk's name, which may be any
-// words. xfs_repair shows neither if nothing needs repair.
+// the line that shows the filesystem's label or the disk's name, which may be any words: the last
+// one of e2fsck, the first one of btrfs. xfs_repair shows neither if nothing needs repair.
 type checker struct {
 	argv  []string
 	wrong []string
-	ends  *regexp.Regexp // matches the last line; nil if the program shows no label
+	names *regexp.Regexp // matches that line; nil if the program shows no name
 	deb   string         // the Debian package that contains the program
 }
 
 var e2fsck = checker{[]string{"e2fsck", "-fn"}, []string{"? no", "WARNING"}, regexp.MustCompile(`: \d+/\d+ files \([0-9.]+% non-contiguous\), \d+/\d+ blocks$`), "e2fsprogs"}
 
 var checkers = map[string]checker{
-	"ext3": e2fsck,
-	"ext4": e2fsck,
-	"xfs":  {[]string{"xfs_repair", "-n"}, []string{"would "}, nil, "xfsprogs"},
+	"btrfs": {[]string{"btrfs", "check", "--readonly"}, []string{"ERROR", "WARNING"}, regexp.MustCompile(`^Checking filesystem on `), "btrfs-progs"},
+	"ext3":  e2fsck,
+	"ext4":  e2fsck,
+	"xfs":   {[]string{"xfs_repair", "-n"}, []string{"would "}, nil, "xfsprogs"},
 }
 
 func checkerOf(fstype string) (checker, error) {
@@ -198,7 +199,7 @@ func (r Run) Err(fstype string) error {
 	c := checkers[fstype]
 	for line := range strings.Lines(r.Output) {
 		line = strings.TrimSpace(line)
-		if c.ends != nil && c.ends.MatchString(line) {
+		if c.names != nil && c.names.MatchString(line) {
 			continue
 		}
 		for _, wrong := range append([]string{cut}, c.wrong...) {

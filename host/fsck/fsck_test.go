@@ -114,7 +114,7 @@ func TestErrorsShowAStrangersBytesPrintableBoundedAndOnce(t *testing.T) {
 	}
 }
 
-// When all is well, e2fsck shows the label or the disk's name.
+// When all is well, e2fsck shows the label or the disk's name, and btrfs the disk's name.
 func TestLabelDoesNotDecide(t *testing.T) {
 	for _, label := range []string{"WARNING", "sure ? no", "would "} {
 		for fstype := range checkers {
@@ -132,6 +132,9 @@ func TestLabelDoesNotDecide(t *testing.T) {
 			}
 		}
 	}
+	if err := (Run{Output: "[1/7] checking root items\nERROR: transid verify failed\n"}).Err("btrfs"); err == nil {
+		t.Error("want an error of btrfs check found\ngot  nothing to mend")
+	}
 	for _, line := range []string{"Fix? no", "x: 11/16 files (0.0% non-contiguous), 7/9 blocks? no", "WARNING: bad format"} {
 		if err := (Run{Output: "Pass 1\n" + line + "\n"}).Err("ext4"); err == nil {
 			t.Errorf("%q\nwant it found\ngot  nothing to mend", line)
@@ -139,7 +142,7 @@ func TestLabelDoesNotDecide(t *testing.T) {
 	}
 }
 
-// image makes a small ext4, or an xfs of the least size that mkfs.xfs accepts.
+// image makes a small filesystem, of a size that mkfs.xfs accepts.
 func image(t *testing.T, fstype string, options ...string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "disk.img")
@@ -153,7 +156,7 @@ func image(t *testing.T, fstype string, options ...string) string {
 	}
 	mkfs, err := find("mkfs." + fstype)
 	if err != nil {
-		t.Skipf("%v: apt-get install e2fsprogs xfsprogs, and run go test ./host/fsck", err)
+		t.Skipf("%v: apt-get install e2fsprogs xfsprogs btrfs-progs, and run go test ./host/fsck", err)
 	}
 	if out, err := exec.Command(mkfs, append(options, "-q", path)...).CombinedOutput(); err != nil {
 		t.Fatalf("mkfs: %v\n%s", err, out)
@@ -189,11 +192,11 @@ func TestOpenDiskIsCheckedWhateverItsNameLeadsTo(t *testing.T) {
 }
 
 func TestMissingProgramIsNamedWithItsPackage(t *testing.T) {
-	if err := Available("btrfs"); err == nil || !strings.Contains(err.Error(), "btrfs") {
-		t.Errorf("want btrfs refused\ngot  %v", err)
+	if err := Available("f2fs"); err == nil || !strings.Contains(err.Error(), "f2fs") {
+		t.Errorf("want f2fs refused\ngot  %v", err)
 	}
 	for fstype, c := range checkers {
-		checkers[fstype] = checker{[]string{"no-such-program"}, c.wrong, c.ends, c.deb}
+		checkers[fstype] = checker{[]string{"no-such-program"}, c.wrong, c.names, c.deb}
 		err := Available(fstype)
 		checkers[fstype] = c
 		if err == nil || !strings.Contains(err.Error(), "apt-get install --no-install-recommends "+c.deb) {

@@ -20,7 +20,7 @@ type Volume struct {
 	// Path is the volume's store on the host: an image file or a block device that contains a
 	// filesystem and nothing else.
 	Path string
-	// FSType is ext3, ext4 or xfs. Options are mount options.
+	// FSType is ext3, ext4, xfs or btrfs. Options are mount options.
 	FSType   string
 	Options  []string
 	ReadOnly bool

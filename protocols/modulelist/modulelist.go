@@ -1,7 +1,8 @@
 // Package modulelist defines the list of kernel modules in a guest's image. Package rootfs chooses
 // the modules and writes the list. The agent, as PID 1, loads them, because the guest has no
 // modprobe. The list is a text file with one absolute path per line, in load order. Each module is
-// passed to finit_module(2) without parameters.
+// passed to finit_module(2) without parameters. Modules for filesystems that not every guest uses
+// are in lists of their own, because they take long to load.
 package modulelist
 
 import (
@@ -16,6 +17,13 @@ import (
 // Path is the list's path in the guest. Every image of package rootfs has the list; it may be
 // empty.
 const Path = "/etc/directvol/modules"
+
+// BtrfsPath is the path in the guest of the list of modules for btrfs, which are loaded before the
+// first mount of a btrfs.
+const BtrfsPath = "/etc/directvol/modules-btrfs"
+
+// Btrfs is the name of the module of btrfs. Every image has it, together with those that it needs.
+const Btrfs = "btrfs"
 
 // VsockTransport is the name, without ".ko", of the module through which the host reaches the
 // agent: virtio's vsock.

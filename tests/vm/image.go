@@ -59,9 +59,10 @@ var superblocks = map[string]struct {
 	offset int64
 	size   func([]byte) (uint64, bool)
 }{
-	"ext3": {1024, ext4Size},
-	"ext4": {1024, ext4Size},
-	"xfs":  {0, xfsSize},
+	"btrfs": {64 << 10, btrfsSize},
+	"ext3":  {1024, ext4Size},
+	"ext4":  {1024, ext4Size},
+	"xfs":   {0, xfsSize},
 }
 
 // SuperblockBytes is the length of the part of a superblock that is read.
@@ -119,6 +120,12 @@ func xfsSize(super []byte) (uint64, bool) {
 		return 0, false
 	}
 	return binary.BigEndian.Uint64(super[8:]) * uint64(block), true
+}
+
+// btrfsSize reads struct btrfs_super_block (include/uapi/linux/btrfs_tree.h): the magic at 0x40,
+// dev_item.total_bytes at 0xd1.
+func btrfsSize(super []byte) (uint64, bool) {
+	return binary.LittleEndian.Uint64(super[0xd1:]), string(super[0x40:0x48]) == "_BHRfS_M"
 }
 
 // WholeSize returns a larger size to grow to. It is a multiple of every group's size, so that no

@@ -19,13 +19,14 @@ var makers = map[string]struct {
 	command []string
 	deb     string // the Debian package of the program
 }{
-	"ext3": {[]string{"mkfs.ext3", "-q", "-F"}, "e2fsprogs"},
-	"ext4": {[]string{"mkfs.ext4", "-q", "-F"}, "e2fsprogs"},
-	"xfs":  {[]string{"mkfs.xfs", "-q", "-f"}, "xfsprogs"},
+	"btrfs": {[]string{"mkfs.btrfs", "-q", "-f"}, "btrfs-progs"},
+	"ext3":  {[]string{"mkfs.ext3", "-q", "-F"}, "e2fsprogs"},
+	"ext4":  {[]string{"mkfs.ext4", "-q", "-F"}, "e2fsprogs"},
+	"xfs":   {[]string{"mkfs.xfs", "-q", "-f"}, "xfsprogs"},
 }
 
 // Scratch makes a sparse image of bytes bytes below dir and formats it, with further options of
-// mkfs if any are given. mkfs.xfs requires 300 MiB or more.
+// mkfs if any are given. mkfs.xfs requires 300 MiB or more, mkfs.btrfs 109 MiB.
 func Scratch(ctx context.Context, dir, fstype string, bytes int64, options ...string) (string, error) {
 	maker, ok := makers[fstype]
 	if !ok {

@@ -19,6 +19,7 @@ var (
 	failedOnce  = is(volumepb.Condition_DEGRADED, "PastIOError")
 	readsFailed = is(volumepb.Condition_DEGRADED, "ReadError")
 	hasShutDown = is(volumepb.Condition_INACCESSIBLE, "Shutdown")
+	stopped     = is(volumepb.Condition_INACCESSIBLE, "ReadOnly")
 	failsWrites = is(volumepb.Condition_INACCESSIBLE, "IOError")
 	isGone      = is(volumepb.Condition_INACCESSIBLE, "DeviceGone")
 	isTooSmall  = is(volumepb.Condition_INACCESSIBLE, "DeviceTooSmall")

@@ -199,6 +199,30 @@ func TestShutdownIsAConditionUntilItIsMountedAgain(t *testing.T) {
 	})
 }
 
+// A btrfs whose data cannot be written goes on. When its metadata cannot be written, it makes
+// itself read-only, and records nothing.
+func TestBtrfsThatStopsIsReadOnlyUntilItIsMountedAgain(t *testing.T) {
+	g := guest(t)
+	v := mounted(t, g, "btrfs")
+	goal := disks["btrfs"] + 64*miB
+	must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), goal))
+	writer := written(t, v, 0)
+	must(t, v.BreakWrites(limited(t)))
+	fails(t, writer)
+	becomes(t, v, failsWrites)
+	if err := g.Remote.Sync(limited(t), v.GuestPath); err == nil {
+		t.Error("its transaction was committed to a disk that fails")
+	}
+	becomes(t, v, stopped)
+	refused(t, resize(t, g, v, goal), codes.FailedPrecondition, v.GuestPath, "mount it again")
+	must(t, v.Heal(limited(t)))
+	becomes(t, v, stopped) // it stays so
+	remount(t, v)
+	isHealthy(t, v)
+	must(t, resize(t, g, v, goal))
+	freshlyVerified(t, v, writer.Ledger().Bytes())
+}
+
 // pull detaches a volume's disk from the machine without the host package's knowledge.
 func pull(t *testing.T, g *vm.Guest, v *vm.Volume) {
 	t.Helper()
@@ -248,7 +272,7 @@ func TestFullVolumeIsAConditionUntilThereIsRoom(t *testing.T) {
 // The agent examines a read-only mount without writing. The mount is made without the agent, so the
 // first question causes its first examination.
 func TestReadOnlyMountIsHealthyAndNotWrittenTo(t *testing.T) {
-	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+	everyFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
 		device := sizes(t, v).Device
 		must(t, v.Unmount(limited(t)))
@@ -281,7 +305,7 @@ func writes(t *testing.T, g *vm.Guest, device string) string {
 // A volume that was made read-only on purpose is healthy, also for a watch that knew it as
 // writable.
 func TestReadOnlyRemountStaysHealthy(t *testing.T) {
-	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+	everyFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := mounted(t, g, fstype)
 		device := sizes(t, v).Device
 		remountReadOnly(t, g, v)
@@ -317,7 +341,7 @@ func remountReadOnly(t *testing.T, g *vm.Guest, v *vm.Volume) {
 }
 
 func TestReadOnlyDiskIsMountedAndHealthy(t *testing.T) {
-	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+	everyFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		v := newVolume(t, g, fstype)
 		v.ReadOnly = true
 		must(t, v.Mount(limited(t)))

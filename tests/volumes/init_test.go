@@ -73,6 +73,11 @@ func TestPID1HasLoadedEveryModuleOfTheImage(t *testing.T) {
 			t.Errorf("module %s is not loaded", name)
 		}
 	}
+	later, err := g.Remote.ReadFile(ctx, modulelist.BtrfsPath)
+	must(t, err)
+	if strings.Contains(string(list), "btrfs") || !strings.HasSuffix(string(later), "/btrfs.ko\n") {
+		t.Errorf("want btrfs not loaded at boot, but later\ngot  %s, %s", list, later)
+	}
 	for _, name := range []string{"xfs", "vsock", "virtio_blk"} {
 		if !strings.Contains("\n"+string(loaded), "\n"+name+" ") {
 			t.Errorf("module %s is not loaded, of\n%s", name, loaded)
