@@ -35,6 +35,7 @@ var btrfs = Type{
 	EndOnDisk:      btrfsEndOnDisk,
 	UUID:           btrfsUUID,
 	MountRefused:   btrfsMountRefused,
+	TrimsWhole:     true,
 }
 
 // Ioctls of include/uapi/linux/btrfs.h.
@@ -154,7 +155,7 @@ func btrfsAdd(m Mounted, device, bytes uint64) error {
 	case errno != 0:
 		return os.NewSyscallError("ioctl(BTRFS_IOC_RESIZE)", errno)
 	case result == btrfsBusy:
-		return fmt.Errorf("a balance, another resize or a change of devices is in progress: %w", unix.EBUSY)
+		return fmt.Errorf("a balance, which may be a paused one, another resize or a change of devices is in progress: %w", unix.EBUSY)
 	case result != 0:
 		return fmt.Errorf("ioctl(BTRFS_IOC_RESIZE) returns %d", result)
 	}

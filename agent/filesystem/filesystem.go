@@ -155,6 +155,9 @@ type Type struct {
 	// has recorded; 0 if the type records none.
 	RecordedErrors func(disk *os.File) (count uint64, err error)
 
+	// TrimsWhole is set if the filesystem can be trimmed only as a whole.
+	TrimsWhole bool
+
 	// Faults describes how faults show and how they are repaired.
 	Faults Faults
 }

@@ -1,6 +1,9 @@
 package filesystem
 
-import "unsafe"
+import (
+	"math"
+	"unsafe"
+)
 
 // ioctlTrim is FITRIM of linux/fs.h.
 const ioctlTrim = 0xc0185879
@@ -21,9 +24,16 @@ const trimStep = 1 << 30
 // touches, also outside of the range (xfs_trim_extents in fs/xfs/xfs_discard.c of Linux 6.1). An
 // ext4 skips a group that it has trimmed since blocks were last freed in it; its groups of 4 KiB
 // blocks do not cross a range's end, either.
-func Trim(m Mounted, g Geometry, from, least uint64) (trimmed, next uint64, err error) {
+//
+// A btrfs has one range, whatever g and from are. The kernel compares a range with the filesystem's
+// own addresses, which are not those of the disk, and discards the space that no block group has in
+// each call (btrfs_trim_fs in fs/btrfs/extent-tree.c).
+func (t Type) Trim(m Mounted, g Geometry, from, least uint64) (trimmed, next uint64, err error) {
 	r := trimRange{Start: from, Length: trimBytes(g), Least: least}
 	next = min(from+r.Length, g.Bytes())
+	if t.TrimsWhole {
+		r.Start, r.Length, next = 0, math.MaxUint64, g.Bytes()
+	}
 	if err := ioctl(m, "FITRIM", ioctlTrim, unsafe.Pointer(&r)); err != nil {
 		return 0, from, err
 	}

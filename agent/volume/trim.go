@@ -8,7 +8,6 @@ import (
 
 	"github.com/directvol/directvol/agent/deadline"
 	"github.com/directvol/directvol/agent/errkind"
-	"github.com/directvol/directvol/agent/filesystem"
 )
 
 // Trim tells the disk of the volume at path which blocks of its filesystem are free, and returns
@@ -16,7 +15,8 @@ import (
 // that takes no discards is FailedPrecondition. An xfs frees the blocks of removed files in the
 // background: those that it has not freed yet are left for the next trim.
 //
-// The volume is locked, and its watch paused, for one range at a time:
+// The volume is locked, and its watch paused, for one range at a time. A btrfs has only one range,
+// which the kernel trims to its end even if the caller gives up:
 //
 //	twice at once    the second call waits for the first, and then trims what was freed since
 //	late, given up   it ends between two ranges; the error says how much was given back
@@ -75,7 +75,7 @@ func (t *Table) trimStep(ctx context.Context, v *Volume, from, least uint64) (tr
 			return err
 		}
 		defer g.Close()
-		trimmed, next, err := filesystem.Trim(g.Mounted, g.before, from, least)
+		trimmed, next, err := g.fstype.Trim(g.Mounted, g.before, from, least)
 		if err != nil {
 			return v.trimError(least, err)
 		}

@@ -27,7 +27,7 @@ func stored(t *testing.T, file string) int64 {
 // A trim punches holes into the store: its blocks go back to the host. The volume is larger than
 // the range that is trimmed at once, and no block is trimmed twice.
 func TestTrimFreesTheStoresBlocks(t *testing.T) {
-	eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+	everyFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 		const size, file = 9 << 30, 16 * miB
 		v, err := g.Volume(limited(t), "trim-"+fstype, fstype, size)
 		must(t, err)
