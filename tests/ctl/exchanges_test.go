@@ -1,11 +1,13 @@
 package ctl
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/containerd/ttrpc"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/directvol/directvol/protocols/agentpb"
@@ -20,6 +22,8 @@ type exchange struct {
 	send       func(place) []byte
 	ours, kata string
 	why        string // the reason for a difference
+	slowly     bool   // each byte is sent by itself
+	hangsUp    bool   // the client sends no more; answers are received until the agent hangs up too
 }
 
 // call makes the frame of a call, on a stream, with a time-out or without.
@@ -27,9 +31,44 @@ type call func(stream uint32, timeout time.Duration) []byte
 
 func of(service, method string, payload []byte) call {
 	return func(stream uint32, timeout time.Duration) []byte {
-		request := encoded(proto.Marshal(&ttrpc.Request{Service: service, Method: method, Payload: payload, TimeoutNano: int64(timeout)}))
-		return append(head(len(request), stream, ttrpcframe.TypeRequest), request...)
+		return framed(stream, &ttrpc.Request{Service: service, Method: method, Payload: payload, TimeoutNano: int64(timeout)})
 	}
+}
+
+func framed(stream uint32, r *ttrpc.Request) []byte {
+	request := encoded(proto.Marshal(r))
+	return append(head(len(request), stream, ttrpcframe.TypeRequest), request...)
+}
+
+// withMetadata makes a call on stream 1 with a pair of metadata.
+func withMetadata(service, method, key string) []byte {
+	return framed(1, &ttrpc.Request{Service: service, Method: method, Metadata: []*ttrpc.KeyValue{{Key: key, Value: "value"}}})
+}
+
+// flagged sets the flags of a frame.
+func flagged(frame []byte, flags byte) []byte {
+	frame[ttrpcframe.HeaderBytes-1] = flags
+	return frame
+}
+
+// many repeats a call on n streams.
+func many(n int, c call) func(place) []byte {
+	return func(place) (all []byte) {
+		for i := range n {
+			all = append(all, c(uint32(2*i+1), 0)...)
+		}
+		return all
+	}
+}
+
+// okOfMany are the answers to many.
+func okOfMany(n int) string {
+	var all []string
+	for i := range n {
+		all = append(all, fmt.Sprintf("%d OK", 2*i+1))
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
 }
 
 func head(length int, stream uint32, kind ttrpcframe.Type) []byte {
@@ -68,11 +107,32 @@ func stats(path string) func(place) []byte {
 	return calls("GetVolumeStats", func(place) proto.Message { return &agentpb.VolumeStatsRequest{VolumeGuestPath: path} })
 }
 
+// statsOf asks about a path that belongs to the place.
+func statsOf(path func(place) string) func(place) []byte {
+	return func(p place) []byte { return stats(path(p))(p) }
+}
+
+// rawStats sends the bytes before a VolumeStatsRequest of the volume.
+func rawStats(before string) func(place) []byte {
+	return func(p place) []byte {
+		request := encoded((&agentpb.VolumeStatsRequest{VolumeGuestPath: p.volume}).Marshal())
+		return of(agentpb.AgentServiceName, "GetVolumeStats", append([]byte(before), request...))(1, 0)
+	}
+}
+
 func resize(bytes uint64) func(place) []byte {
+	return resizeOf(func(p place) string { return p.volume }, bytes)
+}
+
+func resizeOf(path func(place) string, bytes uint64) func(place) []byte {
 	return calls("ResizeVolume", func(p place) proto.Message {
-		return &agentpb.ResizeVolumeRequest{VolumeGuestPath: p.volume, Size_: bytes}
+		return &agentpb.ResizeVolumeRequest{VolumeGuestPath: path(p), Size_: bytes}
 	})
 }
+
+func always(path string) func(place) string { return func(place) string { return path } }
+
+func below(name string) func(place) string { return func(p place) string { return p.dir + "/" + name } }
 
 func remove(id string) func(place) []byte {
 	return calls("RemoveContainer", func(place) proto.Message { return &agentpb.RemoveContainerRequest{ContainerId: id} })
@@ -140,6 +200,7 @@ func local(options ...string) func(place, *agentpb.Storage) {
 const (
 	sayWhich = "our codes say whether the caller, the guest or the agent is at fault; kata-agent answers INTERNAL to all"
 	notYet   = "no process is started yet: the agent holds storages for containers (docs/messages.md)"
+	noResize = "kata-agent has no ResizeVolume"
 	refuses  = "refused by its name, not dropped (docs/messages.md)"
 )
 
@@ -155,6 +216,15 @@ var ofServices = []exchange{
 	{what: "GetGuestDetails", send: sends(details(1, 0)), ours: "OK", kata: "OK"},
 	{what: "GetMetrics", send: sends(of(agentpb.AgentServiceName, "GetMetrics", nil)(1, 0)), ours: "OK", kata: "OK"},
 	{what: "a request that is no message", send: sends(health("Check", undecodable)(1, 0)), ours: "INVALID_ARGUMENT", kata: "UNKNOWN", why: "the caller is at fault"},
+	{what: "Check with metadata", send: sends(withMetadata(agentpb.HealthServiceName, "Check", "key")), ours: "OK", kata: "OK"},
+	{what: "Check with a group that nobody knows", send: sends(health("Check", []byte("\x7b\x7c"))(1, 0)), ours: "OK", kata: "OK"},
+	{what: "Check with a number in the place of its text", send: sends(health("Check", []byte("\x08\x01"))(1, 0)), ours: "INVALID_ARGUMENT", kata: "OK", why: "the caller has another message"},
+	{what: "Check of a service whose name is not UTF-8", send: sends(health("Check", []byte("\x0a\x01\xff"))(1, 0)), ours: "OK", kata: "UNKNOWN", why: "the name is not used, and paths of Linux are any bytes"},
+	{what: "Check with a field 0", send: sends(health("Check", []byte("\x00\x00"))(1, 0)), ours: "INVALID_ARGUMENT", kata: "UNKNOWN", why: "the caller is at fault"},
+	{what: "Check of AgentService", send: sends(of(agentpb.AgentServiceName, "Check", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "UNIMPLEMENTED"},
+	{what: "GetVolumeStats of Health", send: sends(health("GetVolumeStats", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "UNIMPLEMENTED"},
+	{what: "a service without its package", send: sends(of("Health", "Check", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "INVALID_ARGUMENT", why: "as ttrpc's server in Go answers"},
+	{what: "the health service of gRPC", send: sends(of("grpc.health.v1.Health", "Check", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "INVALID_ARGUMENT", why: "as ttrpc's server in Go answers"},
 	{what: "a method that no service has", send: sends(health("Chequer", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "UNIMPLEMENTED"},
 	{what: "a service that does not exist", send: sends(of("no.such.Service", "Check", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "INVALID_ARGUMENT", why: "as ttrpc's server in Go answers"},
 	{what: "no service and no method", send: sends(of("", "", nil)(1, 0)), ours: "UNIMPLEMENTED", kata: "INVALID_ARGUMENT", why: "as ttrpc's server in Go answers"},
@@ -166,17 +236,40 @@ var ofServices = []exchange{
 var ofVolumes = []exchange{
 	{what: "GetVolumeStats of a volume", send: func(p place) []byte { return stats(p.volume)(p) }, ours: "OK", kata: "OK"},
 	{what: "the same, with a slash behind it", send: func(p place) []byte { return stats(p.volume + "/")(p) }, ours: "OK", kata: "OK"},
+	{what: "the same, by a path that is not clean", send: statsOf(func(p place) string { return "/..//etc/./.." + p.volume }), ours: "OK", kata: "OK"},
+	{what: "the same, through a symbolic link", send: statsOf(func(p place) string { return "/proc/1/root" + p.volume }), ours: "INVALID_ARGUMENT", kata: "OK", why: "a link of a container could lead anywhere"},
+	{what: "the same, behind another path", send: rawStats("\x0a\x03/no"), ours: "OK", kata: "OK"},
+	{what: "the same, with fields that nobody knows", send: rawStats("\x10\x01\xfa\x07\x02no"), ours: "OK", kata: "OK"},
+	{what: "the same, with metadata", send: func(p place) []byte {
+		return framed(1, &ttrpc.Request{Service: agentpb.AgentServiceName, Method: "GetVolumeStats", Metadata: []*ttrpc.KeyValue{{Key: "key"}},
+			Payload: encoded((&agentpb.VolumeStatsRequest{VolumeGuestPath: p.volume}).Marshal())})
+	}, ours: "OK", kata: "OK"},
+	{what: "GetVolumeStats of a tmpfs", send: stats("/run"), ours: "OK", kata: "OK"},
+	{what: "GetVolumeStats of a filesystem without blocks", send: stats("/proc"), ours: "OK", kata: "OK"},
 	{what: "GetVolumeStats of /", send: stats("/"), ours: "OK", kata: "OK"},
 	{what: "GetVolumeStats of what does not exist", send: stats("/no/such"), ours: "NOT_FOUND", kata: "INTERNAL", why: sayWhich},
 	{what: "GetVolumeStats of a folder that is no mount point", send: stats("/etc"), ours: "INVALID_ARGUMENT", kata: "OK", why: "the figures would be those of another filesystem"},
 	{what: "GetVolumeStats of a file", send: stats("/proc/version"), ours: "INVALID_ARGUMENT", kata: "OK", why: "the figures would be those of another filesystem"},
 	{what: "GetVolumeStats of a relative path", send: stats("run"), ours: "INVALID_ARGUMENT", kata: "OK", why: "an agent has no working directory that a host knows"},
 	{what: "GetVolumeStats of an empty path", send: stats(""), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
+	{what: "GetVolumeStats of a path that is not UTF-8", send: stats("/\xff"), ours: "NOT_FOUND", kata: "UNKNOWN", why: "paths of Linux are any bytes"},
+	{what: "GetVolumeStats of a name of 256 bytes", send: stats("/" + strings.Repeat("x", 256)), ours: "NOT_FOUND", kata: "INTERNAL", why: sayWhich},
+	{what: "GetVolumeStats of a path of 4096 bytes", send: stats(strings.Repeat("/x", 2048)), ours: "NOT_FOUND", kata: "INTERNAL", why: sayWhich},
+	{what: "GetVolumeStats of a path that fills a frame", send: longest("GetVolumeStats"), ours: "NOT_FOUND", kata: "INTERNAL", why: sayWhich},
 	{what: "GetVolumeStats of a path with a zero byte", send: stats("/run\x00"), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
-	{what: "ResizeVolume to the size that it has", send: resize(volumeBytes), ours: "OK", kata: "UNIMPLEMENTED", why: "kata-agent has no ResizeVolume"},
-	{what: "ResizeVolume to 0, the end of the device", send: resize(0), ours: "OK", kata: "UNIMPLEMENTED", why: "kata-agent has no ResizeVolume"},
-	{what: "ResizeVolume to less", send: resize(4096), ours: "OUT_OF_RANGE", kata: "UNIMPLEMENTED", why: "kata-agent has no ResizeVolume"},
-	{what: "ResizeVolume to more than an ext4 can have", send: resize(1<<64 - 1), ours: "FAILED_PRECONDITION", kata: "UNIMPLEMENTED", why: "kata-agent has no ResizeVolume"},
+	{what: "ResizeVolume of an empty path", send: resizeOf(always(""), 0), ours: "INVALID_ARGUMENT", kata: "UNIMPLEMENTED", why: noResize},
+	{what: "ResizeVolume of a relative path", send: resizeOf(always("run"), 0), ours: "INVALID_ARGUMENT", kata: "UNIMPLEMENTED", why: noResize},
+	{what: "ResizeVolume of what does not exist", send: resizeOf(always("/no/such"), 0), ours: "NOT_FOUND", kata: "UNIMPLEMENTED", why: noResize},
+	{what: "ResizeVolume of a folder that is no mount point", send: resizeOf(always("/etc"), 0), ours: "INVALID_ARGUMENT", kata: "UNIMPLEMENTED", why: noResize},
+	{what: "ResizeVolume of a tmpfs", send: resizeOf(always("/run"), 0), ours: "FAILED_PRECONDITION", kata: "UNIMPLEMENTED", why: noResize},
+	{what: "ResizeVolume of a path that is not UTF-8", send: resizeOf(always("/\xff"), 0), ours: "NOT_FOUND", kata: "UNKNOWN", why: noResize},
+	{what: "ResizeVolume that is no message", send: sends(of(agentpb.AgentServiceName, "ResizeVolume", undecodable)(1, 0)), ours: "INVALID_ARGUMENT", kata: "UNKNOWN", why: "the caller is at fault"},
+	{what: "ResizeVolume to a block less and a byte more", send: resize(volumeBytes - 1024 + 1), ours: "OK", kata: "UNIMPLEMENTED", why: noResize},
+	{what: "ResizeVolume to more than its disk has", send: resize(4 * volumeBytes), ours: "DEADLINE_EXCEEDED", kata: "UNIMPLEMENTED", why: noResize},
+	{what: "ResizeVolume to the size that it has", send: resize(volumeBytes), ours: "OK", kata: "UNIMPLEMENTED", why: noResize},
+	{what: "ResizeVolume to 0, the end of the device", send: resize(0), ours: "OK", kata: "UNIMPLEMENTED", why: noResize},
+	{what: "ResizeVolume to less", send: resize(4096), ours: "OUT_OF_RANGE", kata: "UNIMPLEMENTED", why: noResize},
+	{what: "ResizeVolume to more than an ext4 can have", send: resize(1<<64 - 1), ours: "FAILED_PRECONDITION", kata: "UNIMPLEMENTED", why: noResize},
 }
 
 var ofSandboxes = []exchange{
@@ -236,6 +329,8 @@ var ofStorages = []exchange{
 	{what: "the options `_netdev`, `nofail`, `lazytime`", send: holds("netdev", options("_netdev", "nofail", "lazytime")), ours: "OK", kata: "INTERNAL", why: "they have a meaning on the host only"},
 	{what: "RemoveContainer of that disk again", send: remove("netdev"), ours: "OK", kata: "INTERNAL", why: "nothing is held for a container that does not exist: a repeated call succeeds"},
 	{what: "two options in one string", send: holds("joined", options("ro,noatime")), ours: "OK", kata: "INTERNAL", why: "some callers write options like this"},
+	{what: "GetVolumeStats of it, which is read-only", send: statsOf(below("joined")), ours: "OK", kata: "OK"},
+	{what: "ResizeVolume of it", send: resizeOf(below("joined"), 0), ours: "FAILED_PRECONDITION", kata: "UNIMPLEMENTED", why: noResize},
 	{what: "RemoveContainer of that disk once more", send: remove("joined"), ours: "OK", kata: "INTERNAL", why: "nothing is held for a container that does not exist: a repeated call succeeds"},
 	{what: "fstab's defaults one by one", send: holds("fstab", options("rw", "suid", "dev", "exec", "async")), ours: "OK", kata: "OK"},
 	{what: "RemoveContainer with them", send: remove("fstab"), ours: "OK", kata: "OK"},
@@ -269,9 +364,37 @@ var clears = []exchange{{what: "RemoveContainer of all that are left", send: fun
 
 const eachOK = "1 OK, 11 OK, 13 OK, 15 OK, 3 OK, 5 OK, 7 OK, 9 OK"
 
+// longest makes a call of AgentService as long as a frame may be, with a text in its first field.
+func longest(method string) func(place) []byte {
+	request := func(text string) []byte {
+		field := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), text)
+		return of(agentpb.AgentServiceName, method, field)(1, 0)
+	}
+	const most = ttrpcframe.HeaderBytes + ttrpcframe.MaxLength
+	rest := len(request(strings.Repeat("/", most/2))) - most/2
+	return sends(request("/" + strings.Repeat("x", most-rest-1)))
+}
+
 var ofFrames = []exchange{
 	{what: "a call whose deadline has passed", send: sends(details(1, -1)), ours: "DEADLINE_EXCEEDED", kata: "OK", why: "nobody waits for it; a time-out below 0 is what ttrpc's client in Go sends then"},
 	{what: "a Check whose deadline has passed", send: sends(check(1, -1)), ours: "OK", kata: "OK"},
+	{what: "a call with a time-out of a nanosecond", send: sends(details(1, 1)), ours: "DEADLINE_EXCEEDED", kata: "OK", why: "nobody waits for it"},
+	{what: "a call with the longest time-out", send: sends(details(1, 1<<63-1)), ours: "OK", kata: "OK"},
+	{what: "a call with the lowest time-out", send: sends(details(1, -1<<63)), ours: "DEADLINE_EXCEEDED", kata: "OK", why: "nobody waits for it; a time-out below 0 is what ttrpc's client in Go sends then"},
+	{what: "a call byte by byte", send: sends(details(1, 0)), slowly: true, ours: "OK", kata: "OK"},
+	{what: "a Check byte by byte", send: sends(check(1, 0)), slowly: true, ours: "OK", kata: "OK"},
+	{what: "a hundred calls in one write", send: many(100, details), ours: okOfMany(100), kata: okOfMany(100)},
+	{what: "a hundred Checks in one write", send: many(100, check), ours: okOfMany(100), kata: okOfMany(100)},
+	{what: "a call whose stream stays open", send: sends(flagged(details(1, 0), 2)), ours: "OK", kata: "OK"},
+	{what: "a call whose stream is closed", send: sends(flagged(details(1, 0), 1)), ours: "OK", kata: "OK"},
+	{what: "a call with flags that nobody knows", send: sends(flagged(details(1, 0), 0xf8)), ours: "OK", kata: "OK"},
+	{what: "a call without data", send: sends(flagged(details(1, 0), 4)), ours: "OK", kata: "OK"},
+	{what: "half a header, and the end", send: sends(check(1, 0)[:5]), hangsUp: true, ours: hungUp, kata: hungUp},
+	{what: "half a Check, and the end", send: sends(check(1, 0)[:15]), hangsUp: true, ours: hungUp, kata: hungUp},
+	{what: "half of a frame that is too long, and the end", send: sends(head(1<<32-1, 1, ttrpcframe.TypeRequest), make([]byte, 1<<16)), hangsUp: true, ours: hungUp, kata: hungUp},
+	{what: "a connection of gRPC, and the end", send: sends([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")), hangsUp: true, ours: hungUp, kata: hungUp},
+	{what: "a request of HTTP, and the end", send: sends([]byte("GET / HTTP/1.1\r\n\r\n")), hangsUp: true, ours: hungUp, kata: hungUp},
+	{what: "nothing, and the end", send: sends(), hangsUp: true, ours: hungUp, kata: hungUp},
 	{what: "stream 0", send: sends(check(0, 0), check(1, 0)), ours: "0 INVALID_ARGUMENT, 1 OK", kata: "0 INVALID_ARGUMENT, 1 OK"},
 	{what: "an even stream", send: sends(details(2, 0), check(3, 0)), ours: "2 INVALID_ARGUMENT, 3 OK", kata: "2 INVALID_ARGUMENT, 3 OK"},
 	{what: "a stream twice", send: sends(check(1, 0), check(1, 0)), ours: "1 OK, 1 OK", kata: "1 OK, 1 OK"},
@@ -282,5 +405,6 @@ var ofFrames = []exchange{
 	{what: "data for no call", send: sends(head(0, 1, ttrpcframe.TypeData), check(3, 0)), ours: "1 INVALID_ARGUMENT, 3 OK", kata: "1 INVALID_ARGUMENT, 3 OK"},
 	{what: "a frame of length 0", send: sends(head(0, 1, ttrpcframe.TypeRequest)), ours: "UNIMPLEMENTED", kata: "INVALID_ARGUMENT", why: "it asks for no service: as ttrpc's server in Go answers"},
 	{what: "a frame that is no request", send: sends(head(1, 1, ttrpcframe.TypeRequest), undecodable), ours: "INVALID_ARGUMENT", kata: "INVALID_ARGUMENT"},
+	{what: "a frame of 4 MiB", send: longest("RemoveContainer"), ours: "INVALID_ARGUMENT", kata: "INTERNAL", why: sayWhich},
 	{what: "a frame of 4 MiB and a byte", send: sends(head(ttrpcframe.MaxLength+1, 1, ttrpcframe.TypeRequest), make([]byte, ttrpcframe.MaxLength+1)), ours: "RESOURCE_EXHAUSTED", kata: "INVALID_ARGUMENT", why: "as ttrpc's server in Go answers"},
 }

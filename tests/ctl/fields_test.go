@@ -1,0 +1,112 @@
+package ctl
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/ttrpc"
+
+	"github.com/directvol/directvol/protocols/address"
+	"github.com/directvol/directvol/protocols/agentpb"
+	"github.com/directvol/directvol/protocols/service"
+	"github.com/directvol/directvol/tests/vm/vmtest"
+)
+
+// answers is what an agent answers about itself, its guest and a volume.
+type answers struct {
+	stats   *agentpb.VolumeStatsResponse
+	details *agentpb.GuestDetailsResponse
+	version *agentpb.VersionCheckResponse
+	metrics *agentpb.Metrics
+}
+
+func ask(t *testing.T, ctx context.Context, to, volume string) (all answers) {
+	t.Helper()
+	parsed, err := address.Parse(to)
+	vmtest.Must(t, err)
+	conn, err := parsed.Dial(ctx)
+	vmtest.Must(t, err)
+	client := ttrpc.NewClient(conn)
+	defer client.Close()
+	all.stats, err = service.Call[agentpb.VolumeStatsResponse](ctx, client, agentpb.AgentServiceName, "GetVolumeStats", &agentpb.VolumeStatsRequest{VolumeGuestPath: volume})
+	vmtest.Must(t, err)
+	all.details, err = service.Call[agentpb.GuestDetailsResponse](ctx, client, agentpb.AgentServiceName, "GetGuestDetails", &agentpb.GuestDetailsRequest{MemBlockSize: true, MemHotplugProbe: true})
+	vmtest.Must(t, err)
+	all.version, err = service.Call[agentpb.VersionCheckResponse](ctx, client, agentpb.HealthServiceName, "Version", &agentpb.CheckRequest{})
+	vmtest.Must(t, err)
+	all.metrics, err = service.Call[agentpb.Metrics](ctx, client, agentpb.AgentServiceName, "GetMetrics", &agentpb.GetMetricsRequest{})
+	vmtest.Must(t, err)
+	return all
+}
+
+// alike are the fields that have the same value from both agents.
+var alike = []struct {
+	what string
+	of   func(answers) any
+}{
+	{"units of GetVolumeStats", func(a answers) any { return [2]any{a.stats.Usage[0].Unit, a.stats.Usage[1].Unit} }},
+	{"total bytes", func(a answers) any { return a.stats.Usage[0].Total }},
+	{"used bytes", func(a answers) any { return a.stats.Usage[0].Used }},
+	{"inodes", func(a answers) any { return *a.stats.Usage[1] }},
+	{"the condition of a healthy volume", func(a answers) any { return *a.stats.VolumeCondition }},
+	{"grpc_version", func(a answers) any { return a.version.GrpcVersion }},
+	{"mem_block_size_bytes", func(a answers) any { return a.details.MemBlockSizeBytes }},
+	{"support_mem_hotplug_probe", func(a answers) any { return a.details.SupportMemHotplugProbe }},
+}
+
+// differing are the fields that have not.
+var differing = []struct {
+	what       string
+	of         func(answers) string
+	ours, kata string
+	why        string
+}{
+	{"GetVolumeStats: `available`, in bytes", func(a answers) string {
+		if b := a.stats.Usage[0]; b.Available < b.Total-b.Used {
+			return "without root's reserve"
+		}
+		return "with root's reserve"
+	}, "without root's reserve", "with root's reserve", "a container cannot fill the reserve; df and the kubelet count as we do"},
+	{"GetGuestDetails: `device_handlers`", func(a answers) string { return list(a.details.AgentDetails.DeviceHandlers) },
+		"blk, scsi", "none", "the types of devices that CreateContainer takes"},
+	{"GetGuestDetails: `storage_handlers`", func(a answers) string { return list(a.details.AgentDetails.StorageHandlers) },
+		"blk, ephemeral, local, scsi, virtio-fs", "blk, ephemeral, erofs.multi-layer, image_guest_pull, local, mmioblk, nvdimm, overlayfs, scsi, virtio-fs, watchable-bind", "the drivers of storages that CreateContainer takes"},
+	{"GetGuestDetails: `supports_seccomp`", func(a answers) string { return fmt.Sprint(a.details.AgentDetails.SupportsSeccomp) },
+		"false", "true", notYet},
+	{"GetGuestDetails: `extra_features`", func(a answers) string { return list(a.details.AgentDetails.ExtraFeatures) },
+		"directvol-storage-only", "seccomp", "names what a client must not expect; kata-agent names parts that a build may leave out"},
+	{"GetMetrics: prefix of the names", func(a answers) string {
+		_, name, _ := strings.Cut(a.metrics.Metrics, "# TYPE ")
+		first, _, _ := strings.Cut(name, "_agent_")
+		return first
+	}, "directvol", "kata", "other figures: docs/SPECIFICATION.md lists ours"},
+}
+
+// list returns the names in a list, which kata-agent gives in any order.
+func list(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(slices.Sorted(slices.Values(names)), ", ")
+}
+
+// compareFields compares what both agents answer about the same guest and volume.
+func compareFields(t *testing.T, ours, kata answers) {
+	t.Helper()
+	for _, f := range alike {
+		if a, b := f.of(ours), f.of(kata); a != b {
+			t.Errorf("%s\nwant %v, as kata-agent answers\ngot  %v", f.what, b, a)
+		}
+	}
+	for _, f := range differing {
+		if got := f.of(ours); got != f.ours {
+			t.Errorf("%s\nwant %s\ngot  %s", f.what, f.ours, got)
+		}
+		if got := f.of(kata); got != f.kata {
+			t.Errorf("%s of kata-agent\nwant %s\ngot  %s", f.what, f.kata, got)
+		}
+	}
+}
