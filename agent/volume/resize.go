@@ -22,11 +22,13 @@ import (
 )
 
 // Resize grows the filesystem to size, the disk's size in bytes as the host sees it; 0 means to the
-// device's end. A filesystem that ends within one block of size is left as it is: that is success,
-// any number of times. A filesystem that already ends where the request leads is left as it is,
-// too: an xfs is made to end with an allocation group, or with the device. If the device is still
-// smaller than size, Resize waits for it, at most for wait and until shortly before ctx's deadline;
-// then the error is DeadlineExceeded. Nothing ever shrinks.
+// device's end. If the device is a mapping of a disk (blockdev.Stack), the mapping grows first, and
+// the filesystem then ends where the disk does, less what the mapping keeps for itself. A
+// filesystem that ends within one block of size is left as it is: that is success, any number of
+// times. A filesystem that already ends where the request leads is left as it is, too: an xfs is
+// made to end with an allocation group, or with the device. If the device is still smaller than
+// size, Resize waits for it, at most for wait and until shortly before ctx's deadline; then the
+// error is DeadlineExceeded. Nothing ever shrinks.
 func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) error {
 	return v.reach(ctx, size, func(ctx context.Context, g *growth) error { return v.resize(ctx, g, size, wait) })
 }
@@ -53,7 +55,7 @@ func (t *Table) Resize(ctx context.Context, path string, size uint64, wait time.
 // called while ResizeAtOnce waits for the disk waits for it to return.
 func (t *Table) ResizeAtOnce(ctx context.Context, path string, size uint64) bool {
 	v := t.at(path)
-	if v == nil {
+	if v == nil || v.Device.IsMapping() { // a mapping waits for the requests in flight before it grows
 		return false
 	}
 	conditions, ok := v.conditionsAtOnce()
@@ -103,6 +105,9 @@ func (v *Volume) CheckResize(ctx context.Context, size uint64) error {
 // caller gets an answer before its deadline, whatever the disk does.
 func (v *Volume) reach(ctx context.Context, size uint64, do func(context.Context, *growth) error) error {
 	if err := v.refuseInaccessible(toGrow); err != nil { // before the lock: a call that has it may be waiting for the disk
+		return err
+	}
+	if _, err := v.stack(); err != nil { // before the lock, too: a look may be waiting for a suspended mapping
 		return err
 	}
 	return v.inTime(ctx, func(ctx context.Context) error { return v.reachOpen(ctx, size, do) })
@@ -178,14 +183,20 @@ func (v *Volume) reachOpen(ctx context.Context, size uint64, do func(context.Con
 
 // resize implements Resize on a volume that is locked and open.
 func (v *Volume) resize(ctx context.Context, g *growth, size uint64, wait time.Duration) error {
-	device, err := blockdev.SizeOf(g.Disk)
-	if err == nil && device < size && size >= g.before.Bytes()+g.before.BlockSize {
+	device, err := g.room()
+	if err == nil && g.exceeds(size, device) {
 		device, err = v.awaitSize(ctx, g, size, wait)
 	}
 	if err != nil {
 		return err
 	}
-	if goal := g.goal(size, device); goal > g.before.Blocks {
+	if goal := g.goal(g.usable(size), device); goal > g.before.Blocks {
+		if g.stack != nil {
+			err = g.stack.Grow()
+		}
+		if err != nil {
+			return v.growError(fmt.Errorf("volume %s cannot grow: %w", v.Mountpoint, err))
+		}
 		return v.grow(ctx, g, goal)
 	}
 	// An interrupted call, or somebody else, may have grown it.
@@ -198,10 +209,14 @@ func (v *Volume) resize(ctx context.Context, g *growth, size uint64, wait time.D
 // canReach refuses a size that the filesystem can never have. It refuses every size if the disk
 // ends before the filesystem does.
 func (v *Volume) canReach(g *growth, size uint64) error {
-	device, err := blockdev.SizeOf(g.Disk) // after the filesystem's end was read
+	device, err := g.room() // after the filesystem's end was read
 	if err != nil {
 		return v.growError(err)
 	}
+	if err := v.refusePartition(g, size, device); err != nil {
+		return err
+	}
+	size = g.usable(size)
 	if !g.before.EndsWithin(device) {
 		return errkind.New(errkind.FailedPrecondition, "volume %s cannot grow: %s on %s ends at %d bytes, but its disk has only %d: unmount it, restore the disk's size and content, check it and mount it",
 			v.Mountpoint, v.FSType, v.Device.Path, g.before.Bytes(), device)
@@ -219,12 +234,50 @@ const (
 	toTrim = "be trimmed"
 )
 
+// refusePartition refuses a disk's size that the volume cannot have, because its device is a
+// partition and does not grow with the disk.
+func (v *Volume) refusePartition(g *growth, size, device uint64) error {
+	if !g.exceeds(size, device) {
+		return nil
+	}
+	part, is := blockdev.PartitionOf("/", v.Device.Number)
+	if !is {
+		return nil
+	}
+	return errkind.New(errkind.FailedPrecondition, "volume %s cannot grow to %d bytes: %s is a partition of %s and has %d: grow the partition (growpart, or sfdisk), then the volume with size 0",
+		v.Mountpoint, size, v.Device.Path, part.Disk, device)
+}
+
 // growth is an open filesystem that can grow. While it is open, the volume cannot be unmounted, so
 // its directory cannot become another volume's.
 type growth struct {
 	filesystem.Mounted
 	fstype filesystem.Type
 	before filesystem.Geometry
+	stack  *blockdev.Stack // nil unless the device is a mapping
+}
+
+// usable returns how much of a disk of size bytes the filesystem's device has; 0 stays 0.
+func (g *growth) usable(size uint64) uint64 {
+	if g.stack == nil || size == 0 {
+		return size
+	}
+	return max(g.stack.Usable(size), 1)
+}
+
+// room returns the device's size, or the size that its mappings can give it.
+func (g *growth) room() (uint64, error) {
+	if g.stack == nil {
+		return blockdev.SizeOf(g.Disk)
+	}
+	return g.stack.Room()
+}
+
+// exceeds reports whether the disk has to become larger for a size, because the device has only the
+// given room. A size within the filesystem's last block is reached already.
+func (g *growth) exceeds(size, room uint64) bool {
+	size = g.usable(size)
+	return room < size && size >= g.before.Bytes()+g.before.BlockSize
 }
 
 // goal returns the block at which the filesystem is to end for a size in bytes, on a device of
@@ -255,13 +308,20 @@ func (v *Volume) open(to string) (*growth, error) {
 	if err := v.refuseInaccessible(to); err != nil {
 		return nil, err
 	}
+	var stack *blockdev.Stack
+	if to == toGrow { // a trim needs none
+		var err error
+		if stack, err = v.stack(); err != nil {
+			return nil, err
+		}
+	}
 	// Both files stay open for the whole call, because each open takes as long as a short call.
 	v.proven.Again()
 	both, err := filesystem.Open(v.Mountpoint, v.Device.Path, &v.proven)
 	if err != nil {
 		return nil, v.kernelError(to, err)
 	}
-	g := &growth{Mounted: both, fstype: fstype}
+	g := &growth{Mounted: both, fstype: fstype, stack: stack}
 	count, err := fstype.RecordedErrors(g.Disk)
 	if err == nil && count == 0 {
 		err = v.check(g.Dir, to)
@@ -278,6 +338,19 @@ func (v *Volume) open(to string) (*growth, error) {
 		return nil, v.kernelError(to, err)
 	}
 	return refuse("the superblock of %s records errors (%d): unmount, run %s on the detached disk and mount it again", v.Device.Path, count, fstype.Faults.Repair)
+}
+
+// stack returns the mappings below the volume; nil if there are none. It reads no disk, because a
+// suspended mapping does not answer.
+func (v *Volume) stack() (*blockdev.Stack, error) {
+	if !v.Device.IsMapping() {
+		return nil, nil
+	}
+	s, err := blockdev.StackOf(v.Device)
+	if err != nil {
+		return nil, v.growError(fmt.Errorf("volume %s cannot grow: %w", v.Mountpoint, err))
+	}
+	return &s, nil
 }
 
 // refuseInaccessible refuses to grow or to trim a volume that cannot be written to or that may have
@@ -343,19 +416,24 @@ func (v *Volume) kernelError(to string, err error) error {
 	return err
 }
 
-// awaitSize waits until the device has at least size bytes, and returns its size. Before it waits,
-// it does the work that has to precede a growth, or an answer without one.
+// awaitSize waits until the disk has at least size bytes, and returns how much of it the
+// filesystem's device has or can have. Before it waits, it does the work that has to precede a
+// growth, or an answer without one.
 func (v *Volume) awaitSize(ctx context.Context, g *growth, size uint64, wait time.Duration) (device uint64, err error) {
 	if err := g.fstype.Settle(ctx, g.Mounted); err != nil {
 		return 0, v.growError(err)
 	}
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	device, err = v.Device.AwaitSize(waiting, size)
-	if err != nil && waiting.Err() != nil {
-		return 0, errkind.New(errkind.DeadlineExceeded, "%s has %d bytes in this guest, not yet the requested %d: resize the disk and try again: %w", v.Device.Path, device, size, err)
+	disk := v.Device
+	if g.stack != nil {
+		disk = g.stack.Disk
 	}
-	return device, err
+	has, err := disk.AwaitSize(waiting, size)
+	if err != nil && waiting.Err() != nil {
+		return 0, errkind.New(errkind.DeadlineExceeded, "%s has %d bytes in this guest, not yet the requested %d: resize the disk and try again: %w", disk.Path, has, size, err)
+	}
+	return g.usable(has), err
 }
 
 // grow grows the filesystem and verifies the result: it may fall short of goal only by blocks that

@@ -64,25 +64,8 @@ func restart(t *testing.T, s daemon, signal syscall.Signal) {
 	t.Helper()
 	ids, err := s.Remote.Signal(vmtest.Limited(t), s.agent, signal)
 	vmtest.Must(t, err)
-	awaitEnds(t, s.Guest, ids)
+	vmtest.AwaitEnds(t, s.Guest, ids)
 	vmtest.Must(t, s.Agent().Check(vmtest.Limited(t)))
-}
-
-func awaitEnds(t *testing.T, g *vm.Guest, ids []int) {
-	t.Helper()
-	ctx := vmtest.Limited(t)
-	again := time.NewTicker(20 * time.Millisecond) // no event tells the host
-	defer again.Stop()
-	for _, id := range ids {
-		for {
-			_, err := g.Remote.Stat(ctx, fmt.Sprintf("/proc/%d/exe", id))
-			if errors.Is(err, fs.ErrNotExist) {
-				break
-			}
-			vmtest.Must(t, err)
-			<-again.C
-		}
-	}
 }
 
 func newVolume(t *testing.T, g *vm.Guest, id, fstype string) *vm.Volume {
@@ -186,7 +169,7 @@ func answersBeforeItEnds(t *testing.T, s daemon) {
 	}
 	vmtest.Must(t, proto.Unmarshal(answer[ttrpcframe.HeaderBytes:], &response))
 	vmtest.Must(t, status.ErrorProto(response.Status))
-	awaitEnds(t, s.Guest, ids)
+	vmtest.AwaitEnds(t, s.Guest, ids)
 	vmtest.Must(t, s.Agent().Check(vmtest.Limited(t))) // the next agent
 	vmtest.Detach(t, v)
 }

@@ -47,6 +47,18 @@ func parted(t *testing.T, image string) {
 	must(t, errors.Join(err, file.Close()))
 }
 
+// partedDisk attaches a disk with two partitions, and returns the disk's node in the guest.
+func partedDisk(t *testing.T, g *vm.Guest, id string) (*vm.Volume, string) {
+	t.Helper()
+	v, err := g.Volume(limited(t), id, "ext4", int64(partitionBytes))
+	must(t, err)
+	parted(t, v.Path)
+	must(t, g.Attach(limited(t), v.Volume))
+	device, err := g.DeviceOf(limited(t), v.DiskID())
+	must(t, err)
+	return v, device
+}
+
 // The kernel logs a failed request with the name and the sector of the whole disk. The agent must
 // report the failure only for the partition that contains the sector. And the disk is not released
 // while one of its partitions is mounted.
@@ -56,13 +68,8 @@ func parted(t *testing.T, image string) {
 func TestFailedRequestsBelongToTheirPartitions(t *testing.T) {
 	g := guest(t)
 	leavesNoMount(t, g)
-	v, err := g.Volume(limited(t), "parted", "ext4", int64(partitionBytes))
-	must(t, err)
-	parted(t, v.Path)
-	must(t, g.Attach(limited(t), v.Volume))
+	v, device := partedDisk(t, g, "parted")
 	disk, _ := g.VM().Disk(v.DiskID())
-	device, err := g.DeviceOf(limited(t), v.DiskID())
-	must(t, err)
 	paths := [2]string{"/run/test/partition-1", "/run/test/partition-2"}
 	for i, options := range [][]string{nil, {"ro", "noload"}} {
 		must(t, container(t, g, fmt.Sprintf("part-%d", i+1), &agentpb.Storage{
@@ -96,6 +103,26 @@ func TestFailedRequestsBelongToTheirPartitions(t *testing.T) {
 	remove(t, g, "part-1")
 	remove(t, g, "part-2")
 	v.GuestPath = ""
+	must(t, v.Detach(limited(t)))
+}
+
+// A partition does not grow with its disk: waiting for it does not help, and the caller learns what
+// does, before the disk has grown.
+func TestVolumeOnAPartitionIsRefusedWithTheSteps(t *testing.T) {
+	g := guest(t)
+	leavesNoMount(t, g)
+	v, device := partedDisk(t, g, "part")
+	const path = "/run/test/part"
+	must(t, container(t, g, "part", &agentpb.Storage{
+		Driver: "blk", Source: device + "2", Fstype: "ext4", MountPoint: path, DriverOptions: []string{"serial=" + v.DiskID()},
+	}))
+	for _, size := range []uint64{miB + 2*partitionBytes, 256 * miB} {
+		refused(t, g.Agent().CheckResizeVolume(limited(t), path, size), codes.FailedPrecondition, device+"2 is a partition of", "growpart", "size 0")
+		refused(t, g.Agent().ResizeVolume(limited(t), path, size), codes.FailedPrecondition, device+"2 is a partition of", "growpart", "size 0")
+	}
+	must(t, g.Agent().ResizeVolume(limited(t), path, 0))
+	must(t, g.Agent().ResizeVolume(limited(t), path, partitionBytes))
+	remove(t, g, "part")
 	must(t, v.Detach(limited(t)))
 }
 

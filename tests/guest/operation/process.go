@@ -45,7 +45,8 @@ func threads(_ context.Context, args remote.Threads) (remote.ThreadStates, error
 			// The format is "id (name) state …", where the name may contain any character
 			// (proc(5)).
 			if _, rest, ok := strings.Cut(string(text[strings.LastIndexByte(string(text), ')')+1:]), " "); ok && rest != "" {
-				found.States = append(found.States, rest[:1])
+				stack, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "stack"))
+				found.States, found.Stacks = append(found.States, rest[:1]), append(found.Stacks, string(stack))
 			}
 		}
 		return err

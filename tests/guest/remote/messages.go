@@ -34,6 +34,7 @@ type Threads struct {
 // ThreadStates are the states of a program's threads in the kernel.
 type ThreadStates struct {
 	States []string `json:"states"` // one letter each, see proc(5): D waits in the kernel for a disk, or for another thread that does
+	Stacks []string `json:"stacks"` // of the same threads in the kernel, see proc(5); "" for one that is not there
 }
 
 // Waiting returns the number of threads that wait for a disk.

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/directvol/directvol/rootfs"
 	"github.com/directvol/directvol/rootfs/kernel"
@@ -161,4 +163,22 @@ func Detach(t *testing.T, v *vm.Volume) {
 	fsck, err := vm.Check(Limited(t), v.FSType, v.Path)
 	Must(t, err)
 	Must(t, fsck.Err(v.FSType))
+}
+
+// AwaitEnds returns when no process of the guest has one of the ids.
+func AwaitEnds(t *testing.T, g *vm.Guest, ids []int) {
+	t.Helper()
+	ctx := Limited(t)
+	again := time.NewTicker(20 * time.Millisecond) // no event tells the host
+	defer again.Stop()
+	for _, id := range ids {
+		for {
+			_, err := g.Remote.Stat(ctx, fmt.Sprintf("/proc/%d/exe", id))
+			if errors.Is(err, fs.ErrNotExist) {
+				break
+			}
+			Must(t, err)
+			<-again.C
+		}
+	}
 }

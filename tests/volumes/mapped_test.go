@@ -1,0 +1,315 @@
+package volumes
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/directvol/directvol/tests/guest/remote"
+	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
+)
+
+// secret is the key of the encrypted mappings, which nobody but the kernel may learn.
+const secret = "5ca1ab1e00112233445566778899aabbccddeeff00112233445566778899aabb"
+
+// mappedBytes is the size of the disks below mappings, and keptBytes is what a mapping leaves out
+// at its disk's beginning, as cryptsetup does for the header of LUKS.
+const mappedBytes, keptBytes = 96 * miB, 16 * miB
+
+// mapper boots a guest with the device-mapper.
+func mapper(t *testing.T) *vm.Guest { return mapperWith(t, "") }
+
+// mapperWith is mapper with more on the kernel's command line.
+func mapperWith(t *testing.T, commandLine string) *vm.Guest {
+	t.Helper()
+	return vmtest.Boot(t, vm.Options{Image: vmtest.Image(t, []string{"dm-mod", "dm-crypt", "xts", "ecb"}), Append: commandLine})
+}
+
+// run runs a program of the host in the guest, and returns its output.
+func run(t *testing.T, g *vm.Guest, program string, arguments ...string) string {
+	t.Helper()
+	ctx := within(t, jobLimit)
+	words, err := g.Program(ctx, program)
+	must(t, err)
+	exit, err := g.Remote.Exec(ctx, remote.Command{Argv: append(words, arguments...)})
+	must(t, err)
+	if exit.Code != 0 {
+		t.Fatalf("%s %s: exit status %d\n%s%s", program, strings.Join(arguments, " "), exit.Code, exit.Stdout, exit.Stderr)
+	}
+	return string(exit.Stdout)
+}
+
+func dmsetup(t *testing.T, g *vm.Guest, arguments ...string) string {
+	t.Helper()
+	return run(t, g, "/usr/sbin/dmsetup", append(arguments, "--noudevsync", "--noudevrules")...)
+}
+
+// node returns a mapping's node, which devtmpfs makes.
+func node(t *testing.T, g *vm.Guest, name string) string {
+	t.Helper()
+	return "/dev/dm-" + strings.TrimSpace(dmsetup(t, g, "info", "-c", "--noheadings", "-o", "minor", name))
+}
+
+// mapped attaches a disk and makes a mapping of it, and on that an ext4 that is mounted by the
+// test, not by the agent. table gets the disk's node and the length in sectors that the mapping has
+// if it reaches to the disk's end.
+func mapped(t *testing.T, g *vm.Guest, name, table string) *vm.Volume {
+	t.Helper()
+	v, disk := bareDisk(t, g, name)
+	dmsetup(t, g, "create", name, "--table", fmt.Sprintf(table, (mappedBytes-keptBytes)/sectorBytes, disk, keptBytes/sectorBytes))
+	formatted(t, g, v, node(t, g, name))
+	return v
+}
+
+// bareDisk attaches a disk without a filesystem, and returns its node in the guest.
+func bareDisk(t *testing.T, g *vm.Guest, name string) (*vm.Volume, string) {
+	t.Helper()
+	v, err := g.Volume(limited(t), name, "ext4", mappedBytes)
+	must(t, err)
+	must(t, g.Attach(limited(t), v.Volume))
+	disk, err := g.DeviceOf(limited(t), v.DiskID())
+	must(t, err)
+	return v, disk
+}
+
+// formatted makes an ext4 on a device of the guest and mounts it.
+func formatted(t *testing.T, g *vm.Guest, v *vm.Volume, device string) {
+	t.Helper()
+	run(t, g, "/usr/sbin/mkfs.ext4", "-q", "-F", "-b", "4096", device)
+	v.GuestPath = "/run/test/" + v.ID
+	must(t, g.Remote.Mkdir(limited(t), v.GuestPath, 0o755))
+	must(t, g.Remote.Mount(limited(t), remote.Mount{Source: device, Target: v.GuestPath, FSType: "ext4"}))
+}
+
+// table returns a mapping's active table, and checks that the mapping is not suspended.
+func table(t *testing.T, g *vm.Guest, name string) string {
+	t.Helper()
+	if state := dmsetup(t, g, "info", "-c", "--noheadings", "-o", "suspended", name); !strings.Contains(state, "Active") {
+		t.Errorf("%s is %s", name, state)
+	}
+	return strings.TrimSpace(dmsetup(t, g, "table", "--showkeys", name))
+}
+
+// end4 returns where the ext4 on a device ends, by its superblock on the device.
+func end4(t *testing.T, g *vm.Guest, device string) uint64 {
+	t.Helper()
+	end, err := vm.FilesystemSize("ext4", remoteReader{limited(t), g, device})
+	must(t, err)
+	return end
+}
+
+// remoteReader reads a file of the guest.
+type remoteReader struct {
+	ctx  context.Context
+	g    *vm.Guest
+	path string
+}
+
+func (r remoteReader) ReadAt(p []byte, offset int64) (int, error) {
+	b, err := r.g.Remote.ReadAt(r.ctx, r.path, offset, len(p))
+	return copy(p, b), err
+}
+
+// The host knows the disk's size and not the mappings in the guest. So the size that it asks for is
+// the disk's, and the filesystem ends where the mappings do.
+//
+//	ext4 ─ linear ─────────── disk
+//	ext4 ─ crypt ──────────── disk
+//	ext4 ─ crypt ─ linear ─── disk
+func TestVolumeOnAMappingGrowsWithItsDisk(t *testing.T) {
+	g := mapper(t)
+	const goal = mappedBytes + 64*miB
+	line := map[string]string{"linear": "0 %d linear %s %d", "crypt": "0 %d crypt aes-xts-plain64 " + secret + " 0 %s %d 1 allow_discards"}
+	for _, name := range []string{"linear", "crypt", "both"} {
+		t.Run(name, func(t *testing.T) {
+			var v *vm.Volume
+			names, usable := []string{name}, uint64(goal-keptBytes)
+			if name == "both" {
+				names, usable = []string{"lower", "both"}, usable-miB
+				var disk string
+				v, disk = bareDisk(t, g, name)
+				dmsetup(t, g, "create", "lower", "--table", fmt.Sprintf(line["linear"], (mappedBytes-keptBytes)/sectorBytes, disk, keptBytes/sectorBytes))
+				dmsetup(t, g, "create", "both", "--table", fmt.Sprintf(line["crypt"], (mappedBytes-keptBytes-miB)/sectorBytes, node(t, g, "lower"), miB/sectorBytes))
+				formatted(t, g, v, node(t, g, "both"))
+			} else {
+				v = mapped(t, g, name, line[name])
+			}
+			writer := written(t, v, 24*miB)
+			must(t, g.Agent().CheckResizeVolume(limited(t), v.GuestPath, goal))
+			must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), goal))
+			before := table(t, g, name)
+			for range 2 {
+				must(t, resize(t, g, v, goal))
+			}
+			must(t, resize(t, g, v, 0))
+			if got := sizes(t, v).DeviceBytes; got != usable {
+				t.Errorf("the mapping above a disk of %d bytes\nwant %d\ngot  %d", goal, usable, got)
+			}
+			if got := end4(t, g, node(t, g, name)); got != usable {
+				t.Errorf("the filesystem's end\nwant %d\ngot  %d", usable, got)
+			}
+			was := strings.Fields(before)
+			was[1] = fmt.Sprint(usable / sectorBytes)
+			if got, want := table(t, g, name), strings.Join(was, " "); got != want {
+				t.Errorf("the table\nwant %s\ngot  %s", want, got)
+			}
+			<-writer.Done()
+			must(t, g.Remote.Unmount(limited(t), v.GuestPath, 0))
+			run(t, g, "/usr/sbin/e2fsck", "-fn", node(t, g, name))
+			must(t, g.Remote.Mount(limited(t), remote.Mount{Source: node(t, g, name), Target: v.GuestPath, FSType: "ext4"}))
+			if got, err := v.Verify(within(t, jobLimit), nil); err != nil || got != writer.Ledger().Bytes() {
+				t.Errorf("bytes acknowledged and equal\nwant %d\ngot  %d, %v", writer.Ledger().Bytes(), got, err)
+			}
+			for _, one := range names {
+				table(t, g, one)
+			}
+		})
+	}
+}
+
+// A mapping that the agent cannot grow is refused before the disk grows, with the command that
+// grows it, and stays as it was.
+func TestMappingThatCannotGrowIsRefusedAndUnchanged(t *testing.T) {
+	g := mapper(t)
+	const goal = mappedBytes + 64*miB
+	refusedAsIs := func(t *testing.T, v *vm.Volume, says ...string) {
+		t.Helper()
+		refused(t, g.Agent().CheckResizeVolume(limited(t), v.GuestPath, goal), codes.FailedPrecondition, says...)
+		must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), goal))
+		for _, size := range []uint64{goal, 0} {
+			refused(t, resize(t, g, v, size), codes.FailedPrecondition, says...)
+		}
+	}
+	t.Run("stripes", func(t *testing.T) {
+		v := mapped(t, g, "stripes", "0 %d striped 1 128 %s %d")
+		before := table(t, g, "stripes")
+		refusedAsIs(t, v, "/dev/dm-", `"stripes"`, "striped", "dmsetup")
+		if got := table(t, g, "stripes"); got != before {
+			t.Errorf("the table\nwant %s\ngot  %s", before, got)
+		}
+	})
+	t.Run("another mapping on the disk", func(t *testing.T) {
+		v := mapped(t, g, "first", "0 %d linear %s %d")
+		disk, err := g.DeviceOf(limited(t), v.DiskID())
+		must(t, err)
+		dmsetup(t, g, "create", "second", "--table", fmt.Sprintf("0 8 linear %s 0", disk))
+		before := table(t, g, "first")
+		refusedAsIs(t, v, disk, "lvextend")
+		if got := table(t, g, "first"); got != before {
+			t.Errorf("the table\nwant %s\ngot  %s", before, got)
+		}
+		dmsetup(t, g, "remove", "second")
+		must(t, resize(t, g, v, goal))
+	})
+	t.Run("a mapping of a partition", func(t *testing.T) {
+		v := mapped(t, g, "kpartx", "0 %d linear %s %d")
+		node := node(t, g, "kpartx")
+		must(t, g.Remote.Unmount(limited(t), v.GuestPath, 0))
+		dmsetup(t, g, "rename", "kpartx", "--setuuid", "part1-devnode_254:0_")
+		must(t, g.Remote.Mount(limited(t), remote.Mount{Source: node, Target: v.GuestPath, FSType: "ext4"}))
+		before := table(t, g, "kpartx")
+		refusedAsIs(t, v, `"kpartx"`, "partition", "growpart")
+		if got := table(t, g, "kpartx"); got != before {
+			t.Errorf("the table\nwant %s\ngot  %s", before, got)
+		}
+	})
+	t.Run("suspended by somebody else", func(t *testing.T) {
+		v := mapped(t, g, "asleep", "0 %d linear %s %d")
+		dmsetup(t, g, "suspend", "asleep")
+		refusedAsIs(t, v, `dmsetup resume "asleep"`)
+		dmsetup(t, g, "resume", "asleep")
+		must(t, resize(t, g, v, goal))
+		table(t, g, "asleep")
+	})
+}
+
+// An agent is killed between two of its steps. Neither leaves the mapping suspended, and the same
+// call reaches the size.
+func TestGrowthOfAMappingThatWasCutGoesOn(t *testing.T) {
+	g := mapper(t)
+	const goal, sectors = mappedBytes + 64*miB, (mappedBytes + 64*miB - keptBytes) / sectorBytes
+	for _, c := range []struct {
+		name    string
+		sectors int
+		resumed bool
+	}{
+		{"with a table beside the active one, which the next call replaces", 8, false},
+		{"between the table and the filesystem", sectors, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			name := fmt.Sprint("cut", c.resumed)
+			v := mapped(t, g, name, "0 %d linear %s %d")
+			disk, err := g.DeviceOf(limited(t), v.DiskID())
+			must(t, err)
+			must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), goal))
+			dmsetup(t, g, "load", name, "--table", fmt.Sprintf("0 %d linear %s %d", c.sectors, disk, keptBytes/sectorBytes))
+			if c.resumed {
+				dmsetup(t, g, "resume", name)
+			}
+			must(t, resize(t, g, v, goal))
+			reaches(t, g, name, goal-keptBytes)
+		})
+	}
+}
+
+// reaches fails unless a linear mapping and the filesystem on it end at bytes.
+func reaches(t *testing.T, g *vm.Guest, name string, bytes uint64) {
+	t.Helper()
+	want := fmt.Sprintf("0 %d linear ", bytes/sectorBytes)
+	if got := table(t, g, name); !strings.HasPrefix(got, want) || !strings.HasSuffix(got, fmt.Sprintf(" %d", keptBytes/sectorBytes)) {
+		t.Errorf("the table\nwant %s…\ngot  %s", want, got)
+	}
+	if got := end4(t, g, node(t, g, name)); got != bytes {
+		t.Errorf("the filesystem's end\nwant %d\ngot  %d", bytes, got)
+	}
+}
+
+// The agent is killed while the kernel swaps the tables: the disk hangs, and the swap waits for the
+// requests in flight. The mapping must not stay suspended, because nobody would resume it: then
+// every request would wait for ever.
+func TestMappingRunsAfterAKillInTheSwapOfItsTables(t *testing.T) {
+	g := mapperWith(t, remote.AsService)
+	const goal = mappedBytes + 64*miB
+	v := mapped(t, g, "swapped", "0 %d linear %s %d")
+	becomes(t, v, nothing)
+	must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), goal))
+	must(t, v.Serve(limited(t)))
+	writer := written(t, v, 0)
+	must(t, v.Hang(limited(t)))
+	answered := make(chan error, 1)
+	go func() { answered <- resize(t, g, v, goal) }() // the client may repeat it after the kill
+	swapping(t, g)
+	ids, err := g.Remote.Signal(limited(t), remote.Agent, syscall.SIGKILL)
+	must(t, err)
+	must(t, v.Answer()) // a killed thread that waits for the disk ends when it answers
+	vmtest.AwaitEnds(t, g, ids)
+	<-answered
+	table(t, g, "swapped")
+	must(t, writer.Await(within(t, jobLimit), writer.Ledger().Bytes()+miB))
+	must(t, resize(t, g, v, goal))
+	reaches(t, g, "swapped", goal-keptBytes)
+	must(t, writer.Stop(limited(t)))
+	must(t, writer.Err())
+}
+
+// swapping returns when a thread of the agent waits in the kernel for the requests of a mapping.
+func swapping(t *testing.T, g *vm.Guest) {
+	t.Helper()
+	again := time.NewTicker(20 * time.Millisecond) // no event tells the host
+	defer again.Stop()
+	for ctx := within(t, jobLimit); ; {
+		threads, err := g.Remote.Threads(ctx, remote.Agent)
+		must(t, err)
+		if slices.ContainsFunc(threads.Stacks, func(s string) bool { return strings.Contains(s, "dm_suspend") }) {
+			return
+		}
+		<-again.C
+	}
+}
