@@ -86,8 +86,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 		defer m.mu.Unlock()
 		changed := m.Heard() == 0
 		for w := range m.watches {
-			device := w.target.Device
-			concerns := said.concerns(device.Name, func() (blockdev.Partition, bool) { return blockdev.PartitionOf("/", device.Number) })
+			concerns := said.concernsDevice(w.target.Device)
 			switch {
 			case message == nil || concerns == maybe:
 				w.poke()
@@ -116,7 +115,7 @@ func (m *Monitor) Sizes(ctx context.Context) error {
 	err := blockdev.FollowChanges(ctx, func() {
 		for _, w := range m.all() {
 			w.measure(func() uint64 {
-				size := blockdev.Bytes("/", w.target.Device.Number)
+				size := w.target.Device.Reach()
 				if size == 0 {
 					w.poke() // the device may be gone
 				}

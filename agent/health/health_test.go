@@ -83,6 +83,23 @@ func TestPartitionIsFoundByItsDiskAndSector(t *testing.T) {
 	}
 }
 
+func TestMappingIsFoundByTheSectorOfItsDisk(t *testing.T) {
+	for message, want := range map[string]concern{
+		"I/O error, dev vda, sector 2050 op 0x0:(READ) flags 0x80700":  yes,
+		"I/O error, dev vda, sector 8 op 0x0:(READ) flags 0x80700":     maybe, // or of an earlier target
+		"I/O error, dev vdb, sector 2050 op 0x0:(READ) flags 0x80700":  no,
+		"I/O error, dev vdaa, sector 2050 op 0x0:(READ) flags 0x80700": no,
+		"vda: detected capacity change from 131072 to 1048576":         maybe,
+		"": no,
+	} {
+		below := func() []string { return []string{"dm-0", "vda"} }
+		has := func(sector uint64) bool { return sector >= 2048 }
+		if got := parseLine([]byte(message)).concernsMapping(below, has); got != want {
+			t.Errorf("%q\nwant %v\ngot  %v", message, want, got)
+		}
+	}
+}
+
 func TestKmsgRecordIsCutToItsMessage(t *testing.T) {
 	record := "3,1234,5678901,-;I/O error, dev vda, sector 8\n SUBSYSTEM=block\n DEVICE=b254:0\n"
 	if got, kernels := messageOf([]byte(record)); string(got) != "I/O error, dev vda, sector 8" || !kernels {

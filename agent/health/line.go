@@ -2,6 +2,7 @@ package health
 
 import (
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -31,9 +32,20 @@ type concern int
 
 const (
 	no    concern = iota
-	maybe         // it is about the disk that has this partition
+	maybe         // it is about the disk of this partition or below this mapping
 	yes
 )
+
+// concernsDevice is concerns for a device of this kernel.
+func (l line) concernsDevice(d blockdev.Device) concern {
+	if about := l.concerns(d.Name, func() (blockdev.Partition, bool) { return blockdev.PartitionOf("/", d.Number) }); about != no || !d.IsMapping() {
+		return about
+	}
+	return l.concernsMapping(func() []string { return blockdev.Below("/", d.Number) }, func(sector uint64) bool {
+		stack, err := blockdev.StackOf(d)
+		return err == nil && stack.Has(sector)
+	})
+}
 
 // concerns reports whether a line is about a device. The kernel logs a failed request with the name
 // and the sector of the whole disk, so the sector tells which partition has failed.
@@ -54,6 +66,19 @@ func (l line) concerns(name string, partition func() (blockdev.Partition, bool))
 		return yes
 	}
 	return no
+}
+
+// concernsMapping is concerns for a mapping of the device-mapper. The kernel logs a failed request
+// with the name of the disk. below are the devices that the mapping is made of, and has reports
+// whether a sector of the disk is known to belong to it.
+func (l line) concernsMapping(below func() []string, has func(sector uint64) bool) concern {
+	switch {
+	case l.device == "" || !slices.Contains(below(), l.device):
+		return no
+	case l.request && has(l.sector):
+		return yes
+	}
+	return maybe
 }
 
 // parseLine parses a message. Its device is "" if the message names none.

@@ -35,9 +35,7 @@ type finding struct {
 // opens a mount that is not owned. stopped is set if the kernel has logged that it made itself
 // read-only.
 func examine(t Target, owned, stopped bool) finding {
-	number := t.Device.Number
-	_, err := os.Stat(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(number), unix.Minor(number)))
-	if errors.Is(err, fs.ErrNotExist) {
+	if isGone(t.Device) {
 		return finding{conditions: []Condition{t.condition(Inaccessible, ReasonDeviceGone, "the device is gone from under the mount: unmount, attach the disk again and mount it")}}
 	}
 	fstype, ok := filesystem.Lookup(t.FSType)
@@ -85,6 +83,16 @@ func examine(t Target, owned, stopped bool) finding {
 	return f
 }
 
+// isGone reports whether the kernel has no such device any more, or none below the mapping that it
+// is.
+func isGone(d blockdev.Device) bool {
+	_, err := os.Stat(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(d.Number), unix.Minor(d.Number)))
+	if err == nil && d.IsMapping() {
+		_, err = blockdev.StackOf(d)
+	}
+	return errors.Is(err, fs.ErrNotExist)
+}
+
 // ends returns the filesystem's end and its disk's size in bytes. The end is 0 if it cannot be
 // read; the size is as large as the end if it cannot be read, and if the end lies within the disk's
 // last block. Data beyond the disk's end is not proven lost, because the host may restore the size.
@@ -100,7 +108,9 @@ func ends(t Target, fstype filesystem.Type) (end, size uint64) {
 		return 0, 0 // the probe reports the problem
 	}
 	end = extent.Bytes()
-	size, err = blockdev.SizeOf(disk)
+	if size, err = blockdev.SizeOf(disk); err == nil && t.Device.IsMapping() {
+		size = t.Device.Reach()
+	}
 	if err != nil || extent.EndsWithin(size) {
 		size = max(size, end)
 	}

@@ -9,8 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/directvol/directvol/host/qemu"
+	"github.com/directvol/directvol/protocols/volumepb"
 	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
@@ -312,4 +315,25 @@ func swapping(t *testing.T, g *vm.Guest) {
 		}
 		<-again.C
 	}
+}
+
+// The kernel's log names the disk and not the mapping. A read that fails is reported for the volume
+// if the mapping has its sector, and so is a disk that ends before the filesystem above it.
+func TestFaultOfTheDiskBelowAMappingIsReported(t *testing.T) {
+	g := mapper(t)
+	v := mapped(t, g, "below", "0 %d linear %s %d")
+	becomes(t, v, nothing)
+	failOneRead(t, g, v)
+	for _, step := range []struct {
+		bytes uint64
+		says  func([]*volumepb.Condition) bool
+	}{{mappedBytes / 2, isTooSmall}, {mappedBytes, wasTooSmall}} {
+		must(t, g.VM().QMP().Execute(limited(t), "block_resize", map[string]any{"node-name": qemu.RawNode(v.DiskID()), "size": step.bytes}, nil))
+		becomes(t, v, step.says)
+		refused(t, resize(t, g, v, 0), codes.FailedPrecondition, v.GuestPath)
+	}
+	pull(t, g, v)
+	becomes(t, v, isGone)
+	refused(t, resize(t, g, v, 0), codes.FailedPrecondition, v.GuestPath)
+	must(t, g.Remote.Unmount(limited(t), v.GuestPath, unix.MNT_DETACH))
 }
