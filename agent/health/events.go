@@ -151,12 +151,12 @@ func (m *Monitor) Mounts(ctx context.Context, changes *mount.Changes) {
 		if len(watches) == 0 {
 			continue
 		}
-		all, err := mount.All()
+		mounts, err := mount.Now()
 		if err != nil {
 			continue // the next change may be seen
 		}
 		now := map[int]string{}
-		for _, one := range mount.InSight(all) {
+		for _, one := range mounts.InSight() {
 			now[one.ID] = MountOptions(one)
 		}
 		for _, w := range watches {

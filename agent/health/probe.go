@@ -53,7 +53,10 @@ func examine(t Target, owned, stopped bool) finding {
 		refused = errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) // such as after chattr +i
 	}
 	count, errorsErr := recordedErrors(fstype, t.Device.Path) // after the probe, which may have caused an error
-	itself, isDown := stoppedItself(t, fstype.Faults, owned, count)
+	var itself, isDown bool
+	if fstype.Faults.StopsReadOnly && (count > 0 || mayBeStopped(t, fstype.Faults, probed && err == nil)) {
+		itself, isDown = stoppedItself(t, fstype.Faults, owned, count)
+	}
 	stopped = fstype.Faults.StopsReadOnly && (stopped || itself)
 	// A remount that has begun since look refuses writes, and may not show in the flags yet. No
 	// filesystem stops by itself without a record.
@@ -153,8 +156,8 @@ func look(t Target, faults filesystem.Faults) (readOnly bool, err error) {
 // inSight reports whether the target's path leads to it, according to mountinfo. It returns true if
 // mountinfo cannot be read.
 func inSight(t Target) bool {
-	all, err := mount.All()
-	return err != nil || t.Mount.ID == 0 || slices.ContainsFunc(mount.InSight(all), func(m *mount.Info) bool { return m.ID == t.Mount.ID })
+	mounts, err := mount.Now()
+	return err != nil || t.Mount.ID == 0 || mounts.IsInSight(t.Mount.ID)
 }
 
 // isShutDown reports whether the whole filesystem has shut down, and not just one write has failed.
@@ -183,6 +186,13 @@ func stoppedItself(t Target, faults filesystem.Faults, owned bool, recorded uint
 		stopped = sameMount(dir, t) == nil && faults.Stopped(dir)
 	}
 	return stopped, hasOption(top.VFSOptions, "shutdown")
+}
+
+// mayBeStopped reports whether stoppedItself may find something although no error is recorded: it
+// reads the lines of all mounts. A filesystem that has just taken a write goes on. Linux before
+// 6.8, which has no unique numbers of mounts, shows nothing of an ext4 then.
+func mayBeStopped(t Target, faults filesystem.Faults, writes bool) bool {
+	return !writes && (t.Mount.Unique != 0 || faults.Stopped != nil)
 }
 
 func isStopped(m *mount.Info, recorded uint64) bool {

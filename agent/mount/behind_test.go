@@ -19,12 +19,12 @@ func TestPathBehindAServerIsKnown(t *testing.T) {
 		"/run/shared": "", "/run/shared/v": "/run/shared", "/run/shared/v/x": "/run/shared",
 		"/mnt": "", "/mnt/x": "/mnt", "/mount": "", "/mount/x": "", "/": "",
 	} {
-		if got := Behind(mounts, path); got != want {
+		if got := ListOf(mounts).Behind(path); got != want {
 			t.Errorf("%s\nwant %q\ngot  %q", path, want, got)
 		}
 	}
 	mounts[0].FSType = "virtiofs"
-	if got := Behind(mounts, "/mount"); got != "/" {
+	if got := ListOf(mounts).Behind("/mount"); got != "/" {
 		t.Errorf("on a root that is served\nwant %q\ngot  %q", "/", got)
 	}
 }

@@ -17,11 +17,18 @@ const btrfs = "btrfs"
 // Identify returns the identity, without its UUID, of a mount that All, At or Topmost has just
 // returned. If the mount has been unmounted meanwhile, its identity is not the Same as any mount's,
 // as far as the kernel shows.
-func Identify(m *Info) Identity {
+func Identify(m *Info) Identity { return identify(m, uniques()[m.ID]) }
+
+// Identify is the same for a mount of the list, which Now has just returned. It makes one list of
+// the kernel's numbers for all of them.
+func (l *List) Identify(m *Info) Identity { return identify(m, l.unique()[m.ID]) }
+
+// identify is Identify of a mount whose never reused number is known, or 0.
+func identify(m *Info, unique uint64) Identity {
 	i := Filesystem(m)
 	i.ID = m.ID
 	i.Number = number(m)
-	i.Unique = uniqueOf(m.ID)
+	i.Unique = unique
 	if m.FSType == "tmpfs" {
 		i.Super = i.tmpfsID(m.Mountpoint)
 	} else {

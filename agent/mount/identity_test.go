@@ -221,7 +221,7 @@ func TestMarkIsOfTheTopmostMount(t *testing.T) {
 	}
 }
 
-// uniqueOf returns the number that statx returns, however many mounts there are in between.
+// uniques has the number that statx returns, however many mounts there are in between.
 func TestUniqueNumberIsStatx(t *testing.T) {
 	dir := mounttest.Own(t)
 	for i := range 2 * listStep { // more than one call of listmount returns
@@ -232,10 +232,10 @@ func TestUniqueNumberIsStatx(t *testing.T) {
 	if mark.unique == 0 {
 		t.Skip("this kernel gives mounts no number for good: run it on Linux 6.8 or newer")
 	}
-	if m, err := Topmost(dir); err != nil || uniqueOf(m.ID) != mark.unique {
-		t.Errorf("want %d\ngot  %d, error %v", mark.unique, uniqueOf(m.ID), err)
+	if m, err := Topmost(dir); err != nil || uniques()[m.ID] != mark.unique {
+		t.Errorf("want %d\ngot  %d, error %v", mark.unique, uniques()[m.ID], err)
 	}
-	if got := uniqueOf(1 << 30); got != 0 {
+	if got := uniques()[1<<30]; got != 0 {
 		t.Errorf("a path without a mount\nwant 0\ngot  %d", got)
 	}
 }

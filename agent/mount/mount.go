@@ -9,7 +9,6 @@
 package mount
 
 import (
-	"cmp"
 	"io"
 	"os"
 	"slices"
@@ -36,29 +35,7 @@ func At(path string) ([]*Info, error) {
 		return found, err
 	}
 	all, err := All()
-	return Stack(all, path), err
-}
-
-// Stack is At for a list of all mounts in any order. Linux 6.18 lists mounts in order of creation,
-// and move_mount(2) may put an older mount on top of a newer one.
-func Stack(all []*Info, path string) (found []*Info) {
-	t := treeOf(all)
-	for _, m := range all {
-		if m.Mountpoint == path {
-			found = append(found, m)
-		}
-	}
-	levels := map[*Info]int{} // the number of mounts below at the same path; mounts that no path leads to sort first
-	for _, m := range found {
-		for p := t.byID[m.Parent]; p != nil && p.Mountpoint == path && levels[m] < len(found); p = t.byID[p.Parent] {
-			levels[m]++
-		}
-		if t.hiding(m) != nil {
-			levels[m] -= len(all)
-		}
-	}
-	slices.SortStableFunc(found, func(a, b *Info) int { return cmp.Compare(levels[a], levels[b]) })
-	return found
+	return ListOf(all).Stack(path), err
 }
 
 // Hiding returns the mount over a parent directory that hides m, so that no path leads to m. It
@@ -68,58 +45,10 @@ func Hiding(m *Info) (*Info, error) {
 	if err != nil {
 		return nil, err
 	}
-	return treeOf(all).hiding(m), nil
+	return ListOf(all).Hiding(m), nil
 }
 
-// InSight returns those mounts of a list of all mounts that are reachable by their mount points.
-func InSight(all []*Info) (found []*Info) {
-	t := treeOf(all)
-	for _, m := range all {
-		if !t.isCovered(m) && t.hiding(m) == nil {
-			found = append(found, m)
-		}
-	}
-	return found
-}
-
-// tree indexes a list of mounts by parent.
-type tree struct {
-	byID   map[int]*Info
-	within map[int][]*Info // by the ID of the parent
-}
-
-func treeOf(all []*Info) tree {
-	t := tree{map[int]*Info{}, map[int][]*Info{}}
-	for _, m := range all {
-		t.byID[m.ID] = m
-		t.within[m.Parent] = append(t.within[m.Parent], m)
-	}
-	return t
-}
-
-// isCovered reports whether another mount lies on a mount's root, unless that is the process's
-// root.
-func (t tree) isCovered(m *Info) bool {
-	return m.Mountpoint != "/" && slices.ContainsFunc(t.within[m.ID], func(over *Info) bool { return over.Mountpoint == m.Mountpoint && over.ID != m.ID })
-}
-
-// hiding implements Hiding. A mount on the process's root hides nothing from the process.
-func (t tree) hiding(m *Info) *Info {
-	for range t.byID { // bounded, because an invalid text may contain a cycle
-		for _, over := range t.within[m.Parent] {
-			if over.Mountpoint != "/" && isBelow(m.Mountpoint, over.Mountpoint) {
-				return over
-			}
-		}
-		if m = t.byID[m.Parent]; m == nil {
-			return nil
-		}
-	}
-	return nil
-}
-
-// isBelow reports whether a clean path is below another one. It copies neither: InSight compares
-// each mount with all others.
+// isBelow reports whether a clean path is below another one. It copies neither.
 func isBelow(path, above string) bool {
 	return len(path) > len(above) && path[len(above)] == '/' && strings.HasPrefix(path, above)
 }
@@ -139,7 +68,7 @@ func Enclosing(path string) (string, error) {
 	all, err := All()
 	found := "/"
 	for _, m := range all {
-		if (path == m.Mountpoint || strings.HasPrefix(path, m.Mountpoint+"/")) && len(m.Mountpoint) > len(found) {
+		if (path == m.Mountpoint || isBelow(path, m.Mountpoint)) && len(m.Mountpoint) > len(found) {
 			found = m.Mountpoint
 		}
 	}
@@ -155,17 +84,6 @@ var served = []string{"fuse", "fuseblk", "virtiofs", "9p", "nfs", "nfs4", "cifs"
 func IsServed(fstype string) bool {
 	fstype, _, _ = strings.Cut(fstype, ".") // fuse.sshfs
 	return slices.Contains(served, fstype)
-}
-
-// Behind returns the mount point of a filesystem with a server that a clean path leads through, or
-// "". The filesystem that is mounted at the path itself does not count.
-func Behind(all []*Info, path string) (mountPoint string) {
-	for _, m := range all {
-		if IsServed(m.FSType) && path != m.Mountpoint && (m.Mountpoint == "/" || strings.HasPrefix(path, m.Mountpoint+"/")) {
-			return m.Mountpoint
-		}
-	}
-	return ""
 }
 
 // stackAt selects every mount at a path. mountinfo's SingleEntryFilter stops at the first one,

@@ -48,7 +48,7 @@ func TestTopmostMountIsNotCoveredByAnother(t *testing.T) {
 			path = "/v/a"
 		}
 		mounts, err := Read(strings.NewReader(root + c.text))
-		if got := idsOf(Stack(mounts, path)); err != nil || !slices.Equal(got, c.want) {
+		if got := idsOf(ListOf(mounts).Stack(path)); err != nil || !slices.Equal(got, c.want) {
 			t.Errorf("%s, at %s\nwant %v\ngot  %v, error %v", name, path, c.want, got, err)
 		}
 	}
@@ -95,7 +95,7 @@ func FuzzMountinfo(f *testing.F) {
 			t.Errorf("mounts at %q in %q\nwant %v\ngot  %v", path, text, want, got)
 		}
 		all, err := Read(strings.NewReader(text))
-		got := idsOf(Stack(all, path))
+		got := idsOf(ListOf(all).Stack(path))
 		slices.Sort(got)
 		if slices.Sort(want); err != nil || !slices.Equal(got, want) {
 			t.Errorf("mounts at %q in %q, by their parents\nwant %v\ngot  %v, error %v", path, text, want, got, err)

@@ -18,23 +18,24 @@ const (
 	listStep         = 256                // mounts per call
 )
 
-// uniqueOf returns the never reused number of the mount with a number in mountinfo. It returns 0 if
-// the kernel has no such numbers, or if the mount is gone. It lists the kernel's mounts instead of
-// examining the mount's root, because that filesystem may hang or be shut down.
-func uniqueOf(id int) uint64 {
+// uniques returns the never reused number of each mount, by its number in mountinfo. The result is
+// empty if the kernel has no such numbers. It lists the kernel's mounts instead of examining their
+// roots, because a filesystem may hang or be shut down.
+func uniques() map[int]uint64 {
+	found := map[int]uint64{}
 	var ids [listStep]uint64
 	for last := uint64(0); ; {
 		n, err := listmount(last, ids[:])
-		if err != nil || n == 0 {
-			return 0
+		if err != nil {
+			return found
 		}
 		for _, unique := range ids[:n] {
-			if old, err := oldID(unique); err == nil && old == id {
-				return unique
+			if old, err := oldID(unique); err == nil {
+				found[old] = unique
 			}
 		}
 		if n < len(ids) {
-			return 0
+			return found
 		}
 		last = ids[n-1]
 	}

@@ -96,14 +96,14 @@ func (t *Table) thawLeft(r record, looked func()) {
 // thaw thaws the volume, by any mount of its filesystem. The error is mount.ErrNotExist if no such
 // mount is in sight.
 func (r record) thaw() error {
-	mounts, err := mount.All()
+	mounts, err := mount.Now()
 	if err != nil {
 		return err
 	}
 	of := func(i mount.Identity) mount.Identity { i = i.Filesystem(); i.Root = ""; return i }
 	err = mount.ErrNotExist
-	for _, m := range mount.InSight(mounts) {
-		identity := mount.Identify(m)
+	for _, m := range mounts.InSight() {
+		identity := mounts.Identify(m)
 		if r.Mount.FSType == "" || !of(identity).Same(of(r.Mount)) {
 			continue
 		}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,12 +27,11 @@ func (t *Table) look(path string, known *Volume) (mount.Mark, error) {
 	if known != nil && known.behind == "" {
 		return walk(&t.looks, path, path, true)
 	}
-	all, err := mount.All()
+	mounts, err := mount.Now()
 	if err != nil {
 		return mount.Mark{}, err
 	}
-	mounted := slices.ContainsFunc(all, func(m *mount.Info) bool { return m.Mountpoint == path })
-	through := mount.Behind(all, path)
+	mounted, through := mounts.IsPoint(path), mounts.Behind(path)
 	if mounted && through == "" {
 		return mount.Look(path)
 	}
@@ -83,8 +81,8 @@ func walk(among *turns.Turns, path, through string, mounted bool) (mount.Mark, e
 // through is the volume's own path, another filesystem has been mounted over a parent directory
 // since the volume was found, and the error names that filesystem.
 func refuseLate(path, through string) error {
-	if all, err := mount.All(); err == nil && through == path {
-		through = cmp.Or(mount.Behind(all, path), path)
+	if mounts, err := mount.Now(); err == nil && through == path {
+		through = cmp.Or(mounts.Behind(path), path)
 	}
 	return errkind.New(errkind.DeadlineExceeded, "volume %.200q: the path leads through the filesystem at %s, which does not answer", path, through)
 }

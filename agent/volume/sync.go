@@ -28,7 +28,7 @@ const syncLimit = 2 * time.Second
 func (t *Table) Sync(ctx context.Context) error {
 	flushing, cancel := t.Patient(ctx, syncLimit)
 	defer cancel()
-	mounts, err := mount.All()
+	mounts, err := mount.Now()
 	if err != nil {
 		return err
 	}
@@ -92,10 +92,10 @@ func (t *Table) Patient(ctx context.Context, silence time.Duration) (context.Con
 }
 
 // onePathEach returns one path to each filesystem that has a block device and is visible somewhere.
-func onePathEach(mounts []*mount.Info) (paths []string) {
+func onePathEach(mounts *mount.List) (paths []string) {
 	type device struct{ major, minor int }
 	known := map[device]bool{}
-	for _, m := range mount.InSight(mounts) {
+	for _, m := range mounts.InSight() {
 		if d := (device{m.Major, m.Minor}); mount.OnDisk(m) && !known[d] {
 			known[d] = true
 			paths = append(paths, m.Mountpoint)

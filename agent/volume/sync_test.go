@@ -65,7 +65,7 @@ func TestFilesystemIsFlushedByAPathThatLeadsToIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want, got := []string{"/moved", "/c", "/e"}, onePathEach(mounts); !slices.Equal(got, want) {
+	if want, got := []string{"/moved", "/c", "/e"}, onePathEach(mount.ListOf(mounts)); !slices.Equal(got, want) {
 		t.Errorf("want %v\ngot  %v", want, got)
 	}
 }

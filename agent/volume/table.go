@@ -57,7 +57,7 @@ type Table struct {
 	hidden  []*Volume          // covered by other mounts, but still mounted
 
 	listing  chan struct{}      // full while a goroutine compares listed with mountinfo
-	relisted uint64             // the count of changes at the last look; guarded by listing
+	relisted *mount.List        // the mounts at the last look; guarded by listing
 	listed   map[string]*Volume // the volumes in sight at the last look, by mount point; guarded by watchers.mu
 }
 
@@ -223,10 +223,8 @@ func (t *Table) replace(path string, known, found *Volume) *Volume {
 // standing returns a function that reports whether a volume is still mounted, visible or not. If
 // mountinfo cannot be read, the function returns false.
 func standing() func(*Volume) bool {
-	mounts, _ := mount.All()
-	return func(v *Volume) bool {
-		return slices.ContainsFunc(mounts, func(m *mount.Info) bool { return m.Mountpoint == v.Mountpoint && m.ID == v.identity.ID })
-	}
+	mounts, err := mount.Now()
+	return func(v *Volume) bool { return err == nil && mounts.Has(v.identity.ID, v.Mountpoint) }
 }
 
 // hide takes a volume out of sight, and keeps it as hidden if it is still mounted. When it is
@@ -258,19 +256,16 @@ func (t *Table) covered(path string, of mount.Identity, past health.Past) *Volum
 	if !of.IsMount() {
 		return nil
 	}
-	mounts, err := mount.All()
+	mounts, err := mount.Now()
 	if err != nil {
 		return nil
 	}
-	stack := mount.Stack(mounts, path)
-	at := slices.IndexFunc(stack, func(m *mount.Info) bool { return mount.Identify(m).Same(of) })
-	if at < 0 {
+	stack := mounts.Stack(path)
+	at := slices.IndexFunc(stack, func(m *mount.Info) bool { return mounts.Identify(m).Same(of) })
+	if at < 0 || mounts.IsInSight(stack[at].ID) {
 		return nil
 	}
-	if over, err := mount.Hiding(stack[at]); at == len(stack)-1 && (over == nil || err != nil) {
-		return nil // it is in sight
-	}
-	v, err := newVolume(mounts, stack[at], mount.Identify(stack[at]))
+	v, err := newVolume(mounts, stack[at], mounts.Identify(stack[at]))
 	if err != nil || v.Device.Path == "" {
 		return nil
 	}

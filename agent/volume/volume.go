@@ -50,23 +50,24 @@ type Volume struct {
 // discover makes a Volume, not watched yet, of the mount with the mark, or of the topmost mount if
 // mark is zero.
 func discover(path string, mark mount.Mark) (*Volume, error) {
-	mounts, err := mount.All()
-	if err != nil {
-		return nil, err
-	}
-	for _, info := range slices.Backward(mount.Stack(mounts, path)) {
-		identity := mount.Identify(info)
-		if mark != (mount.Mark{}) && !identity.Bears(mark) {
-			continue
+	for _, read := range []func() (*mount.List, error){mount.Now, mount.Reread} { // a folder above may have been renamed
+		mounts, err := read()
+		if err != nil {
+			return nil, err
 		}
-		return newVolume(mounts, info, identity)
+		for _, info := range slices.Backward(mounts.Stack(path)) {
+			identity := mounts.Identify(info)
+			if mark == (mount.Mark{}) || identity.Bears(mark) {
+				return newVolume(mounts, info, identity)
+			}
+		}
 	}
 	return nil, errkind.New(errkind.NotFound, "volume %.200q: nothing is mounted there any more", path)
 }
 
 // newVolume makes a Volume, not watched yet, of one of the mounts.
-func newVolume(mounts []*mount.Info, info *mount.Info, identity mount.Identity) (v *Volume, err error) {
-	v = &Volume{Mountpoint: info.Mountpoint, FSType: info.FSType, identity: identity, behind: mount.Behind(mounts, info.Mountpoint), growing: make(chan struct{}, 1)}
+func newVolume(mounts *mount.List, info *mount.Info, identity mount.Identity) (v *Volume, err error) {
+	v = &Volume{Mountpoint: info.Mountpoint, FSType: info.FSType, identity: identity, behind: mounts.Behind(info.Mountpoint), growing: make(chan struct{}, 1)}
 	v.readOnly, v.devices, v.options = isReadOnly(info), pathsOf(identity.Devices), health.MountOptions(info)
 	if len(identity.Devices) == 1 { // tmpfs, virtio-fs and overlay have no device, a btrfs may have several
 		v.Device, err = deviceOf(identity.Devices[0], info.Source)

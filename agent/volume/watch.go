@@ -136,7 +136,7 @@ func (t *Table) List(ctx context.Context) ([]Report, error) {
 // differences. A volume whose path leads through a server that does not answer is left out.
 func (t *Table) relist(ctx context.Context) error { return t.relistAnyway(ctx, false) }
 
-// relistAnyway is relist. anyway is set if it must look even though no change of a mount was seen.
+// relistAnyway is relist. anyway is set if it must look even though no mount has changed.
 func (t *Table) relistAnyway(ctx context.Context, anyway bool) error {
 	select {
 	case t.listing <- struct{}{}:
@@ -144,23 +144,24 @@ func (t *Table) relistAnyway(ctx context.Context, anyway bool) error {
 	case <-ctx.Done():
 		return errkind.New(errkind.DeadlineExceeded, "the volumes cannot be listed: another list has not ended: %w", ctx.Err())
 	}
-	changes := t.changes.Now()
-	if changes != 0 && changes == t.relisted && !anyway {
-		return nil
-	}
-	mounts, err := mount.All()
-	if err != nil {
+	mounts, err := mount.Now()
+	if err != nil || mounts == t.relisted && !anyway {
 		return err
 	}
-	t.relisted = changes
+	t.relisted = mounts
+	if anyway {
+		if mounts, err = mount.Reread(); err != nil {
+			return err
+		}
+	}
 	now := map[string]*Volume{}
-	for _, m := range mount.InSight(mounts) {
+	for _, m := range mounts.InSight() {
 		if !isVolume(m) {
 			continue
 		}
-		v, err := t.Lookup(m.Mountpoint)
+		v, err := t.listedAt(mounts, m.Mountpoint)
 		if err != nil {
-			t.relisted = 0 // it may answer the next time
+			t.relisted = nil // it may answer the next time
 			continue
 		}
 		now[m.Mountpoint] = v
@@ -180,6 +181,17 @@ func (t *Table) relistAnyway(ctx context.Context, anyway bool) error {
 	}
 	t.listed = now
 	return nil
+}
+
+// listedAt is Lookup of a path at which one of the mounts is, and makes no goroutine for a known
+// volume.
+func (t *Table) listedAt(mounts *mount.List, path string) (*Volume, error) {
+	if known := t.at(path); known != nil && mounts.Behind(path) == "" {
+		if mark, err := mount.Look(path); err == nil && known.identity.Bears(mark) {
+			return known, nil
+		}
+	}
+	return t.Lookup(path)
 }
 
 // next returns the number of a new report. w.mu is held.

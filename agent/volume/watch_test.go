@@ -225,3 +225,31 @@ func TestWatchLooksAgainWithoutAnEvent(t *testing.T) {
 	mountAt(t, mounttest.Attach(t, mounttest.Image(t, "ext4")), filepath.Join(own, "one"))
 	wantEvent(t, events, Added, filepath.Join(own, "one"))
 }
+
+// A list does not wait until somebody has been woken by a mount, and has it nevertheless.
+func TestListHasAMountThatWasJustMade(t *testing.T) {
+	table, own := followed(t), mounttest.Dir(t)
+	disk := mounttest.Attach(t, mounttest.Image(t, "ext4"))
+	lists := func(path string) bool {
+		t.Helper()
+		reports, err := table.List(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(reports, func(r Report) bool { return r.Path == path })
+	}
+	for i := range 50 {
+		path := filepath.Join(own, fmt.Sprint("just-", i))
+		if lists(path) {
+			t.Fatalf("%s is listed before it is mounted", path)
+		}
+		mounttest.Mount(t, disk, path, "ext4", 0, "")
+		if !lists(path) {
+			t.Fatalf("%s was mounted, and is not listed", path)
+		}
+		mounttest.Unmount(t, path)
+		if lists(path) {
+			t.Fatalf("%s was unmounted, and is listed", path)
+		}
+	}
+}
