@@ -15,6 +15,7 @@ import (
 	"github.com/directvol/directvol/host/agentclient"
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/volumepb"
+	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -306,6 +307,48 @@ func TestWatchersThatLeaveLeaveNothing(t *testing.T) {
 	must(t, vm.Again(limited(t), func() (bool, error) { return metrics(t, g)[goroutines] <= before[goroutines], nil }))
 	if got := metrics(t, g)[threads]; got > before[threads]+4 {
 		t.Errorf("threads after 40 watches\nwant about %v\ngot  %v", before[threads], got)
+	}
+}
+
+// 256 mounts are listed and watched: of one disk, because a machine has fewer slots in this test.
+func TestListHas256Volumes(t *testing.T) {
+	const mounts = 256
+	g := guest(t)
+	v := mounted(t, g, "ext4")
+	c := client(t, g)
+	before, err := c.ListVolumes(limited(t))
+	must(t, err)
+	device := sizes(t, v).Device
+	path := func(i int) string { return fmt.Sprintf("/run/test/many-%03d", i) }
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), vm.Limit(jobLimit))
+		defer cancel()
+		for i := range mounts {
+			if err := g.Remote.Unmount(ctx, path(i), 0); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	for i := range mounts {
+		must(t, g.Remote.Mkdir(limited(t), path(i), 0o755))
+		must(t, g.Remote.Mount(limited(t), remote.Mount{Source: device, Target: path(i), FSType: "ext4"}))
+	}
+	after, err := c.ListVolumes(limited(t))
+	must(t, err)
+	if len(after) != len(before)+mounts || !slices.IsSortedFunc(after, func(a, b *volumepb.Volume) int { return strings.Compare(a.VolumeGuestPath, b.VolumeGuestPath) }) {
+		t.Errorf("want %d volumes, sorted\ngot  %d", len(before)+mounts, len(after))
+	}
+	w := watch(t, g)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	sent := map[string]bool{}
+	for _, e := range w.events {
+		if e.Volume != nil && strings.HasPrefix(e.Volume.VolumeGuestPath, path(0)[:len(path(0))-3]) {
+			sent[e.Volume.VolumeGuestPath] = true
+		}
+	}
+	if len(sent) != mounts {
+		t.Errorf("a watch begins with\nwant %d of them\ngot  %d", mounts, len(sent))
 	}
 }
 
