@@ -21,10 +21,12 @@ import (
 func scheduled(t *testing.T, requests uint64, spoil func(device string)) (logged string, trimmed uint64) {
 	t.Helper()
 	table, dir, _ := trimmable(t, "ext4", 320<<20)
+	top, err := mount.Topmost(dir)
+	must(t, err)
+	spoil(top.Source) // before the first examination, which the trims must know
 	must(t, table.Own(dir, mount.Identity{}, health.Past{}))
 	v, err := table.Lookup(dir)
 	must(t, err)
-	spoil(v.Device.Path)
 	if _, err := v.watch.Conditions(t.Context()); err != nil {
 		t.Fatal(err)
 	}
