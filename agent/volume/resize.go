@@ -404,7 +404,9 @@ func (v *Volume) kernelError(to string, err error) error {
 		return refuse(errkind.DeadlineExceeded, "its deadline has passed; try again, the growth continues")
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EAGAIN): // from ext4 and from xfs
 		return refuse(errkind.DeadlineExceeded, "the kernel is resizing it already; try again")
-	case errors.Is(err, unix.EIO), errors.Is(err, unix.EROFS), errors.Is(err, unix.ESHUTDOWN):
+	case errors.Is(err, unix.EIO): // a new part of the disk may fail alone
+		return refuse(errkind.FailedPrecondition, v.Device.Path+" has failed a read or a write, or "+v.FSType+" has stopped after one: repair the disk and call again; if it still fails, unmount and mount the volume")
+	case errors.Is(err, unix.EROFS), errors.Is(err, unix.ESHUTDOWN):
 		return refuse(errkind.FailedPrecondition, v.FSType+" on "+v.Device.Path+" has stopped after an error: repair the disk, unmount and mount it again")
 	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, fs.ErrNotExist):
 		return refuse(errkind.FailedPrecondition, v.Device.Path+" is gone from under "+v.FSType+": unmount, attach the disk again and mount it")

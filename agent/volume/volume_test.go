@@ -15,6 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 )
@@ -73,6 +74,18 @@ func TestKernelErrorOfAGrowthHasAKindAndARemedy(t *testing.T) {
 		if errkind.Of(err) != want || !errors.Is(err, errno) {
 			t.Errorf("%v\nwant kind %v, and the cause kept\ngot  %v", errno, want, err)
 		}
+	}
+}
+
+// An I/O error during a growth may come from the new part of the disk alone: the volume goes on,
+// and whoever unmounted it would interrupt its container for nothing.
+func TestIOErrorOfAGrowthIsNotCalledAStop(t *testing.T) {
+	v := &Volume{Mountpoint: "/volume", FSType: "xfs", Device: blockdev.Device{Path: "/dev/vda"}}
+	if err := v.growError(unix.EIO); strings.Contains(err.Error(), "xfs on /dev/vda has stopped") || !strings.Contains(err.Error(), "if it still fails") {
+		t.Errorf("want the remedy for both cases\ngot  %v", err)
+	}
+	if err := v.growError(unix.ESHUTDOWN); !strings.Contains(err.Error(), "xfs on /dev/vda has stopped") {
+		t.Errorf("want it to say that xfs has stopped\ngot  %v", err)
 	}
 }
 
