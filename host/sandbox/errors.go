@@ -81,7 +81,7 @@ var (
 	ofMount = meaning{codes.InvalidArgument: ErrInfeasible, codes.FailedPrecondition: ErrInfeasible, codes.AlreadyExists: ErrOtherParameters, codes.Unimplemented: ErrInfeasible}
 	ofTake  = meaning{codes.FailedPrecondition: ErrBusy}
 	ofGrow  = meaning{codes.FailedPrecondition: ErrInfeasible, codes.InvalidArgument: ErrInfeasible, codes.OutOfRange: ErrWouldShrink, codes.NotFound: ErrNotFound}
-	ofStats = meaning{codes.NotFound: ErrNotFound}
+	ofStats = meaning{codes.NotFound: ErrNotFound, codes.InvalidArgument: ErrNotFound} // no path, or no mount there
 )
 
 // typed adds to an agent's error the error that its status code stands for.

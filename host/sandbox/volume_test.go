@@ -83,6 +83,26 @@ func tabled(t *testing.T, do func(w *world, s *sandbox.Sandbox, within func(time
 	})
 }
 
+// bare is an agent that sees a directory where a volume was mounted.
+type bare struct{ agent }
+
+func (bare) GetVolumeStats(context.Context, string) (*agentpb.VolumeStatsResponse, error) {
+	return nil, status.Error(codes.InvalidArgument, "not a mount point")
+}
+
+// The agent makes a directory before it mounts a volume, and removes it after the unmount. In
+// between, its answer is INVALID_ARGUMENT and not NOT_FOUND.
+func TestStatsOfAVolumeThatIsNotMountedIsNotFound(t *testing.T) {
+	w := newWorld()
+	s := sandbox.New(machine{w}, bare{agent{w}}, fine)
+	if err := s.Attach(t.Context(), sandbox.Volume{ID: "data", Path: "/stores/data", FSType: "ext4"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Stats(t.Context(), "data"); !errors.Is(err, sandbox.ErrNotFound) || status.Code(err) != codes.InvalidArgument {
+		t.Errorf("\nwant %v, with the agent's code\ngot  %v", sandbox.ErrNotFound, err)
+	}
+}
+
 // A detach that timed out must not take the disk from under the next mount.
 func TestDetachThatTimedOutTakesNoMountedDisk(t *testing.T) {
 	tabled(t, func(w *world, s *sandbox.Sandbox, within func(time.Duration, func(context.Context) error) error) {
