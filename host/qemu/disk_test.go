@@ -169,6 +169,36 @@ func TestResizeNeverShrinks(t *testing.T) {
 	}
 }
 
+// Somebody has cut the file off behind QEMU's back. The guest reads zeroes there, and no size makes
+// that good: neither the present one nor a larger one, which would only hide the loss.
+func TestDiskWhoseStoreWasCutOffIsNotResized(t *testing.T) {
+	vm, q := fakeVM(t)
+	path := image(t, 4*mib)
+	if _, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: path}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, 2*mib); err != nil {
+		t.Fatal(err)
+	}
+	for _, bytes := range []uint64{4 * mib, 8 * mib} {
+		err := vm.ResizeDisk(limited(t), "data", bytes)
+		if !errors.Is(err, ErrCutOff) || !strings.Contains(err.Error(), "2097152") || !strings.Contains(err.Error(), "4194304") {
+			t.Errorf("to %d bytes:\nwant %v, with both sizes\ngot  %v", bytes, ErrCutOff, err)
+		}
+	}
+	q.with(func() {
+		if slices.Contains(q.commands, "block_resize") {
+			t.Errorf("QEMU was asked: %v", q.commands)
+		}
+	})
+	if err := os.Truncate(path, 4*mib); err != nil {
+		t.Fatal(err)
+	}
+	if err := vm.ResizeDisk(limited(t), "data", 8*mib); err != nil {
+		t.Errorf("with its size again: %v", err)
+	}
+}
+
 func TestResizeDoesNotTrustOK(t *testing.T) {
 	vm, q := fakeVM(t)
 	if _, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: image(t, mib)}); err != nil {

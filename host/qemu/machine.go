@@ -101,7 +101,7 @@ func (m Machine) AwaitEnd(ctx context.Context) error {
 
 // meanings maps this package's errors to those of host/sandbox.
 var meanings = []struct{ of, is error }{
-	{ErrEnded, sandbox.ErrEnded}, {ErrShrink, sandbox.ErrWouldShrink}, {ErrAttached, sandbox.ErrBusy}, {ErrNoDisk, sandbox.ErrNotFound},
+	{ErrEnded, sandbox.ErrEnded}, {ErrShrink, sandbox.ErrWouldShrink}, {ErrCutOff, sandbox.ErrInfeasible}, {ErrAttached, sandbox.ErrBusy}, {ErrNoDisk, sandbox.ErrNotFound},
 	{ErrDiskHangs, sandbox.ErrStoreHangs}, {trial.ErrHangs, sandbox.ErrStoreHangs}, {trial.ErrUntried, sandbox.ErrStoreHangs},
 	{ErrKept, sandbox.ErrKept}, {ErrHotplugHeld, sandbox.ErrHotplugHeld}, {errNotAsked, sandbox.ErrNotAsked},
 	{qmp.ErrOutcomeUnknown, sandbox.ErrOutcomeUnknown},

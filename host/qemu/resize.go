@@ -13,9 +13,14 @@ const sectorSize = 512
 // ErrShrink is the refusal to make a disk smaller. QEMU would obey and cut off data.
 var ErrShrink = errors.New("disks do not shrink")
 
+// ErrCutOff is the refusal to resize a disk whose store has become smaller than the disk. The guest
+// reads zeroes beyond the store's end.
+var ErrCutOff = errors.New("its store has been cut off")
+
 // ResizeDisk grows a disk to bytes, a multiple of 512, while the guest uses it. If the disk has
-// that size already, ResizeDisk does nothing. It grows a file; a block device must have been grown
-// on the host before. It refuses a smaller size (ErrShrink).
+// that size already, ResizeDisk changes nothing. It grows a file; a block device must have been
+// grown on the host before. It refuses a smaller size (ErrShrink), and any size if the store has
+// been cut off (ErrCutOff).
 //
 // QEMU's OK proves nothing, so ResizeDisk reads the store's size afterwards and fails if it is not
 // the requested one. It does not ask QEMU for sizes: each QEMU query that returns a size accesses
@@ -39,18 +44,20 @@ func (vm *VM) resize(ctx context.Context, d *disk, bytes uint64) error {
 	switch {
 	case d.half:
 		return errors.New("its attach was interrupted: attach it again, or detach it")
-	case bytes == d.bytes:
-		return nil
-	case d.ReadOnly:
+	case bytes != d.bytes && d.ReadOnly:
 		return errors.New("it is read-only")
 	}
 	// If another process has grown the file, QEMU does not know the new size, and block_resize
 	// would cut the file.
 	real, err := d.storeBytes(ctx)
-	if err != nil {
+	switch least := max(d.bytes, real); {
+	case err != nil:
 		return err
-	}
-	if least := max(d.bytes, real); bytes < least {
+	case real < d.bytes:
+		return fmt.Errorf("%w: it has %d bytes, and the disk %d: restore the store", ErrCutOff, real, d.bytes)
+	case bytes == d.bytes:
+		return nil
+	case bytes < least:
 		return fmt.Errorf("%w: it has %d bytes, %d were requested", ErrShrink, least, bytes)
 	}
 	arguments := struct {

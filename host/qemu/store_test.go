@@ -127,6 +127,7 @@ func TestErrorsMapToThoseOfTheSandbox(t *testing.T) {
 	for err, want := range map[error]error{
 		fmt.Errorf("attach: %w", &holders.InUseError{Disk: "/store"}): sandbox.ErrBusy,
 		fmt.Errorf("qmp device_add: %w", qmp.ErrOutcomeUnknown):       sandbox.ErrOutcomeUnknown,
+		fmt.Errorf("resize disk data: %w", ErrCutOff):                 sandbox.ErrInfeasible,
 	} {
 		if got := typed(err); !errors.Is(got, want) || got.Error() != err.Error() {
 			t.Errorf("%v:\nwant %v, said as before\ngot  %v", err, want, got)
