@@ -38,7 +38,8 @@ func (e notAsked) Unwrap() []error { return []error{e.error, errNotAsked} }
 // DetachDisk removes a disk from the VM: it asks the guest to release the disk, waits until the
 // guest has done so, and removes the block nodes. The caller must make sure that nothing in the
 // guest uses the disk, because the guest's kernel does not refuse. Detaching a disk that the VM
-// does not have succeeds. A detach that failed half way resumes where it stopped.
+// does not have succeeds. A detach that failed half way resumes where it stopped. No detach
+// succeeds while the machine is paused, because QEMU keeps the store open then.
 func (vm *VM) DetachDisk(ctx context.Context, id string) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc

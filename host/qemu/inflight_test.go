@@ -319,9 +319,12 @@ func TestRealQEMUDoesNotStandStillForADiskWhoseWriteHangs(t *testing.T) {
 	must(t, vm.takeAwayNow(t, "dead"))
 }
 
-// takeAwayNow detaches a disk from a machine without a guest.
+// takeAwayNow detaches a disk from a machine without a guest. The machine runs from then on,
+// because a paused one keeps stores open.
 func (vm *VM) takeAwayNow(t *testing.T, id string) error {
 	t.Helper()
+	resetGuest(t, vm)
+	must(t, vm.send(limited(t), "cont", nil, nil))
 	detached := make(chan error, 1)
 	go func() { detached <- vm.DetachDisk(limited(t), id) }()
 	again := time.NewTicker(10 * time.Millisecond)

@@ -15,6 +15,9 @@ import (
 // reported as unknown.
 const maxCuts = 10
 
+// running is the run state of a machine that is not paused.
+const running = "running"
+
 // state is what QEMU reports of itself.
 type state struct {
 	run     string          // the run state, one of RunState in qapi/run-state.json

@@ -85,6 +85,8 @@ func TestRealQEMU(t *testing.T) {
 	if v := vm.Version(); !strings.Contains(v, ".") {
 		t.Errorf("version %q", v)
 	}
+	must(t, vm.execute(limited(t), "set-action", map[string]string{"reboot": "reset"}, nil))
+	must(t, vm.execute(limited(t), "cont", nil, nil)) // a paused machine keeps the stores of detached disks open
 	path := image(t, 8*mib)
 	t.Run("attach", func(t *testing.T) {
 		a, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: path, Serial: "serial"})

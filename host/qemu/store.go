@@ -87,18 +87,26 @@ func (vm *VM) passStore(ctx context.Context, d *disk, again bool) error {
 }
 
 // takeStore removes the descriptor from QEMU after its nodes are removed. A QEMU whose machine is
-// paused keeps the descriptor open until the machine runs again.
+// paused marks the descriptor as removed, keeps it open, and closes it only at the next remove-fd
+// while the machine runs (monitor_fdset_cleanup in monitor/misc.c). takeStore fails then, because a
+// block device stays in use as long as QEMU has it open.
 func (vm *VM) takeStore(ctx context.Context, d *disk) error {
-	err := vm.execute(ctx, "remove-fd", map[string]int{"fdset-id": d.number}, nil)
-	if answer := new(qmp.Error); !errors.As(err, &answer) {
-		return err
+	for before := (state{}); ; {
+		err := vm.execute(ctx, "remove-fd", map[string]int{"fdset-id": d.number}, nil)
+		if answer := new(qmp.Error); err != nil && !errors.As(err, &answer) {
+			return err
+		}
+		now, stateErr := vm.state(ctx) // QEMU has no error class for "there is no such set"
+		switch {
+		case stateErr != nil:
+			return stateErr
+		case !now.sets[d.number]:
+			return nil
+		case err != nil:
+			return err
+		case now.run != running || before.run == running:
+			return fmt.Errorf("QEMU keeps its store open as long as the machine is %s: detach the disk again when the machine runs", now.run)
+		}
+		before = now // the machine may have run only since the command
 	}
-	now, stateErr := vm.state(ctx) // QEMU has no error class for "there is no such set"
-	if stateErr != nil {
-		return stateErr
-	}
-	if now.sets[d.number] {
-		return err
-	}
-	return nil
 }

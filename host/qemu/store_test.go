@@ -96,6 +96,30 @@ func TestStoreByDescriptorHasQEMUsLocks(t *testing.T) {
 	}
 }
 
+// A paused QEMU keeps the store of a disk that has left: a detach that answered OK would leave a
+// block device in use until the VM ends.
+func TestDetachFromAPausedMachineLeavesNoStoreOpen(t *testing.T) {
+	vm := realVM(t)
+	path := image(t, mib)
+	_, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: path})
+	must(t, err)
+	detached := make(chan error, 1)
+	go func() { detached <- vm.DetachDisk(limited(t), "data") }()
+	resetGuest(t, vm)
+	err = <-detached
+	if opens := opensOf(t, vm, path); err == nil && opens > 0 {
+		t.Errorf("the detach succeeded, and the paused QEMU has the store open %d times", opens)
+	}
+	if _, there := vm.Disk("data"); err != nil && (!there || !strings.Contains(err.Error(), "when the machine runs")) {
+		t.Errorf("\nwant the disk kept, and an error that says why\ngot  %v, and the disk %v", err, there)
+	}
+	must(t, vm.execute(limited(t), "cont", nil, nil))
+	must(t, vm.DetachDisk(limited(t), "data"))
+	if opens := opensOf(t, vm, path); opens != 0 {
+		t.Errorf("after the pause QEMU has the store open %d times", opens)
+	}
+}
+
 func TestDetachedStoreIsOpenNowhere(t *testing.T) {
 	vm := realVM(t)
 	must(t, vm.execute(limited(t), "set-action", map[string]string{"reboot": "reset"}, nil))
