@@ -34,16 +34,21 @@ const (
 // settings are the parameters of a campaign.
 type settings struct {
 	way   string
-	newer bool // use the newer kernel
+	set   string // of formats
+	newer bool   // use the newer kernel
 	seed  uint64
 	cuts  int
 }
 
 // fromEnvironment reads the settings of a manual run.
-func fromEnvironment(cuts int) (s settings, err error) {
+func fromEnvironment(cuts int, set string) (s settings, err error) {
 	s.way = cmp.Or(os.Getenv("CUTS_WAY"), "agent")
 	if _, ok := ways[s.way]; !ok {
 		return s, fmt.Errorf("CUTS_WAY=%q: want agent, bare, freeze, remount or freeze+remount", s.way)
+	}
+	s.set = cmp.Or(os.Getenv("CUTS_FORMATS"), set)
+	if _, ok := formats[s.set]; !ok {
+		return s, fmt.Errorf("CUTS_FORMATS=%q: want usual or others", s.set)
 	}
 	switch kernel := cmp.Or(os.Getenv("CUTS_KERNEL"), "ordinary"); kernel {
 	case "ordinary":
@@ -104,7 +109,7 @@ func (c *campaign) run(ctx context.Context) (err error) {
 
 // report returns the results as Markdown.
 func (c *campaign) report() string {
-	return fmt.Sprintf("%d cuts of %d, way %s, seed %d.\n\n%s", c.cut, c.cuts, c.way, c.seed, c.counts.table())
+	return fmt.Sprintf("%d cuts of %d, formats %s, way %s, seed %d.\n\n%s", c.cut, c.cuts, c.set, c.way, c.seed, c.counts.table())
 }
 
 // boot boots the guest that checks the volumes, and that is killed next.
@@ -131,7 +136,8 @@ func (c *campaign) round(ctx context.Context) error {
 		}
 	}()
 	for range volumesACut {
-		v, err := newVolume(ctx, c.dir, c.volumes, c.random)
+		kinds := formats[c.set]
+		v, err := newVolume(ctx, c.dir, c.volumes, kinds[c.volumes%len(kinds)], c.random)
 		if err != nil {
 			return err
 		}

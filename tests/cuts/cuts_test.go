@@ -7,12 +7,13 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-func TestTwentyCutsLoseNothing(t *testing.T) { runCampaign(t, 20) }
+func TestTwentyCutsLoseNothing(t *testing.T) { runCampaign(t, 20, "usual") }
 
-// runCampaign makes the given number of cuts, unless the environment sets another.
-func runCampaign(t *testing.T, cuts int) *campaign {
+// runCampaign makes the given number of cuts of a set of formats, unless the environment sets
+// others.
+func runCampaign(t *testing.T, cuts int, set string) *campaign {
 	t.Helper()
-	s, err := fromEnvironment(cuts)
+	s, err := fromEnvironment(cuts, set)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -20,7 +21,7 @@ func runCampaign(t *testing.T, cuts int) *campaign {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d cuts, way %s, seed %d", s.cuts, s.way, s.seed)
+	t.Logf("%d cuts, formats %s, way %s, seed %d", s.cuts, s.set, s.way, s.seed)
 	c := &campaign{settings: s, dir: t.TempDir(), keep: filepath.Join(build.Dir, "cuts"), say: t.Logf}
 	err = c.run(t.Context())
 	t.Logf("\n%s", c.report())

@@ -18,7 +18,7 @@ func TestKeptImageMountsAndGrowsOn(t *testing.T) {
 	if kept == "" {
 		t.Skip("no image is named: run it as CUTS_IMAGE=$PWD/build/cuts/NAME.img go test -v -run Kept ./tests/cuts")
 	}
-	s, err := fromEnvironment(1)
+	s, err := fromEnvironment(1, "usual")
 	if err != nil {
 		t.Fatal(err)
 	}

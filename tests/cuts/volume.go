@@ -25,17 +25,28 @@ const (
 	minStep, maxStep = 8 * miB, 120 * miB
 )
 
-// formats are the formats of the volumes: their four kinds in turn, some with other options in each
-// round.
-var formats = []struct {
+// format is a kind of volume, with other options in each round if it has several.
+type format struct {
 	fstype  string
 	bytes   uint64
 	options [][]string
-}{
-	{"ext4", 64 * miB, [][]string{{"-b", "1024"}}},
-	{"xfs", 304 * miB, [][]string{nil}},
-	{"ext4", 64 * miB, [][]string{{"-b", "4096"}, {"-b", "4096", "-O", "^resize_inode"}, {"-b", "2048"}, {"-b", "4096", "-O", "^metadata_csum"}}},
-	{"xfs", 304 * miB, [][]string{{"-m", "rmapbt=1"}, {"-b", "size=1024"}, {"-i", "sparse=0"}, {"-m", "reflink=0,bigtime=0"}}},
+}
+
+// formats are the formats of the volumes, by the name of their set: the four kinds of a set in
+// turn.
+var formats = map[string][]format{
+	"usual": {
+		{"ext4", 64 * miB, [][]string{{"-b", "1024"}}},
+		{"xfs", 304 * miB, [][]string{nil}},
+		{"ext4", 64 * miB, [][]string{{"-b", "4096"}, {"-b", "4096", "-O", "^resize_inode"}, {"-b", "2048"}, {"-b", "4096", "-O", "^metadata_csum"}}},
+		{"xfs", 304 * miB, [][]string{{"-m", "rmapbt=1"}, {"-b", "size=1024"}, {"-i", "sparse=0"}, {"-m", "reflink=0,bigtime=0"}}},
+	},
+	"others": {
+		{"btrfs", 256 * miB, [][]string{nil}},
+		{"ext3", 64 * miB, [][]string{{"-b", "1024"}, {"-b", "2048"}}},
+		{"btrfs", 256 * miB, [][]string{{"-m", "single"}, {"--mixed"}, {"--csum", "xxhash"}, {"-n", "4096"}}},
+		{"ext3", 64 * miB, [][]string{{"-b", "4096"}, {"-b", "4096", "-O", "^resize_inode"}}},
+	},
 }
 
 // volume is a volume that grows under its writer until the power cut.
@@ -68,8 +79,7 @@ type acked struct {
 }
 
 // newVolume formats the volume with a number, in dir, and keeps a copy of its image.
-func newVolume(ctx context.Context, dir string, number int, random *rand.Rand) (*volume, error) {
-	format := formats[number%len(formats)]
+func newVolume(ctx context.Context, dir string, number int, format format, random *rand.Rand) (*volume, error) {
 	v := &volume{
 		disk: disk{id: fmt.Sprintf("v%d", number), fstype: format.fstype},
 		seed: random.Uint64(), size: format.bytes,

@@ -22,12 +22,17 @@ import (
 type settings struct {
 	seed  uint64
 	count int
+	set   string   // of types of filesystem
 	only  []target // killed in turn; if empty, chosen at random
 }
 
 // fromEnvironment reads the settings of a manual run.
-func fromEnvironment(count int, only []target) (s settings, err error) {
+func fromEnvironment(count int, only []target, set string) (s settings, err error) {
 	s.only = only
+	s.set = cmp.Or(os.Getenv("KILLED_FORMATS"), set)
+	if _, ok := sets[s.set]; !ok {
+		return s, fmt.Errorf("KILLED_FORMATS=%q: want usual or others", s.set)
+	}
 	if s.seed, err = strconv.ParseUint(cmp.Or(os.Getenv("KILLED_SEED"), strconv.FormatUint(rand.Uint64N(1<<32), 10)), 10, 64); err != nil {
 		return s, fmt.Errorf("KILLED_SEED: want a number: %w", err)
 	}
@@ -94,7 +99,7 @@ func (c *campaign) rounds() []*round {
 			only = c.only[n%len(c.only)]
 		}
 		r := newRound(c.seed+uint64(n), only)
-		r.took = c.took
+		r.took, r.fstypes = c.took, sets[c.set]
 		if r.target == agent {
 			agents = append(agents, r)
 		} else {
@@ -128,8 +133,8 @@ func (c *campaign) round(ctx context.Context, r *round) (err error) {
 	if failed == nil {
 		return nil
 	}
-	c.failures = append(c.failures, fmt.Sprintf("seed %d: %s killed; in flight: %v: %v\nrun it again: KILLED_SEED=%d KILLED_TARGET=%s KILLED_COUNT=1 go test -v -run KillOfEachPart ./tests/killed",
-		r.seed, r.target, r.cut, failed, r.seed, r.target))
+	c.failures = append(c.failures, fmt.Sprintf("seed %d: %s killed; in flight: %v: %v\nrun it again: KILLED_FORMATS=%s KILLED_SEED=%d KILLED_TARGET=%s KILLED_COUNT=1 go test -v -run KillOfEachPart ./tests/killed",
+		r.seed, r.target, r.cut, failed, c.set, r.seed, r.target))
 	c.say("%s", c.failures[len(c.failures)-1])
 	err = c.keepRound(r)
 	c.discard()

@@ -109,5 +109,5 @@ func (c *count) write(b *strings.Builder, name string) {
 
 // report returns the results of a campaign, as Markdown.
 func (c *campaign) report() string {
-	return fmt.Sprintf("Seeds %d to %d.\n\n%s", c.seed, c.seed+uint64(c.count)-1, c.counts.table())
+	return fmt.Sprintf("Formats %s, seeds %d to %d.\n\n%s", c.set, c.seed, c.seed+uint64(c.count)-1, c.counts.table())
 }

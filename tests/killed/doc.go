@@ -32,6 +32,8 @@
 //
 //	KILLED_SEED    the first round's seed; the seeds of the next rounds follow from it
 //	KILLED_COUNT   number of rounds
+//	KILLED_FORMATS the volumes' formats: usual (the default; ext4 and xfs), or others (ext3
+//	               and btrfs)
 //	KILLED_TARGET  agent, vsock, qemu or host: kill this part in every round
 //
 // A failed round leaves its images, the guest's console and the host's log in build/killed, and its

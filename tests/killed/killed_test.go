@@ -19,12 +19,12 @@ func TestMain(m *testing.M) {
 	}
 }
 
-func TestKillOfEachPartLosesNothing(t *testing.T) { runCampaign(t, len(targets), targets) }
+func TestKillOfEachPartLosesNothing(t *testing.T) { runCampaign(t, len(targets), targets, "usual") }
 
 // runCampaign makes the given number of rounds, unless the environment sets another.
-func runCampaign(t *testing.T, count int, only []target) *campaign {
+func runCampaign(t *testing.T, count int, only []target, set string) *campaign {
 	t.Helper()
-	s, err := fromEnvironment(count, only)
+	s, err := fromEnvironment(count, only, set)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func runCampaign(t *testing.T, count int, only []target) *campaign {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d rounds, seeds from %d on", s.count, s.seed)
+	t.Logf("%d rounds, formats %s, seeds from %d on", s.count, s.set, s.seed)
 	c := &campaign{settings: s, keep: filepath.Join(build.Dir, "killed"), say: t.Logf}
 	err = c.run(t.Context())
 	t.Logf("\n%s", c.report())

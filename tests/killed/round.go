@@ -37,7 +37,8 @@ type round struct {
 	stops  bool // the guest is stopped afterwards
 	starts bool // the host's process is killed once more, while it starts the guest again
 
-	dir     string // directory of the images
+	fstypes []string // of the volumes
+	dir     string   // directory of the images
 	took    *durations
 	volumes []*volume // the last volume is the visitor: it is attached and detached again and again
 	cut     []*flight
@@ -93,7 +94,7 @@ func (r *round) run(ctx context.Context, g *guest, host func() (*hostProcess, er
 
 func (r *round) makeVolumes(ctx context.Context) error {
 	for n := range 3 + r.random.IntN(3) { // 2 to 4, and the visitor
-		fstype := []string{"ext4", "xfs"}[(n+int(r.seed))%2]
+		fstype := r.fstypes[(n+int(r.seed))%len(r.fstypes)]
 		v, err := newVolume(ctx, r.dir, fmt.Sprintf("v%d-%d", n, r.seed), fstype, r.random)
 		if err != nil {
 			return err

@@ -28,9 +28,14 @@ var formats = map[string]struct {
 	bytes   uint64
 	options [][]string
 }{
-	"ext4": {64 * miB, [][]string{{"-b", "1024"}, {"-b", "4096"}}},
-	"xfs":  {304 * miB, [][]string{nil, {"-m", "rmapbt=1"}}},
+	"btrfs": {256 * miB, [][]string{nil, {"-m", "single"}}},
+	"ext3":  {64 * miB, [][]string{{"-b", "1024"}, {"-b", "4096"}}},
+	"ext4":  {64 * miB, [][]string{{"-b", "1024"}, {"-b", "4096"}}},
+	"xfs":   {304 * miB, [][]string{nil, {"-m", "rmapbt=1"}}},
 }
+
+// sets are the types of filesystem of a campaign's volumes, in turn.
+var sets = map[string][]string{"usual": {"ext4", "xfs"}, "others": {"btrfs", "ext3"}}
 
 // volume is a volume of a round.
 type volume struct {
