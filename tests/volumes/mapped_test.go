@@ -285,15 +285,14 @@ func TestMappingRunsAfterAKillInTheSwapOfItsTables(t *testing.T) {
 	must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), goal))
 	must(t, v.Serve(limited(t)))
 	writer := written(t, v, 0)
-	must(t, v.Hang(limited(t)))
-	answered := make(chan error, 1)
-	go func() { answered <- resize(t, g, v, goal) }() // the client may repeat it after the kill
-	swapping(t, g)
+	for !swapping(t, g, v, goal) {
+		must(t, v.Answer())
+		becomes(t, v, nothing)
+	}
 	ids, err := g.Remote.Signal(limited(t), remote.Agent, syscall.SIGKILL)
 	must(t, err)
 	must(t, v.Answer()) // a killed thread that waits for the disk ends when it answers
 	vmtest.AwaitEnds(t, g, ids)
-	<-answered
 	table(t, g, "swapped")
 	must(t, writer.Await(within(t, jobLimit), writer.Ledger().Bytes()+miB))
 	must(t, resize(t, g, v, goal))
@@ -302,18 +301,27 @@ func TestMappingRunsAfterAKillInTheSwapOfItsTables(t *testing.T) {
 	must(t, writer.Err())
 }
 
-// swapping returns when a thread of the agent waits in the kernel for the requests of a mapping.
-func swapping(t *testing.T, g *vm.Guest) {
+// swapping makes the disk hang and asks for a growth. It returns true when a thread of the agent
+// waits in the kernel for the requests of a mapping, and false if the call has not come that far,
+// because a look at the volume waits for the disk.
+func swapping(t *testing.T, g *vm.Guest, v *vm.Volume, goal uint64) bool {
 	t.Helper()
-	again := time.NewTicker(20 * time.Millisecond) // no event tells the host
+	must(t, v.Hang(limited(t)))
+	answered := make(chan error, 1)
+	go func() { answered <- g.Agent().ResizeVolume(limited(t), v.GuestPath, goal) }() // it may be repeated after the kill
+	again := time.NewTicker(20 * time.Millisecond)                                    // no event tells the host
 	defer again.Stop()
 	for ctx := within(t, jobLimit); ; {
 		threads, err := g.Remote.Threads(ctx, remote.Agent)
 		must(t, err)
 		if slices.ContainsFunc(threads.Stacks, func(s string) bool { return strings.Contains(s, "dm_suspend") }) {
-			return
+			return true
 		}
-		<-again.C
+		select {
+		case <-answered:
+			return false
+		case <-again.C:
+		}
 	}
 }
 
