@@ -22,7 +22,7 @@ QUIET := .ci/quiet
 # The requirements of each target besides Go, as COMMAND-OR-FILE=PACKAGE.
 DEMO_NEEDS := qemu-system-x86_64=qemu-system-x86 mkfs.ext4=e2fsprogs mkfs.xfs=xfsprogs
 BENCH_NEEDS := $(DEMO_NEEDS) qemu-storage-daemon=qemu-system-common fio=fio strace=strace
-TEST_NEEDS := $(DEMO_NEEDS) mkfs.btrfs=btrfs-progs dmsetup=dmsetup qemu-storage-daemon=qemu-system-common gcc=gcc /usr/include/stdlib.h=libc6-dev
+TEST_NEEDS := $(DEMO_NEEDS) mkfs.btrfs=btrfs-progs dmsetup=dmsetup cryptsetup=cryptsetup-bin qemu-storage-daemon=qemu-system-common gcc=gcc /usr/include/stdlib.h=libc6-dev
 LONG_NEEDS := $(TEST_NEEDS) mmdebstrap=mmdebstrap
 
 # The suite of Debian's archive with the kernel of the rescue image, newer than the host's.

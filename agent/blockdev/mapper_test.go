@@ -2,6 +2,7 @@ package blockdev
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"os"
@@ -88,8 +89,8 @@ func TestEncryptedMappingGrowsIfItsEndIsFree(t *testing.T) {
 	for _, uuid := range []string{"", "CRYPT-PLAIN-data", "CRYPT-LUKS1-abc-data", "CRYPT-LUKS2-abc-data"} {
 		crypt := one("crypt", "aes-xts-plain64 "+secret+" 0 254:0 32768")
 		crypt.uuid = uuid
-		if _, err := layerOf(Device{Path: "/dev/dm-0"}, crypt); err != nil {
-			t.Errorf("%q: %v", uuid, err)
+		if l, err := layerOf(Device{Path: "/dev/dm-0"}, crypt); err != nil || l.fixed != nil {
+			t.Errorf("%q: %v, %v", uuid, err, l.fixed)
 		}
 	}
 }
@@ -165,7 +166,8 @@ func TestMappingThatCannotGrowIsRefusedWithTheRemedy(t *testing.T) {
 		{"an unknown form", one("crypt", secret+" "+secret+" "+secret+" "+secret+" "+secret), "not understood"},
 		{"a bad sector size", one("crypt", "aes "+secret+" 0 254:0 0 1 sector_size:"+secret), "not understood"},
 	} {
-		_, err := layerOf(Device{Path: "/dev/dm-0"}, c.table)
+		l, err := layerOf(Device{Path: "/dev/dm-0"}, c.table)
+		err = cmp.Or(refuseSuspended(Device{Path: "/dev/dm-0"}, c.table), err, l.fixed)
 		if errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), `/dev/dm-0 ("data")`) {
 			t.Errorf("%s\nwant a FailedPrecondition that names the mapping and says %q\ngot  %v", c.name, c.says, err)
 		}

@@ -2,6 +2,7 @@ package blockdev
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,13 +18,17 @@ import (
 //
 //	dm-0  crypt: the disk from sector 32768 on  ← a filesystem is here
 //	vda   the disk                              ← the host grows this
+//
+// Fixed is why the mappings cannot grow, with the name of one and what would grow it; nil if they
+// can. If that has been done, the volume can grow in them.
 type Stack struct {
-	Disk   Device  // at the bottom
-	layers []layer // from the top down
+	Disk   Device // at the bottom; zero if the lower layers are not known
+	Fixed  error
+	layers []layer // from the top down; none if one of them is not understood
 }
 
-// layer is a mapping that can grow. It grows by its last target, which maps the end of the device
-// below it. Lengths are in sectors of 512 bytes.
+// layer is a mapping whose last target maps the end of the device below it. It grows by that
+// target. Lengths are in sectors of 512 bytes.
 type layer struct {
 	device Device
 	below  uint64 // the dev_t of the device that the last target maps
@@ -31,6 +36,7 @@ type layer struct {
 	length uint64 // of the last target
 	offset uint64 // where it begins on the device below
 	grain  uint64 // its length is a multiple of this
+	fixed  error  // why it cannot grow, or nil
 }
 
 // maxLayers is more than anybody stacks.
@@ -44,38 +50,51 @@ func (d Device) IsMapping() bool {
 	return is && err == nil
 }
 
-// StackOf reads the mappings from a device down to its disk. If one of them cannot grow, the error
-// is a FailedPrecondition that names it and what would grow it; if a device below one is gone, the
-// error wraps fs.ErrNotExist. StackOf sends no request to a disk.
+// StackOf reads the mappings from a device down to its disk. A suspended mapping is a
+// FailedPrecondition that says what resumes it; if a device below one is gone, the error wraps
+// fs.ErrNotExist. StackOf sends no request to a disk.
 func StackOf(top Device) (Stack, error) {
 	var s Stack
 	for at := top; ; {
 		if !at.IsMapping() {
 			s.Disk = at
-			return s, refuseBottom("/", at)
+			s.fix(refuseBottom("/", at))
+			return s, nil
 		}
 		if len(s.layers) == maxLayers {
-			return Stack{}, errkind.New(errkind.FailedPrecondition, "more than %d mappings lie below %s: grow the lower ones with dmsetup", maxLayers, top.Path)
+			return Stack{Fixed: errkind.New(errkind.FailedPrecondition, "more than %d mappings lie below %s: grow the lower ones with dmsetup", maxLayers, top.Path)}, nil
 		}
 		var one layer
-		err := withTable(at.Number, func(_ *os.File, t table) (err error) {
-			one, err = layerOf(at, t)
-			return err
+		var unknown error
+		err := withTable(at.Number, func(_ *os.File, t table) error {
+			one, unknown = layerOf(at, t)
+			return refuseSuspended(at, t)
 		})
 		if err != nil {
 			return Stack{}, err
 		}
+		if unknown != nil {
+			return Stack{Fixed: unknown}, nil
+		}
+		s.fix(one.fixed)
 		below, err := ByNumber(one.below)
 		if err != nil {
 			return Stack{}, err
 		}
 		if others := holders("/", one.below); len(others) > 1 {
-			return Stack{}, errkind.New(errkind.FailedPrecondition, "%s is only one of the mappings on %s (%s), which may use the space behind it: grow it with the tool that made them, such as lvextend",
-				at.Path, below.Path, strings.Join(others, ", "))
+			s.fix(errkind.New(errkind.FailedPrecondition, "%s is only one of the mappings on %s (%s), which may use the space behind it: grow it with the tool that made them, such as lvextend, then the volume with size 0",
+				at.Path, below.Path, strings.Join(others, ", ")))
 		}
 		one.grain = max(one.grain, logicalSectors("/", at.Number))
 		s.layers = append(s.layers, one)
 		at = below
+	}
+}
+
+// fix sets Fixed to the first error.
+func (s *Stack) fix(why error) {
+	if s.Fixed == nil {
+		s.Fixed = why
 	}
 }
 
@@ -117,39 +136,47 @@ func logicalSectors(root string, number uint64) uint64 {
 	return max(block/sectorBytes, 1)
 }
 
-// layerOf returns how a mapping grows, or refuses it.
+// refuseSuspended refuses a mapping to which every request waits.
+func refuseSuspended(d Device, t table) error {
+	if t.flags&dmSuspended == 0 {
+		return nil
+	}
+	return errkind.New(errkind.FailedPrecondition, "%s (%.128q) is suspended, and every request to it waits: dmsetup resume %.128q, or cryptsetup luksResume %.128q", d.Path, t.name, t.name, t.name)
+}
+
+// layerOf returns how a mapping grows. The error is a FailedPrecondition for one that is not
+// understood.
 func layerOf(d Device, t table) (layer, error) {
-	name := fmt.Sprintf("%s (%.128q)", d.Path, t.name)
-	refuse := func(format string, args ...any) (layer, error) {
-		return layer{}, errkind.New(errkind.FailedPrecondition, "%s "+format, append([]any{name}, args...)...)
+	refusal := func(format string, args ...any) error {
+		return errkind.New(errkind.FailedPrecondition, "%s (%.128q) "+format, append([]any{d.Path, t.name}, args...)...)
 	}
 	remedy := fmt.Sprintf("grow it with dmsetup (suspend, reload with a longer table, resume), then grow the volume with size 0: dmsetup table %.128q", t.name)
-	if why := refuseOwner(d, t.uuid); why != "" {
-		return refuse("%s", why)
-	}
-	if t.flags&dmSuspended != 0 {
-		return refuse("is suspended, and every request to it waits: dmsetup resume %.128q, or cryptsetup luksResume %.128q", t.name, t.name)
-	}
-	if t.flags&dmReadOnly != 0 {
-		return refuse("is read-only: make it anew, writable")
-	}
 	if len(t.targets) == 0 {
-		return refuse("has no table: %s", remedy)
+		return layer{}, refusal("has no table: %s", remedy)
 	}
 	ends := make([]layer, len(t.targets))
 	for i, one := range t.targets {
 		var why string
 		if ends[i], why = parseTarget(one); why != "" {
-			return refuse("cannot grow here, %s", strings.ReplaceAll(why, "NAME", strconv.Quote(t.name)))
+			return layer{}, refusal("cannot grow here, %s", strings.ReplaceAll(why, "NAME", strconv.Quote(t.name)))
 		}
 	}
 	end := ends[len(ends)-1]
+	end.device = d
+	owner, key := refuseOwner(d, t.uuid), refuseCrypt(t.targets)
+	switch {
+	case owner != "":
+		end.fixed = refusal("%s", owner)
+	case t.flags&dmReadOnly != 0:
+		end.fixed = refusal("is read-only: make it anew, writable")
+	case key != "":
+		end.fixed = refusal("cannot grow here, %s", strings.ReplaceAll(key, "NAME", strconv.Quote(t.name)))
+	}
 	for i, one := range ends[:len(ends)-1] {
-		if one.below == end.below && one.offset+t.targets[i].length > end.offset {
-			return refuse("maps the space behind its last target: %s", remedy)
+		if end.fixed == nil && one.below == end.below && one.offset+t.targets[i].length > end.offset {
+			end.fixed = refusal("maps the space behind its last target: %s", remedy)
 		}
 	}
-	end.device = d
 	return end, nil
 }
 
@@ -158,7 +185,7 @@ func refuseOwner(d Device, uuid string) (why string) {
 	maker, rest, _ := strings.Cut(uuid, "-")
 	switch {
 	case maker == "LVM":
-		return "belongs to LVM, which keeps its own record of the space: run pvresize on the disk and lvextend -l +100%FREE " + d.Path
+		return "belongs to LVM, which keeps its own record of the space: run pvresize on the disk and lvextend -l +100%FREE " + d.Path + ", then grow the volume with size 0"
 	case strings.HasPrefix(maker, "part"): // by kpartx
 		return "is a mapping of a partition: grow the partition (growpart, or sfdisk), and the mapping with kpartx -u, then the volume with size 0"
 	case maker == "CRYPT" && !strings.HasPrefix(rest, "LUKS") && !strings.HasPrefix(rest, "PLAIN-"): // such as TCRYPT, with a header behind the data
@@ -179,8 +206,8 @@ func parseTarget(t target) (l layer, why string) {
 		if at = 3; len(fields) < 5 {
 			return layer{}, "its table is not understood"
 		}
-		if why := refuseCrypt(fields, &l); why != "" {
-			return layer{}, why
+		if l.grain = grainOf(fields[5:]); l.grain == 0 {
+			return layer{}, "its table is not understood"
 		}
 	default:
 		return layer{}, fmt.Sprintf("its target %.16q maps no single run of a disk: grow it with the tool that made it, such as lvextend, or with dmsetup (suspend, reload, resume): dmsetup table NAME", t.kind)
@@ -197,32 +224,46 @@ func parseTarget(t target) (l layer, why string) {
 	return l, ""
 }
 
-// refuseCrypt refuses an encrypted mapping whose table the agent could not load again: CIPHER KEY
+// refuseCrypt refuses encrypted targets whose table the agent could not load again: CIPHER KEY
 // IV_OFFSET DEVICE OFFSET [COUNT OPTION…].
-func refuseCrypt(fields [][]byte, l *layer) (why string) {
-	switch key := fields[1]; {
-	case key[0] == ':':
-		return "its key is in the keyring of the process that opened it: cryptsetup resize NAME, then grow the volume with size 0; or open it with cryptsetup --disable-keyring"
-	case len(key) == 1 && key[0] == '-':
-		return "its key was wiped: cryptsetup luksResume NAME"
-	}
-	for _, option := range fields[5:] {
-		if bytes.HasPrefix(option, []byte("integrity:")) {
-			return "it has integrity tags: cryptsetup resize NAME, then grow the volume with size 0"
+func refuseCrypt(targets []target) (why string) {
+	for _, t := range targets {
+		fields := bytes.Fields(t.params)
+		if t.kind != "crypt" || len(fields) < 5 {
+			continue
 		}
-		if size, is := bytes.CutPrefix(option, []byte("sector_size:")); is {
-			sector, err := strconv.ParseUint(string(size), 10, 32)
-			if err != nil || sector%sectorBytes != 0 || sector == 0 {
-				return "its table is not understood"
-			}
-			l.grain = sector / sectorBytes
+		switch key := fields[1]; {
+		case key[0] == ':':
+			return "its key is in the keyring of the process that opened it: cryptsetup resize NAME, then grow the volume again; or open it with cryptsetup --disable-keyring"
+		case len(key) == 1 && key[0] == '-':
+			return "its key was wiped: cryptsetup luksResume NAME"
+		}
+		if slices.ContainsFunc(fields[5:], func(option []byte) bool { return bytes.HasPrefix(option, []byte("integrity:")) }) {
+			return "it has integrity tags: cryptsetup resize NAME, then grow the volume with size 0"
 		}
 	}
 	return ""
 }
 
+// grainOf returns the encryption's sector, in sectors of 512 bytes, by the options of a target; 0
+// if it is not understood.
+func grainOf(options [][]byte) uint64 {
+	grain := uint64(1)
+	for _, option := range options {
+		if size, is := bytes.CutPrefix(option, []byte("sector_size:")); is {
+			sector, err := strconv.ParseUint(string(size), 10, 32)
+			if err != nil || sector%sectorBytes != 0 {
+				return 0
+			}
+			grain = sector / sectorBytes
+		}
+	}
+	return grain
+}
+
 // Usable returns how many bytes the stack's top has above a disk of some bytes, if every mapping
-// reaches as far as it can. It is the disk's size less what the layers keep for themselves.
+// reaches as far as it can. It is the disk's size less what the layers keep for themselves, as far
+// as they are understood.
 func (s Stack) Usable(disk uint64) uint64 {
 	size := disk / sectorBytes
 	for _, l := range slices.Backward(s.layers) {
@@ -241,6 +282,9 @@ func (l layer) room(sectors uint64) uint64 {
 
 // Has reports whether a sector of the disk is known to belong to the stack's top.
 func (s Stack) Has(sector uint64) bool {
+	if len(s.layers) == 0 {
+		return false
+	}
 	for _, l := range slices.Backward(s.layers) {
 		if sector < l.offset || sector-l.offset >= l.length {
 			return false // or it belongs to an earlier target
@@ -285,7 +329,7 @@ func (d Device) Reach() uint64 {
 		return size
 	}
 	s, err := StackOf(d)
-	if err != nil {
+	if err != nil || len(s.layers) == 0 {
 		return size
 	}
 	return min(size, s.Usable(Bytes("/", s.Disk.Number)))
@@ -298,7 +342,8 @@ func (s Stack) Room() (uint64, error) {
 }
 
 // Grow makes every mapping reach as far as the disk's present size allows, from the bottom up. It
-// changes nothing that is as long already, or longer. It may block as long as the disk does.
+// changes nothing that is as long already, or longer. It may block as long as the disk does. The
+// caller checks Fixed before.
 func (s Stack) Grow() error {
 	disk, err := s.Disk.Size()
 	if err != nil {
@@ -321,6 +366,9 @@ func (s Stack) Grow() error {
 func (l layer) grow(sectors uint64) error {
 	return withTable(l.device.Number, func(control *os.File, t table) error {
 		now, err := layerOf(l.device, t)
+		if err == nil {
+			err = cmp.Or(refuseSuspended(l.device, t), now.fixed)
+		}
 		if err != nil {
 			return err
 		}

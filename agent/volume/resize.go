@@ -97,6 +97,9 @@ func (v *Volume) CheckResize(ctx context.Context, size uint64) error {
 		if size != 0 {
 			return nil
 		}
+		if err := g.fixed(); err != nil {
+			return fmt.Errorf("volume %s cannot grow: %w", v.Mountpoint, err)
+		}
 		return g.fstype.CanGrow(g.Mounted, g.before.Blocks+1) // whether it can grow at all
 	})
 }
@@ -191,7 +194,7 @@ func (v *Volume) resize(ctx context.Context, g *growth, size uint64, wait time.D
 		return err
 	}
 	if goal := g.goal(g.usable(size), device); goal > g.before.Blocks {
-		if g.stack != nil {
+		if g.stack != nil && g.fixed() == nil {
 			err = g.stack.Grow()
 		}
 		if err != nil {
@@ -213,7 +216,7 @@ func (v *Volume) canReach(g *growth, size uint64) error {
 	if err != nil {
 		return v.growError(err)
 	}
-	if err := v.refusePartition(g, size, device); err != nil {
+	if err := v.refuseFixed(g, size, device); err != nil {
 		return err
 	}
 	size = g.usable(size)
@@ -234,11 +237,14 @@ const (
 	toTrim = "be trimmed"
 )
 
-// refusePartition refuses a disk's size that the volume cannot have, because its device is a
-// partition and does not grow with the disk.
-func (v *Volume) refusePartition(g *growth, size, device uint64) error {
+// refuseFixed refuses a disk's size that the volume cannot have, because its device is a partition
+// or a mapping that does not grow with the disk. Size 0 is that device's end.
+func (v *Volume) refuseFixed(g *growth, size, device uint64) error {
 	if !g.exceeds(size, device) {
 		return nil
+	}
+	if err := g.fixed(); err != nil {
+		return fmt.Errorf("volume %s cannot grow: %w", v.Mountpoint, err)
 	}
 	part, is := blockdev.PartitionOf("/", v.Device.Number)
 	if !is {
@@ -254,7 +260,16 @@ type growth struct {
 	filesystem.Mounted
 	fstype filesystem.Type
 	before filesystem.Geometry
+	device blockdev.Device
 	stack  *blockdev.Stack // nil unless the device is a mapping
+}
+
+// fixed returns why the mappings below the filesystem cannot grow, or nil.
+func (g *growth) fixed() error {
+	if g.stack == nil {
+		return nil
+	}
+	return g.stack.Fixed
 }
 
 // usable returns how much of a disk of size bytes the filesystem's device has; 0 stays 0.
@@ -267,8 +282,11 @@ func (g *growth) usable(size uint64) uint64 {
 
 // room returns the device's size, or the size that its mappings can give it.
 func (g *growth) room() (uint64, error) {
-	if g.stack == nil {
+	switch {
+	case g.stack == nil:
 		return blockdev.SizeOf(g.Disk)
+	case g.fixed() != nil:
+		return g.device.Reach(), nil
 	}
 	return g.stack.Room()
 }
@@ -321,7 +339,7 @@ func (v *Volume) open(to string) (*growth, error) {
 	if err != nil {
 		return nil, v.kernelError(to, err)
 	}
-	g := &growth{Mounted: both, fstype: fstype, stack: stack}
+	g := &growth{Mounted: both, fstype: fstype, device: v.Device, stack: stack}
 	count, err := fstype.RecordedErrors(g.Disk)
 	if err == nil && count == 0 {
 		err = v.check(g.Dir, to)

@@ -32,26 +32,20 @@ func mapper(t *testing.T) *vm.Guest { return mapperWith(t, "") }
 // mapperWith is mapper with more on the kernel's command line.
 func mapperWith(t *testing.T, commandLine string) *vm.Guest {
 	t.Helper()
-	return vmtest.Boot(t, vm.Options{Image: vmtest.Image(t, []string{"dm-mod", "dm-crypt", "xts", "ecb"}), Append: commandLine})
+	return vmtest.Boot(t, vm.Options{Image: vmtest.Image(t, []string{"dm-mod", "dm-crypt", "xts", "ecb", "algif_skcipher"}), Append: commandLine})
 }
 
 // run runs a program of the host in the guest, and returns its output.
 func run(t *testing.T, g *vm.Guest, program string, arguments ...string) string {
 	t.Helper()
-	ctx := within(t, jobLimit)
-	words, err := g.Program(ctx, program)
+	output, err := g.Run(within(t, jobLimit), program, arguments...)
 	must(t, err)
-	exit, err := g.Remote.Exec(ctx, remote.Command{Argv: append(words, arguments...)})
-	must(t, err)
-	if exit.Code != 0 {
-		t.Fatalf("%s %s: exit status %d\n%s%s", program, strings.Join(arguments, " "), exit.Code, exit.Stdout, exit.Stderr)
-	}
-	return string(exit.Stdout)
+	return output
 }
 
 func dmsetup(t *testing.T, g *vm.Guest, arguments ...string) string {
 	t.Helper()
-	return run(t, g, "/usr/sbin/dmsetup", append(arguments, "--noudevsync", "--noudevrules")...)
+	return run(t, g, "/usr/sbin/dmsetup", arguments...)
 }
 
 // node returns a mapping's node, which devtmpfs makes.
@@ -177,6 +171,58 @@ func TestVolumeOnAMappingGrowsWithItsDisk(t *testing.T) {
 	}
 }
 
+// The header of LUKS is 16 MiB. With the key in the kernel's table the agent grows the mapping, and
+// the next opening makes it as long. With the key in a keyring it cannot, and names the command
+// that does.
+func TestVolumeOnLUKSGrowsIfItsKeyIsInTheKernel(t *testing.T) {
+	g := mapper(t)
+	const goal, key = mappedBytes + 64*miB, "/run/test-key"
+	must(t, g.Remote.WriteFile(limited(t), key, []byte(secret)))
+	cryptsetup := func(arguments ...string) {
+		t.Helper()
+		run(t, g, "/usr/sbin/cryptsetup", append(arguments, "--batch-mode", "--key-file", key)...)
+	}
+	for name, options := range map[string][]string{"kernel": {"--disable-keyring"}, "keyring": nil} {
+		t.Run(name, func(t *testing.T) {
+			v, disk := bareDisk(t, g, name)
+			cryptsetup("luksFormat", "--type", "luks2", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000", disk)
+			open := append([]string{"open", disk, name}, options...)
+			cryptsetup(open...)
+			formatted(t, g, v, node(t, g, name))
+			must(t, v.Touch(limited(t)))
+			if name == "keyring" {
+				before := table(t, g, name)
+				refused(t, g.Agent().CheckResizeVolume(limited(t), v.GuestPath, goal), codes.FailedPrecondition, `cryptsetup resize "keyring"`)
+				if got := table(t, g, name); got != before {
+					t.Errorf("the table\nwant %s\ngot  %s", before, got)
+				}
+				must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), goal))
+				cryptsetup("resize", name)
+			}
+			must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), goal))
+			must(t, resize(t, g, v, goal))
+			if got := end4(t, g, node(t, g, name)); got != goal-keptBytes {
+				t.Errorf("the filesystem's end\nwant %d\ngot  %d", goal-keptBytes, got)
+			}
+			must(t, g.Remote.Unmount(limited(t), v.GuestPath, 0))
+			run(t, g, "/usr/sbin/cryptsetup", "close", name)
+			cryptsetup(open...)
+			if got := sizeOf(t, g, node(t, g, name)); got != goal-keptBytes {
+				t.Errorf("opened again\nwant %d bytes\ngot  %d", goal-keptBytes, got)
+			}
+			must(t, g.Remote.Mount(limited(t), remote.Mount{Source: node(t, g, name), Target: v.GuestPath, FSType: "ext4"}))
+			must(t, v.Touch(limited(t)))
+		})
+	}
+}
+
+func sizeOf(t *testing.T, g *vm.Guest, device string) uint64 {
+	t.Helper()
+	size, err := g.Remote.DeviceSize(limited(t), device)
+	must(t, err)
+	return size
+}
+
 // A mapping that the agent cannot grow is refused before the disk grows, with the command that
 // grows it, and stays as it was.
 func TestMappingThatCannotGrowIsRefusedAndUnchanged(t *testing.T) {
@@ -186,16 +232,27 @@ func TestMappingThatCannotGrowIsRefusedAndUnchanged(t *testing.T) {
 		t.Helper()
 		refused(t, g.Agent().CheckResizeVolume(limited(t), v.GuestPath, goal), codes.FailedPrecondition, says...)
 		must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), goal))
-		for _, size := range []uint64{goal, 0} {
-			refused(t, resize(t, g, v, size), codes.FailedPrecondition, says...)
+		refused(t, resize(t, g, v, goal), codes.FailedPrecondition, says...)
+	}
+	staysAsIs := func(t *testing.T, v *vm.Volume, name string, says ...string) {
+		t.Helper()
+		before := table(t, g, name)
+		refusedAsIs(t, v, says...)
+		must(t, resize(t, g, v, 0)) // the filesystem ends with the mapping
+		if got := table(t, g, name); got != before {
+			t.Errorf("the table\nwant %s\ngot  %s", before, got)
 		}
 	}
 	t.Run("stripes", func(t *testing.T) {
 		v := mapped(t, g, "stripes", "0 %d striped 1 128 %s %d")
-		before := table(t, g, "stripes")
-		refusedAsIs(t, v, "/dev/dm-", `"stripes"`, "striped", "dmsetup")
-		if got := table(t, g, "stripes"); got != before {
-			t.Errorf("the table\nwant %s\ngot  %s", before, got)
+		staysAsIs(t, v, "stripes", "/dev/dm-", `"stripes"`, "striped", "dmsetup")
+		dmsetup(t, g, "load", "stripes", "--table", strings.Replace(table(t, g, "stripes"), fmt.Sprint((mappedBytes-keptBytes)/sectorBytes), fmt.Sprint((goal-keptBytes)/sectorBytes), 1))
+		dmsetup(t, g, "resume", "stripes")
+		for range 2 {
+			must(t, resize(t, g, v, 0)) // as the error says
+		}
+		if got := end4(t, g, node(t, g, "stripes")); got != goal-keptBytes {
+			t.Errorf("the filesystem's end\nwant %d\ngot  %d", goal-keptBytes, got)
 		}
 	})
 	t.Run("another mapping on the disk", func(t *testing.T) {
@@ -203,11 +260,7 @@ func TestMappingThatCannotGrowIsRefusedAndUnchanged(t *testing.T) {
 		disk, err := g.DeviceOf(limited(t), v.DiskID())
 		must(t, err)
 		dmsetup(t, g, "create", "second", "--table", fmt.Sprintf("0 8 linear %s 0", disk))
-		before := table(t, g, "first")
-		refusedAsIs(t, v, disk, "lvextend")
-		if got := table(t, g, "first"); got != before {
-			t.Errorf("the table\nwant %s\ngot  %s", before, got)
-		}
+		staysAsIs(t, v, "first", disk, "lvextend")
 		dmsetup(t, g, "remove", "second")
 		must(t, resize(t, g, v, goal))
 	})
@@ -217,16 +270,13 @@ func TestMappingThatCannotGrowIsRefusedAndUnchanged(t *testing.T) {
 		must(t, g.Remote.Unmount(limited(t), v.GuestPath, 0))
 		dmsetup(t, g, "rename", "kpartx", "--setuuid", "part1-devnode_254:0_")
 		must(t, g.Remote.Mount(limited(t), remote.Mount{Source: node, Target: v.GuestPath, FSType: "ext4"}))
-		before := table(t, g, "kpartx")
-		refusedAsIs(t, v, `"kpartx"`, "partition", "growpart")
-		if got := table(t, g, "kpartx"); got != before {
-			t.Errorf("the table\nwant %s\ngot  %s", before, got)
-		}
+		staysAsIs(t, v, "kpartx", `"kpartx"`, "partition", "growpart")
 	})
 	t.Run("suspended by somebody else", func(t *testing.T) {
 		v := mapped(t, g, "asleep", "0 %d linear %s %d")
 		dmsetup(t, g, "suspend", "asleep")
 		refusedAsIs(t, v, `dmsetup resume "asleep"`)
+		refused(t, resize(t, g, v, 0), codes.FailedPrecondition, `dmsetup resume "asleep"`)
 		dmsetup(t, g, "resume", "asleep")
 		must(t, resize(t, g, v, goal))
 		table(t, g, "asleep")
