@@ -25,6 +25,12 @@ func (v *Volume) BreakNextWrite(ctx context.Context, offset uint64) error {
 	return v.breakOn(ctx, map[string]any{"event": "none", "iotype": "write", "errno": errnoEIO, "once": true, "sector": offset / sectorBytes})
 }
 
+// BreakWritesAt makes every write to the sector that has the byte at offset fail with EIO from now
+// on. The rest of the disk is whole.
+func (v *Volume) BreakWritesAt(ctx context.Context, offset uint64) error {
+	return v.breakOn(ctx, map[string]any{"event": "none", "iotype": "write", "errno": errnoEIO, "sector": offset / sectorBytes})
+}
+
 // sectorBytes is QEMU's unit of positions on a disk (BDRV_SECTOR_SIZE).
 const sectorBytes = 512
 

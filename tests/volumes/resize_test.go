@@ -361,6 +361,58 @@ func TestDiskDoesNotGrowForAFilesystemThatCannot(t *testing.T) {
 	}
 }
 
+// Only the new part of the disk fails: the growth does, and the volume goes on. When the disk is
+// repaired the same call succeeds, without a new mount.
+func TestGrowthIntoAPartThatFailsSucceedsWhenItIsRepaired(t *testing.T) {
+	g := guest(t)
+	v := mounted(t, g, "xfs")
+	ctx := within(t, jobLimit)
+	writer, err := v.StartWriter(ctx, 0)
+	must(t, err)
+	must(t, writer.Await(ctx, miB))
+	must(t, v.BreakWritesAt(limited(t), disks["xfs"])) // the header of the first new group
+	healsAtEnd(t, v)
+	refused(t, v.Resize(limited(t), 2*disks["xfs"]), codes.FailedPrecondition, "if it still fails")
+	must(t, writer.Await(ctx, writer.Ledger().Bytes()+miB))
+	must(t, v.Heal(limited(t)))
+	must(t, v.Resize(limited(t), 2*disks["xfs"]))
+	must(t, writer.Stop(ctx))
+	freshlyVerified(t, v, writer.Ledger().Bytes())
+}
+
+// The kernel refuses to grow an ext4 with a damaged resize inode with EINVAL, and only its log has
+// the reason.
+func TestGrowthOfADamagedExt4NamesItsRepair(t *testing.T) {
+	g := guest(t)
+	v := newVolume(t, g, "ext4")
+	said := onHost(t, "debugfs", "-R", "stat <7>", v.Path)
+	_, block, found := strings.Cut(said, "(DIND):")
+	block, _, _ = strings.Cut(block, ",")
+	if !found {
+		t.Fatalf("no double indirect block:\n%s", said)
+	}
+	onHost(t, "debugfs", "-w", "-R", "zap_block -p 0 "+block, v.Path)
+	must(t, v.Mount(limited(t)))
+	refused(t, v.Resize(limited(t), 2*disks["ext4"]), codes.FailedPrecondition, "e2fsck", "reserved")
+	must(t, v.Detach(limited(t)))
+	out, err := exec.CommandContext(limited(t), "e2fsck", "-fy", v.Path).CombinedOutput()
+	if exit := new(exec.ExitError); err != nil && (!errors.As(err, &exit) || exit.ExitCode() != 1) { // 1: repaired
+		t.Fatalf("e2fsck -fy: %v\n%s", err, out)
+	}
+	must(t, v.Mount(limited(t)))
+	must(t, v.Resize(limited(t), 2*disks["ext4"]))
+}
+
+// onHost runs a program on the host, and returns its output.
+func onHost(t *testing.T, argv ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(limited(t), argv[0], argv[1:]...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", argv, err, out)
+	}
+	return string(out)
+}
+
 func TestRefusedGrowthNamesItsReason(t *testing.T) {
 	g := guest(t)
 	t.Run("no block device", func(t *testing.T) {
