@@ -48,7 +48,7 @@ func fromEnvironment(cuts int, set string) (s settings, err error) {
 	}
 	s.set = cmp.Or(os.Getenv("CUTS_FORMATS"), set)
 	if _, ok := formats[s.set]; !ok {
-		return s, fmt.Errorf("CUTS_FORMATS=%q: want usual or others", s.set)
+		return s, fmt.Errorf("CUTS_FORMATS=%q: want usual, others or mapped", s.set)
 	}
 	switch kernel := cmp.Or(os.Getenv("CUTS_KERNEL"), "ordinary"); kernel {
 	case "ordinary":
@@ -59,6 +59,9 @@ func fromEnvironment(cuts int, set string) (s settings, err error) {
 	}
 	if s.seed, err = strconv.ParseUint(cmp.Or(os.Getenv("CUTS_SEED"), strconv.FormatUint(rand.Uint64(), 10)), 10, 64); err != nil {
 		return s, fmt.Errorf("CUTS_SEED: want a number: %w", err)
+	}
+	if s.set == mapped && (s.way != "agent" || s.newer) {
+		return s, errMappedWay
 	}
 	s.cuts, err = strconv.Atoi(cmp.Or(os.Getenv("CUTS_COUNT"), strconv.Itoa(cuts)))
 	if err != nil || s.cuts < 1 {
@@ -72,6 +75,7 @@ type campaign struct {
 	settings
 	dir    string // folder for images
 	keep   string // folder for images of failures
+	image  string // of the guest; "" for the usual one
 	say    func(format string, args ...any)
 	random *rand.Rand
 
@@ -119,7 +123,7 @@ func (c *campaign) boot(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if c.guest, err = vm.Boot(ctx, vm.Options{Newer: c.newer, Append: tellWarnings}); err != nil {
+	if c.guest, err = vm.Boot(ctx, vm.Options{Newer: c.newer, Image: c.image, Append: tellWarnings}); err != nil {
 		return err
 	}
 	release, err := c.guest.Remote.ReadFile(ctx, "/proc/sys/kernel/osrelease")
@@ -332,7 +336,7 @@ func (c *campaign) rescue(ctx context.Context) error {
 	}
 	var whole []*remains
 	for _, r := range met {
-		report, err := rescue.Run(ctx, rescue.Config{Disk: r.path, Kernel: kernel, Image: image, Directvol: build.Directvol, Timeout: vm.Limit(volumeLimit)})
+		report, err := r.rescue(ctx, rescue.Config{Disk: r.path, Kernel: kernel, Image: image, Directvol: build.Directvol, Timeout: vm.Limit(volumeLimit)})
 		if err == nil {
 			whole = append(whole, r)
 			c.say("volume %s (%s): rescued by Linux %s", r.id, r.fstype, report.Kernel)

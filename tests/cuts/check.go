@@ -33,7 +33,7 @@ type finding struct {
 // check mounts the volume that a cut has left, compares its blocks, grows it again, and runs fsck.
 // It returns an error only for a failure of the test itself or if ctx has ended.
 func (r *remains) check(ctx context.Context, g *vm.Guest, w way, id string) (found []finding, err error) {
-	d := &disk{way: w, guest: g, id: id, fstype: r.fstype, path: r.path}
+	d := &disk{way: w, guest: g, id: id, fstype: r.fstype, path: r.path, kept: r.kept}
 	if err := d.attach(ctx); err != nil {
 		return nil, err
 	}
@@ -59,9 +59,9 @@ func (r *remains) check(ctx context.Context, g *vm.Guest, w way, id string) (fou
 		return found, err
 	}
 	if grown == nil {
-		add(noGrowth, isOf(goal, r.fstype, r.path))
+		add(noGrowth, d.isOf(goal))
 	}
-	fsck, err := vm.Check(ctx, r.fstype, r.path)
+	fsck, err := vm.Check(ctx, r.fstype, d.checked(r.path))
 	if err != nil {
 		return found, err
 	}
@@ -79,8 +79,8 @@ func (r *remains) refusal(err error) loss {
 	return refused
 }
 
-func isOf(want uint64, fstype, path string) error {
-	got, err := vm.SizeOnDisk(fstype, path)
+func (d *disk) isOf(want uint64) error {
+	got, err := d.end(d.path)
 	if err == nil && got != want {
 		err = fmt.Errorf("it was grown to %d bytes, and its superblock says %d", want, got)
 	}

@@ -87,7 +87,7 @@ func (r *remains) removeImages() error {
 
 // killed returns the remains of the volume after a kill.
 func (v *volume) killed() (*remains, error) {
-	size, err := vm.SizeOnDisk(v.fstype, v.path)
+	size, err := v.end(v.path)
 	if err != nil {
 		return nil, err
 	}
@@ -147,17 +147,17 @@ func (v *volume) replays() (*replays, error) {
 // findWindows looks, after the beginning of each growth, for the first write of a superblock with a
 // larger size than before.
 func (r *replays) findWindows() ([][2]int, error) {
-	super := vm.SuperblockOffset(r.fstype)
+	super := vm.SuperblockOffset(r.fstype) + int64(r.kept)
 	sizes := map[int]uint64{} // by the index of the entry that writes it
 	for i, e := range r.entries {
 		if !e.Writes(super) || !e.Writes(super+vm.SuperblockBytes-1) {
 			continue
 		}
-		size, err := vm.FilesystemSize(r.fstype, shifted{r.file, e.Data - e.Offset})
+		size, err := vm.FilesystemSize(r.fstype, shifted{r.file, e.Data - e.Offset + int64(r.kept)})
 		if err != nil {
 			return nil, fmt.Errorf("the entry that ends at %d: %w", e.End, err)
 		}
-		sizes[i] = size
+		sizes[i] = size + r.kept
 	}
 	var windows [][2]int
 	for _, g := range r.growths {
@@ -220,7 +220,7 @@ func (r *replays) cutAt(p logwrites.Point, path string) (*remains, error) {
 	if err := logwrites.Replay(image, int64(size), r.file, r.entries, p); err != nil {
 		return nil, fmt.Errorf("%s: %w", left.how, err)
 	}
-	super, err := vm.FilesystemSize(r.fstype, image)
+	super, err := r.end(path)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", left.how, err)
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 func TestCampaignOfCutsLosesNothing(t *testing.T) {
-	report := runCampaign(t, 200, "usual").report() + "\n" + runCampaign(t, 60, "others").report()
+	report := runCampaign(t, 200, "usual").report() + "\n" + runCampaign(t, 60, "others").report() + "\n" + runCampaign(t, 30, mapped).report()
 	build, err := vm.FindBuild()
 	if err != nil {
 		t.Fatal(err)

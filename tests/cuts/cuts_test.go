@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/directvol/directvol/tests/vm"
+	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
 func TestTwentyCutsLoseNothing(t *testing.T) { runCampaign(t, 20, "usual") }
@@ -23,6 +24,9 @@ func runCampaign(t *testing.T, cuts int, set string) *campaign {
 	}
 	t.Logf("%d cuts, formats %s, way %s, seed %d", s.cuts, s.set, s.way, s.seed)
 	c := &campaign{settings: s, dir: t.TempDir(), keep: filepath.Join(build.Dir, "cuts"), say: t.Logf}
+	if s.set == mapped {
+		c.image = vmtest.Image(t, []string{"dm-mod"})
+	}
 	err = c.run(t.Context())
 	t.Logf("\n%s", c.report())
 	for _, text := range c.failures {

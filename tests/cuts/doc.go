@@ -1,8 +1,8 @@
 // Package cuts holds the campaign of power cuts: the power of volumes is cut while they grow under
 // their writers. Afterwards each volume must mount, contain every acknowledged block, grow again,
 // and pass fsck without a message. TestTwentyCutsLoseNothing is the short form, in `make test`.
-// `make test-long` runs TestCampaignOfCutsLosesNothing, over ext3 and btrfs too, which writes its
-// results to build/cuts.md, and the tests with the newer kernel.
+// `make test-long` runs TestCampaignOfCutsLosesNothing, over ext3, btrfs and a mapping too, which
+// writes its results to build/cuts.md, and the tests with the newer kernel.
 //
 // There are two kinds of cut. In a kill, QEMU is killed at some moment: everything that QEMU had
 // written is there, flushed or not, because the host's page cache survives. In a replay, the image
@@ -30,8 +30,8 @@
 //	             unmounted and made again), freeze+remount
 //	CUTS_KERNEL  the guests' kernel: ordinary (the default), or newer, which
 //	             `make rescue` fetches
-//	CUTS_FORMATS the volumes' formats: usual (the default; ext4 and xfs), or others (ext3
-//	             and btrfs)
+//	CUTS_FORMATS the volumes' formats: usual (the default; ext4 and xfs), others (ext3 and
+//	             btrfs), or mapped (ext4 on a linear mapping of its disk)
 //	CUTS_SEED    chooses everything except what depends on the guest's speed
 //	CUTS_COUNT   number of cuts
 //	CUTS_IMAGE   a kept image, for TestKeptImageMountsAndGrowsOn

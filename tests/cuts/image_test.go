@@ -1,8 +1,10 @@
 package cuts
 
 import (
+	"bytes"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -51,6 +53,30 @@ func TestWindowLastsUntilTheSuperblockHasTheLastSize(t *testing.T) {
 	for at, want := range map[int64]uint64{0: 100, 999: 100, 1000: 200, 1999: 200, 2000: 300, 9000: 300} {
 		if got := r.sizeAt(at); got != want {
 			t.Errorf("disk at %d\nwant %d\ngot  %d", at, want, got)
+		}
+	}
+}
+
+func TestShiftedImageHasItsContentBehindAHole(t *testing.T) {
+	path, err := vm.Scratch(t.Context(), t.TempDir(), "ext4", 64*miB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kept := range []int{keptBytes, 0} {
+		by := int64(keptBytes)
+		if kept == 0 {
+			by = -by
+		}
+		if err := shift(path, by); err != nil {
+			t.Fatal(err)
+		}
+		after, err := os.ReadFile(path)
+		if err != nil || len(after) != len(before)+kept || !bytes.Equal(after[kept:], before) || bytes.Count(after[:kept], []byte{0}) != kept {
+			t.Errorf("shifted to %d: %d bytes, or others, error %v", kept, len(after), err)
 		}
 	}
 }

@@ -30,22 +30,29 @@ type format struct {
 	fstype  string
 	bytes   uint64
 	options [][]string
+	mapped  bool // on a linear mapping of the device-mapper, behind keptBytes of the disk
 }
+
+// mapped is the set of formats that need the device-mapper.
+const mapped = "mapped"
 
 // formats are the formats of the volumes, by the name of their set: the four kinds of a set in
 // turn.
 var formats = map[string][]format{
 	"usual": {
-		{"ext4", 64 * miB, [][]string{{"-b", "1024"}}},
-		{"xfs", 304 * miB, [][]string{nil}},
-		{"ext4", 64 * miB, [][]string{{"-b", "4096"}, {"-b", "4096", "-O", "^resize_inode"}, {"-b", "2048"}, {"-b", "4096", "-O", "^metadata_csum"}}},
-		{"xfs", 304 * miB, [][]string{{"-m", "rmapbt=1"}, {"-b", "size=1024"}, {"-i", "sparse=0"}, {"-m", "reflink=0,bigtime=0"}}},
+		{fstype: "ext4", bytes: 64 * miB, options: [][]string{{"-b", "1024"}}},
+		{fstype: "xfs", bytes: 304 * miB, options: [][]string{nil}},
+		{fstype: "ext4", bytes: 64 * miB, options: [][]string{{"-b", "4096"}, {"-b", "4096", "-O", "^resize_inode"}, {"-b", "2048"}, {"-b", "4096", "-O", "^metadata_csum"}}},
+		{fstype: "xfs", bytes: 304 * miB, options: [][]string{{"-m", "rmapbt=1"}, {"-b", "size=1024"}, {"-i", "sparse=0"}, {"-m", "reflink=0,bigtime=0"}}},
 	},
 	"others": {
-		{"btrfs", 256 * miB, [][]string{nil}},
-		{"ext3", 64 * miB, [][]string{{"-b", "1024"}, {"-b", "2048"}}},
-		{"btrfs", 256 * miB, [][]string{{"-m", "single"}, {"--mixed"}, {"--csum", "xxhash"}, {"-n", "4096"}}},
-		{"ext3", 64 * miB, [][]string{{"-b", "4096"}, {"-b", "4096", "-O", "^resize_inode"}}},
+		{fstype: "btrfs", bytes: 256 * miB, options: [][]string{nil}},
+		{fstype: "ext3", bytes: 64 * miB, options: [][]string{{"-b", "1024"}, {"-b", "2048"}}},
+		{fstype: "btrfs", bytes: 256 * miB, options: [][]string{{"-m", "single"}, {"--mixed"}, {"--csum", "xxhash"}, {"-n", "4096"}}},
+		{fstype: "ext3", bytes: 64 * miB, options: [][]string{{"-b", "4096"}, {"-b", "4096", "-O", "^resize_inode"}}},
+	},
+	mapped: {
+		{fstype: "ext4", bytes: 64 * miB, options: [][]string{{"-b", "1024"}, {"-b", "4096"}}, mapped: true},
 	},
 }
 
@@ -89,6 +96,13 @@ func newVolume(ctx context.Context, dir string, number int, format format, rando
 	var err error
 	if v.path, err = vm.Scratch(ctx, dir, v.fstype, int64(v.size), v.options...); err != nil {
 		return nil, err
+	}
+	if format.mapped {
+		v.size += keptBytes
+		v.kept = keptBytes
+		if err := shift(v.path, keptBytes); err != nil {
+			return nil, err
+		}
 	}
 	v.before, v.record = filepath.Join(dir, v.id+".before"), filepath.Join(dir, v.id+".record")
 	return v, vm.CopySparse(v.before, v.path)

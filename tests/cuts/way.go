@@ -31,6 +31,7 @@ type disk struct {
 	guest            *vm.Guest
 	id, fstype, path string
 
+	kept    uint64 // what a mapping leaves out at the disk's beginning; 0 without one
 	device  string // its /dev name, if no agent looks for the disk
 	mounted string // the mount point
 }
@@ -38,7 +39,11 @@ type disk struct {
 // attach attaches the disk to the guest.
 func (d *disk) attach(ctx context.Context) error {
 	if d.agent {
-		return d.guest.Attach(ctx, sandbox.Volume{ID: d.id, Path: d.path, FSType: d.fstype})
+		err := d.guest.Attach(ctx, sandbox.Volume{ID: d.id, Path: d.path, FSType: d.fstype})
+		if err == nil && d.kept > 0 {
+			err = d.stack(ctx)
+		}
+		return err
 	}
 	_, err := d.guest.VM().AttachDisk(ctx, qemu.Disk{ID: d.id, Path: d.path, Serial: d.id})
 	return err
@@ -54,6 +59,9 @@ func (d *disk) diskID() string {
 
 // mount mounts the attached disk.
 func (d *disk) mount(ctx context.Context) (err error) {
+	if d.kept > 0 {
+		return d.mountMapped(ctx)
+	}
 	if d.agent {
 		d.mounted, err = d.guest.Mount(ctx, d.id)
 		return err
@@ -79,6 +87,9 @@ func (d *disk) mount(ctx context.Context) (err error) {
 
 // grow grows the disk and the mounted filesystem on it.
 func (d *disk) grow(ctx context.Context, bytes uint64) error {
+	if d.kept > 0 {
+		return d.growMapped(ctx, bytes)
+	}
 	if d.agent {
 		return d.guest.Sandbox.Resize(ctx, d.id, bytes)
 	}
@@ -99,6 +110,9 @@ func (d *disk) grow(ctx context.Context, bytes uint64) error {
 }
 
 func (d *disk) unmount(ctx context.Context) error {
+	if d.kept > 0 {
+		return d.unmountMapped(ctx)
+	}
 	if d.agent {
 		return d.guest.Unmount(ctx, d.id)
 	}
@@ -107,6 +121,11 @@ func (d *disk) unmount(ctx context.Context) error {
 
 // detach detaches the disk, which must not be mounted.
 func (d *disk) detach(ctx context.Context) error {
+	if d.kept > 0 {
+		if err := d.unstack(ctx); err != nil {
+			return err
+		}
+	}
 	if d.agent {
 		return d.guest.Detach(ctx, d.id)
 	}

@@ -11,7 +11,11 @@ import (
 )
 
 // CopySparse copies an image, without the parts that were never written.
-func CopySparse(to, from string) error {
+func CopySparse(to, from string) error { return CopySparseMoved(to, from, 0) }
+
+// CopySparseMoved is CopySparse to a place that lies by bytes further behind. If by is negative,
+// that many bytes at the beginning are left out.
+func CopySparseMoved(to, from string, by int64) error {
 	in, err := os.Open(from)
 	if err != nil {
 		return err
@@ -23,10 +27,10 @@ func CopySparse(to, from string) error {
 	}
 	info, err := in.Stat()
 	if err == nil {
-		err = out.Truncate(info.Size())
+		err = out.Truncate(info.Size() + by)
 	}
-	for at := int64(0); err == nil && at < info.Size(); {
-		at, err = copyData(out, in, at)
+	for at := max(0, -by); err == nil && at < info.Size(); {
+		at, err = copyData(out, in, at, by)
 	}
 	if errors.Is(err, unix.ENXIO) { // no more data
 		err = nil
@@ -34,8 +38,9 @@ func CopySparse(to, from string) error {
 	return errors.Join(err, out.Close())
 }
 
-// copyData copies the first run of data at or after an offset, and returns the offset of its end.
-func copyData(out, in *os.File, at int64) (int64, error) {
+// copyData copies the first run of data at or after an offset of in to a place that lies by bytes
+// further behind, and returns the offset of its end.
+func copyData(out, in *os.File, at, by int64) (int64, error) {
 	data, err := in.Seek(at, unix.SEEK_DATA)
 	if err != nil {
 		return 0, err
@@ -47,7 +52,7 @@ func copyData(out, in *os.File, at int64) (int64, error) {
 	if _, err := in.Seek(data, io.SeekStart); err != nil {
 		return 0, err
 	}
-	if _, err := out.Seek(data, io.SeekStart); err != nil {
+	if _, err := out.Seek(data+by, io.SeekStart); err != nil {
 		return 0, err
 	}
 	_, err = io.CopyN(out, in, hole-data)
