@@ -17,7 +17,12 @@ const btrfs = "btrfs"
 // Identify returns the identity, without its UUID, of a mount that All, At or Topmost has just
 // returned. If the mount has been unmounted meanwhile, its identity is not the Same as any mount's,
 // as far as the kernel shows.
-func Identify(m *Info) Identity { return identify(m, uniques()[m.ID]) }
+func Identify(m *Info) Identity {
+	if mounts, err := Now(); err == nil && mounts.byID[m.ID] != nil && *mounts.byID[m.ID] == *m {
+		return mounts.Identify(m)
+	}
+	return identify(m, uniques()[m.ID])
+}
 
 // Identify is the same for a mount of the list, which Now has just returned. It makes one list of
 // the kernel's numbers for all of them.

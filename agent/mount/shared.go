@@ -1,9 +1,11 @@
 package mount
 
 import (
-	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
+	"slices"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -37,9 +39,10 @@ func Reread() (*List, error) {
 //
 // The file is not one of package os, whose poller would take the events.
 type reading struct {
-	mu   sync.Mutex
-	fd   int // of a mountinfo, if list is not nil
-	list *List
+	mu    sync.Mutex
+	fd    int // of a mountinfo, if list is not nil
+	list  *List
+	lines map[string]*Info // of the last reading: most lines stay the same
 }
 
 func (r *reading) now() (*List, error) {
@@ -63,13 +66,46 @@ func (r *reading) now() (*List, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := readFrom(fd)
+	text, err := readFrom(fd)
+	var all []*Info
+	if err == nil {
+		all, err = r.parse(text)
+	}
 	if err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
 	r.fd, r.list = fd, ListOf(all)
 	return r.list, nil
+}
+
+// parse is Read, but for lines that the last text had, too.
+func (r *reading) parse(text string) (all []*Info, err error) {
+	var added []string
+	lines := slices.Collect(strings.Lines(text))
+	for _, line := range lines {
+		if r.lines[line] == nil {
+			added = append(added, line)
+		}
+	}
+	parsed, err := Read(strings.NewReader(strings.Join(added, "")))
+	if err == nil && len(parsed) != len(added) {
+		err = fmt.Errorf("mountinfo: %d mounts in %d lines", len(parsed), len(added))
+	}
+	if err != nil {
+		return nil, err
+	}
+	now := make(map[string]*Info, len(lines))
+	for _, line := range lines {
+		m := r.lines[line]
+		if m == nil {
+			m, parsed = parsed[0], parsed[1:]
+		}
+		now[line] = m
+		all = append(all, m)
+	}
+	r.lines = now
+	return all, nil
 }
 
 // namespace identifies a mount namespace while somebody uses it.
@@ -97,18 +133,18 @@ func hasChanged(mountinfo int) bool {
 	return err != nil || n > 0
 }
 
-// readFrom parses an open mountinfo.
-func readFrom(mountinfo int) ([]*Info, error) {
-	var text bytes.Buffer
+// readFrom returns the text of an open mountinfo.
+func readFrom(mountinfo int) (string, error) {
+	var text strings.Builder
 	buf := make([]byte, readBytes)
 	for {
 		n, err := unix.Read(mountinfo, buf)
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
-			return nil, &fs.PathError{Op: "read", Path: "mountinfo", Err: err}
+			return "", &fs.PathError{Op: "read", Path: "mountinfo", Err: err}
 		case n == 0:
-			return Read(&text)
+			return text.String(), nil
 		default:
 			text.Write(buf[:n])
 		}

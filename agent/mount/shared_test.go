@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -126,5 +127,33 @@ func TestNowIsOfTheThreadsNamespace(t *testing.T) {
 	}()
 	if said := <-elsewhere; said != "" {
 		t.Errorf("in another thread's namespace\nwant no such mount\ngot  %s", said)
+	}
+}
+
+// A reading that has most lines from the one before is the same as one from the beginning. Two
+// mounts may have the same line in an invalid text.
+func TestLinesOfTheLastReadingAreUsedAgain(t *testing.T) {
+	var r reading
+	first := strings.SplitAfter(strings.TrimSuffix(kernelText, "\n"), "\n")
+	for _, text := range []string{
+		kernelText, kernelText, strings.Join(first[2:5], ""), kernelText + kernelText, "",
+		strings.ReplaceAll(kernelText, "rw,relatime", "ro,relatime"), kernelText,
+	} {
+		got, err := r.parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := Read(strings.NewReader(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		equal := func(a, b *Info) bool { return *a == *b }
+		if !slices.EqualFunc(got, want, equal) {
+			t.Errorf("%s\nwant %v\ngot  %v", text, idsOf(want), idsOf(got))
+		}
+	}
+	before := r.lines
+	if _, err := r.parse("nonsense\n"); err == nil || len(r.lines) != len(before) {
+		t.Errorf("want an error, and the lines as they were\ngot  %d lines, error %v", len(r.lines), err)
 	}
 }

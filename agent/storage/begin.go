@@ -113,11 +113,11 @@ func (t *Table) refuseToHide(m *mounted) error {
 	if !m.driver.volume {
 		return nil
 	}
-	top, err := mount.Topmost(m.mountPoint)
+	at, err := mountsAt(m.mountPoint)
 	if err != nil {
 		return err
 	}
-	already := top != nil && m.isOf(m.origin(), top)
+	already := len(at) > 0 && m.isOf(m.origin(), at[len(at)-1])
 	if !already {
 		if err := t.refuseToHideStranger(m); err != nil {
 			return err

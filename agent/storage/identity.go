@@ -71,7 +71,11 @@ func (t *Table) adopt(m *mounted) error {
 	if !m.driver.volume {
 		return nil
 	}
-	mounts, err := mount.At(m.mountPoint)
+	read := mountsAt
+	if m.mount().IsMount() {
+		read = mount.At // with its present options
+	}
+	mounts, err := read(m.mountPoint)
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ import (
 // mountOrigin takes the mount over. Any other mount there is refused, because one would hide the
 // other.
 func mountOrigin(ctx context.Context, d *devices, r request, from origin) (did, error) {
-	switch top, err := mount.Topmost(r.mountPoint); {
+	switch top, err := r.occupant(); {
 	case err != nil:
 		return did{}, err
 	case top == nil:
@@ -50,6 +50,20 @@ func mountOrigin(ctx context.Context, d *devices, r request, from origin) (did, 
 	}
 	kind, why := wayOut(r, from, err, said)
 	return did{}, errkind.New(kind, "mount %s of %s at %s with %q: %w: %s", r.fstype, from.path, r.mountPoint, r.options.Data, err, why)
+}
+
+// occupant returns the topmost mount at the mount point, with its present options, or nil.
+func (r request) occupant() (*mount.Info, error) {
+	at, err := mountsAt(r.mountPoint)
+	if err != nil {
+		return nil, err
+	}
+	if len(at) == 0 { // unless a folder above was renamed
+		if _, err := mount.Look(r.mountPoint); errors.Is(err, mount.ErrNoMount) || errors.Is(err, mount.ErrNotExist) {
+			return nil, nil
+		}
+	}
+	return mount.Topmost(r.mountPoint)
 }
 
 // wayOut explains why a disk could not be mounted, and returns whether the request is at fault. It
@@ -165,20 +179,35 @@ func makeMountPoint(path string) (made bool, err error) {
 
 // isMounted reports whether a storage is mounted at its mount point. It returns an error if another
 // mount covers the storage, because users would find that mount instead.
-func (m *mounted) isMounted() (bool, error) {
-	mounts, err := mount.At(m.mountPoint)
-	at := slices.IndexFunc(mounts, m.is)
-	if at < 0 {
+func (m *mounted) isMounted() (bool, error) { return m.isMountedBy(mount.Now) }
+
+// isMountedBy is isMounted by one of the ways to read the mounts.
+func (m *mounted) isMountedBy(read func() (*mount.List, error)) (bool, error) {
+	mounts, err := read()
+	if err != nil {
 		return false, err
 	}
-	if top := mounts[len(mounts)-1]; top != mounts[at] {
+	stack := mounts.Stack(m.mountPoint)
+	at := slices.IndexFunc(stack, m.is)
+	if at < 0 {
+		return false, nil
+	}
+	if top := stack[len(stack)-1]; top != stack[at] {
 		return true, errkind.New(errkind.FailedPrecondition, "storage %s: %s (%s) is mounted over it: unmount that first", m.mountPoint, top.Source, top.FSType)
 	}
-	over, err := mount.Hiding(mounts[at])
-	if over != nil {
-		err = errkind.New(errkind.FailedPrecondition, "storage %s: %s (%s) is mounted at %s over a folder above, and hides it: unmount that first", m.mountPoint, over.Source, over.FSType, over.Mountpoint)
+	if over := mounts.Hiding(stack[at]); over != nil {
+		return true, errkind.New(errkind.FailedPrecondition, "storage %s: %s (%s) is mounted at %s over a folder above, and hides it: unmount that first", m.mountPoint, over.Source, over.FSType, over.Mountpoint)
 	}
-	return true, err
+	return true, nil
+}
+
+// mountsAt returns the mounts at a path, from bottom to top, by mount.Now.
+func mountsAt(path string) ([]*mount.Info, error) {
+	mounts, err := mount.Now()
+	if err != nil {
+		return nil, err
+	}
+	return mounts.Stack(path), nil
 }
 
 // unmount is never lazy: a lazy unmount would remove a volume that is still in use from under its
@@ -198,7 +227,7 @@ func unmountThere(m *mounted) error {
 		return inUse(m.mountPoint, err)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, fs.ErrNotExist):
 		// Somebody else has just unmounted it, or its path leads elsewhere.
-		if there, hidden := m.isMounted(); there || hidden != nil {
+		if there, hidden := m.isMountedBy(mount.Reread); there || hidden != nil { // also after a folder above was renamed
 			return cmp.Or(hidden, error(&fs.PathError{Op: "unmount", Path: m.mountPoint, Err: err}))
 		}
 	case err != nil:

@@ -72,7 +72,7 @@ func keepDisk(from origin) (*os.File, error) {
 // takeBackOther unmounts a mount that was just made by an origin's name but is not of that origin.
 // No later call would know the owner of such a mount.
 func takeBackOther(r request, from origin) error {
-	mounts, err := mount.At(r.mountPoint)
+	mounts, err := mountsAt(r.mountPoint)
 	if err == nil && slices.ContainsFunc(mounts, func(at *mount.Info) bool { return r.isOf(from, at) }) {
 		return nil
 	}

@@ -70,7 +70,7 @@ func (t *Table) remaining(ctx context.Context, match func(stranger) bool) ([]str
 	var errs []error
 	gone := map[string]bool{}
 	for _, s := range t.strangersThat(match) {
-		mounts, err := mount.At(s.mountPoint)
+		mounts, err := mountsAt(s.mountPoint)
 		if err == nil && len(mounts) == 0 && len(s.leaving) == 0 {
 			gone[s.mountPoint], err = t.devices.free(ctx, s.disks)
 		}
@@ -114,7 +114,7 @@ var foreign = &driver{
 	},
 	couldGo: couldUnmount,
 	there: func(m *mounted) (bool, error) {
-		mounts, err := mount.At(m.mountPoint)
+		mounts, err := mountsAt(m.mountPoint)
 		return len(mounts) > 0, err
 	},
 }
@@ -160,7 +160,7 @@ func (t *Table) leavesWithStranger(m *mounted) bool {
 		if slices.ContainsFunc(s.disks, disk.Same) {
 			return true
 		}
-		mounts, _ := mount.At(s.mountPoint)
+		mounts, _ := mountsAt(s.mountPoint)
 		return slices.ContainsFunc(mounts, func(at *mount.Info) bool {
 			return slices.ContainsFunc(mount.Identify(at).Devices, disk.Same)
 		})
@@ -172,7 +172,7 @@ func (t *Table) leavesWithStranger(m *mounted) bool {
 // again after the storage.
 func (t *Table) refuseToHideStranger(m *mounted) error {
 	for _, s := range t.strangersThat(func(s stranger) bool { return strings.HasPrefix(s.mountPoint, m.mountPoint+"/") }) {
-		mounts, err := mount.At(s.mountPoint)
+		mounts, err := mountsAt(s.mountPoint)
 		if err != nil {
 			return err
 		}
