@@ -58,7 +58,7 @@ const (
 	// xfsFewestGroups is the least number of groups that one call adds; it adds as many as there
 	// are, if that is more. Each call rewrites the superblock of every group, so the number of
 	// calls is kept low.
-	xfsFewestGroups = 16
+	xfsFewestGroups = 512
 
 	// xfsIdleSteps is how many calls in a row may change nothing although the kernel reports
 	// success.
