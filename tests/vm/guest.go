@@ -39,6 +39,8 @@ type Options struct {
 	Append string
 	// MemoryMiB is the guest's memory; 0 means host/qemu's default.
 	MemoryMiB int
+	// Bridges is the number of PCI bridges, of 30 disks each; 0 means host/qemu's default.
+	Bridges int
 	// BootDisks are images that are attached at boot, on the root bus.
 	BootDisks []qemu.Disk
 	// Dir is the caller's folder for this guest, which Close does not remove. If it is empty, the
@@ -149,6 +151,7 @@ func (g *Guest) config(build Build, o Options) sandbox.Config {
 		Append:    o.Append,
 		MemoryMiB: o.MemoryMiB,
 		GuestCID:  freeCID(),
+		Bridges:   o.Bridges,
 		BootDisks: o.BootDisks,
 		Console:   said,
 		Directvol: build.Directvol,

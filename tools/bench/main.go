@@ -36,7 +36,7 @@ The rows of kata_agent need KATA_AGENT, the path of a kata-agent built for Debia
 Exit status: 0, 1 where a row could not be measured, 2 for a wrong command line, 3 where --check finds a target missed,
 130 for Ctrl-C.`
 
-const example = `  build/bench                                every row: some 15 minutes without KVM
+const example = `  build/bench                                every row: some 40 minutes without KVM
   build/bench --row health_check_rtt_apart   one row and its baseline: less than a minute
   build/bench --rows '^(health|volume)'      the rows whose names match
   build/bench --rows fio --runs 9            more runs than 5, for a narrower answer

@@ -15,12 +15,13 @@ import (
 )
 
 // The ioctls that grow a filesystem: EXT4_IOC_RESIZE_FS of the kernel's include/uapi/linux/ext4.h,
-// which takes a number of blocks, and XFS_IOC_FSGEOMETRY and XFS_IOC_FSGROWFSDATA of its
-// fs/xfs/libxfs/xfs_fs.h.
+// which takes a number of blocks, XFS_IOC_FSGEOMETRY and XFS_IOC_FSGROWFSDATA of its
+// fs/xfs/libxfs/xfs_fs.h, and BTRFS_IOC_RESIZE of its include/uapi/linux/btrfs.h.
 const (
 	ioctlExt4Resize  = 0x40086610
 	ioctlXFSGeometry = 0x8100587e
 	ioctlXFSGrow     = 0x4010586e
+	ioctlBtrfsResize = 0x50009403
 )
 
 // The ioctls that read and set a label of 256 bytes (include/uapi/linux/fs.h, FSLABEL_MAX).
@@ -66,6 +67,10 @@ func growFS(_ context.Context, args remote.Grow) (remote.Grown, error) {
 		blockSize, groupBlocks := uint64(binary.NativeEndian.Uint32(geometry[0:])), uint64(binary.NativeEndian.Uint32(geometry[8:]))
 		last := (binary.NativeEndian.Uint64(geometry[32:]) - 1) / groupBlocks * groupBlocks * blockSize
 		return timed(func() error { return settledXFS(f, args.Settle, last, growIt) })
+	case "btrfs":
+		var to [4096]byte // struct btrfs_ioctl_vol_args: name at 8
+		copy(to[8:], fmt.Sprintf("1:%d", args.Bytes))
+		return timed(func() error { return ioctl(f, "BTRFS_IOC_RESIZE", ioctlBtrfsResize, unsafe.Pointer(&to)) })
 	default:
 		return remote.Grown{}, fmt.Errorf("grow %s: no ioctl is known for %.40q", args.Path, args.FSType)
 	}

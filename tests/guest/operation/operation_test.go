@@ -204,7 +204,7 @@ func TestThreadsAreThoseOfTheProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Other threads may begin or end meanwhile, and none of them waits for a disk for long.
-	if got, err := c.Threads(t.Context(), program); err != nil || len(got.States) < len(tasks)/2 || got.Waiting() == len(got.States) {
+	if got, err := c.Threads(t.Context(), program); err != nil || len(got.States) < len(tasks)/2 || got.Waiting() == len(got.States) || got.WakeUps == 0 {
 		t.Errorf("threads\nwant: about %d\n got: %v, %v", len(tasks), got.States, err)
 	}
 	if _, err := c.Threads(t.Context(), "/nothing"); err == nil {

@@ -48,6 +48,7 @@ func threads(_ context.Context, args remote.Threads) (remote.ThreadStates, error
 				stack, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "stack"))
 				found.States, found.Stacks = append(found.States, rest[:1]), append(found.Stacks, string(stack))
 			}
+			found.WakeUps += wakeUps(filepath.Dir(file))
 		}
 		return err
 	})
@@ -55,6 +56,19 @@ func threads(_ context.Context, args remote.Threads) (remote.ThreadStates, error
 		err = fmt.Errorf("threads of %s: no process runs it", args.Program)
 	}
 	return found, err
+}
+
+// wakeUps returns a thread's voluntary context switches, by its directory below /proc; 0 if it has
+// ended.
+func wakeUps(thread string) (count uint64) {
+	text, err := os.ReadFile(filepath.Join(thread, "status"))
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(text), "\nvoluntary_ctxt_switches:")
+	line, _, _ := strings.Cut(rest, "\n")
+	count, _ = strconv.ParseUint(strings.TrimSpace(line), 10, 64)
+	return count
 }
 
 // eachProcess calls do with the id of every process of a program.

@@ -35,6 +35,9 @@ type Threads struct {
 type ThreadStates struct {
 	States []string `json:"states"` // one letter each, see proc(5): D waits in the kernel for a disk, or for another thread that does
 	Stacks []string `json:"stacks"` // of the same threads in the kernel, see proc(5); "" for one that is not there
+	// WakeUps is how often the threads have waited for anything and gone on so far: the sum of
+	// voluntary_ctxt_switches in /proc/PID/task/*/status, see proc(5).
+	WakeUps uint64 `json:"wake_ups"`
 }
 
 // Waiting returns the number of threads that wait for a disk.
@@ -143,7 +146,7 @@ type ShutdownFS struct {
 // only. A smaller size is refused.
 type Grow struct {
 	Path   string `json:"path"`
-	FSType string `json:"fstype"` // ext4 or xfs
+	FSType string `json:"fstype"` // ext4, xfs or btrfs
 	Bytes  uint64 `json:"bytes"`
 	// Settle, if set, is the block device of the filesystem. Grow then also makes the kernel calls
 	// that protect a grown xfs from a power cut, and includes them in the measured time: it reads

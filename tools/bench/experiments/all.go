@@ -1,9 +1,12 @@
 package experiments
 
 import (
+	"cmp"
 	"context"
 	"slices"
+	"time"
 
+	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tools/bench/measure"
 )
 
@@ -13,6 +16,8 @@ type experiment struct {
 	lines []measure.Line
 	// open sets the experiment up for at most runs runs.
 	open func(ctx context.Context, l *Setup, runs int) (measure.Session, error)
+	// setUp is a base for vm.Limit of the set-up; 0 means setUpLimit.
+	setUp time.Duration
 	// inMemory is true if the image of its disk should lie in the host's memory.
 	inMemory bool
 }
@@ -35,9 +40,9 @@ func (e experiment) described(imagesInMemory bool) []measure.Line {
 // their own.
 var all = []experiment{
 	binarySize, systemCalls,
-	roundTrips, roundTripsApart, streams, residentMemory, resizeExt4, resizeXFS, pauseExt4, pauseXFS, probeCost, besideHung, stuckThreads, diskGrown, attach, fioCounted, fioByHand, fioShared,
+	roundTrips, roundTripsApart, streams, residentMemory, resizeExt4, resizeXFS, pauseExt4, pauseXFS, growExt4, growXFS, growBtrfs, probeCost, besideHung, stuckThreads, diskGrown, attach, fioCounted, fioByHand, fioShared,
 	kataRoundTrips, kataRoundTripsApart, kataMemory,
-	boot,
+	boot, idleWakeUps, many,
 }
 
 // Lines returns the rows of all experiments, each once.
@@ -59,7 +64,7 @@ func Lines() (lines []measure.Line) {
 // them runs for the echo's sake.
 func (l *Setup) Experiments(wanted func(row string) bool) (some []measure.Experiment) {
 	for _, e := range chosen(wanted) {
-		some = append(some, measure.Experiment{Name: e.name, Lines: e.described(l.inMemory), Open: func(ctx context.Context, runs int) (measure.Session, error) {
+		some = append(some, measure.Experiment{Name: e.name, Lines: e.described(l.inMemory), SetUpLimit: vm.Limit(cmp.Or(e.setUp, setUpLimit)), Open: func(ctx context.Context, runs int) (measure.Session, error) {
 			return e.open(ctx, l, runs)
 		}})
 	}

@@ -36,6 +36,7 @@ var issueRows = []string{
 	"vsock_8_streams", "vsock_echo_rtt", "health_check_rtt", "volume_stats_rtt", "kata_health_check_rtt", "kata_volume_stats_rtt", "agent_syscalls_per_call",
 	"resize_ext4", "resize_xfs", "block_resize_to_answer", "attach_to_mounted", "boot_to_mount", "agent_binary_bytes", "agent_rss_anon_bytes",
 	"fio_randread", "fio_randwrite", "fio_fsync", "fio_requests", "probe_cost", "boot_to_ready",
+	"volume_stats_rtt_256", "mount_256", "grow_ext4_1tib", "grow_xfs_1tib", "grow_btrfs_1tib", "idle_wakeups",
 }
 
 func TestEveryRowHasItsBaselineBesideItAndAName(t *testing.T) {

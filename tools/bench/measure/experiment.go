@@ -1,6 +1,7 @@
 package measure
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,8 @@ import (
 type Experiment struct {
 	Name  string
 	Lines []Line
+	// SetUpLimit limits the set-up and the clean-up, in place of the bench's; 0 means the bench's.
+	SetUpLimit time.Duration
 	// Open sets the experiment up for at most runs runs. An error from Unavailable omits the
 	// experiment's rows, and does not count as an error of the bench.
 	Open func(ctx context.Context, runs int) (Session, error)
@@ -129,7 +132,7 @@ func (b *Bench) measure(ctx context.Context, e Experiment, runs int, earlier []R
 	if err != nil {
 		return nil, 0, err
 	}
-	defer func() { err = errors.Join(err, b.end(ctx, s)) }()
+	defer func() { err = errors.Join(err, b.end(ctx, e, s)) }()
 	var trials []Trial
 	for planned := runs; ; planned = 2 * runs {
 		for made = len(trials); made < planned; made++ {
@@ -158,7 +161,7 @@ func (b *Bench) measure(ctx context.Context, e Experiment, runs int, earlier []R
 }
 
 func (b *Bench) begin(ctx context.Context, e Experiment, runs int) (Session, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.SetUpLimit)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(e.SetUpLimit, b.SetUpLimit))
 	defer cancel()
 	return e.Open(ctx, runs)
 }
@@ -171,11 +174,11 @@ func (b *Bench) once(ctx context.Context, s Session, say func(string)) (Trial, e
 }
 
 // end cleans up after an experiment, unless the whole bench is ending.
-func (b *Bench) end(ctx context.Context, s Session) error {
+func (b *Bench) end(ctx context.Context, e Experiment, s Session) error {
 	if s.Close == nil || ctx.Err() != nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, b.SetUpLimit)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(e.SetUpLimit, b.SetUpLimit))
 	defer cancel()
 	return s.Close(ctx)
 }
