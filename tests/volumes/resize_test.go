@@ -336,17 +336,19 @@ func TestSecondMountOfAGrownVolumeComesAndGoes(t *testing.T) {
 func TestDiskDoesNotGrowForAFilesystemThatCannot(t *testing.T) {
 	g := guest(t)
 	for name, c := range map[string]struct {
+		fstype  string
 		options []string
 		says    string
 	}{
-		"sparse_super2": {[]string{"-O", "sparse_super2,^resize_inode"}, "sparse_super2"},
-		"no 64bit":      {[]string{"-b", "1024", "-O", "^64bit"}, "64bit"},
+		"sparse_super2": {"ext4", []string{"-O", "sparse_super2,^resize_inode"}, "sparse_super2"},
+		"no 64bit":      {"ext4", []string{"-b", "1024", "-O", "^64bit"}, "64bit"},
+		"ext3":          {"ext3", []string{"-b", "1024"}, "tune2fs -O extents"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			v := newVolume(t, g, "ext4")
-			out, err := exec.Command("mkfs.ext4", slices.Concat([]string{"-q", "-F"}, c.options, []string{v.Path})...).CombinedOutput()
+			v := newVolume(t, g, c.fstype)
+			out, err := exec.Command("mkfs."+c.fstype, slices.Concat([]string{"-q", "-F"}, c.options, []string{v.Path})...).CombinedOutput()
 			if err != nil {
-				t.Fatalf("mkfs.ext4: %v\n%s", err, out)
+				t.Fatalf("mkfs.%s: %v\n%s", c.fstype, err, out)
 			}
 			must(t, v.Mount(limited(t)))
 			before := extent(t, g, v)
@@ -420,7 +422,7 @@ func TestRefusedGrowthNamesItsReason(t *testing.T) {
 		refused(t, g.Agent().ResizeVolume(limited(t), path, 64*miB), codes.FailedPrecondition, path, "no block device")
 	})
 	t.Run("read-only", func(t *testing.T) {
-		eachFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
+		everyFilesystem(t, func(t *testing.T, g *vm.Guest, fstype string) {
 			v := mounted(t, g, fstype, "ro")
 			must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), 2*disks[fstype]))
 			refused(t, resize(t, g, v, 2*disks[fstype]), codes.FailedPrecondition, v.GuestPath, "read-only")
