@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -91,4 +92,8 @@ func eachProcess(path string, do func(id int) error) error {
 		}
 	}
 	return nil
+}
+
+func clock(context.Context, struct{}) (remote.Clock, error) {
+	return remote.Clock{UnixMilliseconds: time.Now().UnixMilli()}, nil
 }

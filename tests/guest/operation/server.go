@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/directvol/directvol/tests/guest/remote"
 )
@@ -78,7 +79,7 @@ func describe(err error) *remote.Error {
 
 // atBlock adds the index of the failed block to an error.
 func atBlock(index uint64, err error) error {
-	e := &remote.Error{Message: err.Error(), Index: &index}
+	e := &remote.Error{Message: err.Error(), Index: &index, UnixMilliseconds: time.Now().UnixMilli()}
 	errors.As(err, &e.Errno)
 	return e
 }

@@ -32,6 +32,7 @@ var operations = map[string]operation{
 	remote.OpDialVsock:    once(dialVsock),
 	remote.OpSignal:       once(signal),
 	remote.OpThreads:      once(threads),
+	remote.OpClock:        once(clock),
 }
 
 // many makes an operation from a function that emits results of type R as it runs.

@@ -120,6 +120,12 @@ func (c *Client) Sync(ctx context.Context, path string) error {
 	return c.call(ctx, OpSync, Path{path}, nil)
 }
 
+// Now returns the guest's time, which the agent's conditions have, too.
+func (c *Client) Now(ctx context.Context) (time.Time, error) {
+	now, err := ask[Clock](ctx, c, OpClock, struct{}{})
+	return time.UnixMilli(now.UnixMilliseconds), err
+}
+
 // Signal sends a signal to every process of a program, and returns their ids. It fails if there is
 // no such process.
 func (c *Client) Signal(ctx context.Context, program string, signal syscall.Signal) ([]int, error) {

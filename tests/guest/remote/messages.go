@@ -202,6 +202,11 @@ type Block struct {
 	Nanoseconds int64 `json:"nanoseconds,omitempty"`
 }
 
+// Clock is the guest's time.
+type Clock struct {
+	UnixMilliseconds int64 `json:"unix_milliseconds"`
+}
+
 // DialVsock connects from inside the guest to a vsock address, sends Send, and reads until Await
 // bytes have arrived or the other side has ended the connection.
 type DialVsock struct {

@@ -95,6 +95,7 @@ const (
 	OpDialVsock    = "dial-vsock"
 	OpSignal       = "signal"
 	OpThreads      = "threads"
+	OpClock        = "clock"
 	OpStop         = "stop" // only as a second line, to end a running operation
 )
 
@@ -117,6 +118,8 @@ type Error struct {
 	Message string        `json:"message"`
 	Errno   syscall.Errno `json:"errno,omitempty"` // 0 if no system call failed
 	Index   *uint64       `json:"index,omitempty"` // the block that failed, of OpWriteBlocks and OpVerifyBlocks
+	// UnixMilliseconds is the time of a block's failure, by the guest's clock.
+	UnixMilliseconds int64 `json:"unix_milliseconds,omitempty"`
 }
 
 // Error returns the place and the message of the failure.
