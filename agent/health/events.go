@@ -119,7 +119,7 @@ func (w *Watch) monitorSaid(e xfsmonitor.Event) {
 	w.mu.Lock()
 	w.event = "its health monitor says: " + e.String()
 	w.mu.Unlock()
-	w.poke()
+	w.hurry()
 }
 
 // reported processes an event of the monitor's group.
@@ -131,7 +131,7 @@ func (w *Watch) reported(e fanotify.Event) {
 	}
 	w.mu.Unlock()
 	if mine || e.Lost {
-		w.poke()
+		w.hurry()
 	}
 }
 
@@ -178,7 +178,7 @@ func (w *Watch) mountedAs(options string) {
 	w.options = options
 	w.mu.Unlock()
 	if changed {
-		w.poke()
+		w.hurry()
 		deliver(w.moved)
 	}
 }

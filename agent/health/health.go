@@ -117,7 +117,7 @@ func (m *Monitor) Sizes(ctx context.Context) error {
 			w.measure(func() uint64 {
 				size := w.target.Device.Reach()
 				if size == 0 {
-					w.poke() // the device may be gone
+					w.hurry() // the device may be gone
 				}
 				return size / sectorBytes
 			})
@@ -187,7 +187,7 @@ func (m *Monitor) all() []*Watch {
 func (m *Monitor) Watch(t Target, past Past) *Watch {
 	w := &Watch{
 		monitor: m, target: t, past: past, activity: activity{device: t.Device.Name},
-		poked: make(chan struct{}, 1), moved: make(chan struct{}, 1), doubted: make(chan struct{}, 1), looked: make(chan struct{}),
+		poked: make(chan struct{}, 1), moved: make(chan struct{}, 1), urgent: make(chan struct{}, 1), doubted: make(chan struct{}, 1), looked: make(chan struct{}),
 		options: t.Options,
 	}
 	w.start()

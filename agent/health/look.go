@@ -26,6 +26,10 @@ func (w *Watch) run(ctx context.Context, done chan<- struct{}) {
 		why = w.pause(ctx)
 	}
 	for why != over {
+		select {
+		case <-w.urgent: // this look covers it
+		default:
+		}
 		if lost := w.look(ctx, false); lost {
 			w.lose()
 			return
@@ -51,14 +55,21 @@ const (
 	poked
 )
 
-// pause waits until it is time to look again. A faulty filesystem is not examined at each line of
-// the kernel's log, because a failing probe is logged itself, and on ext4 counts as one more error.
+// pause waits until it is time to look again: settleInterval at least, unless the volume was
+// healthy and an event calls, and only once in a row. A faulty filesystem is not examined at each
+// line of the kernel's log, because a failing probe is logged itself, and on ext4 counts as one
+// more error.
 func (w *Watch) pause(ctx context.Context) reason {
-	if w.wait(ctx, settleInterval, nil) == over {
-		return over
+	var early <-chan struct{}
+	if len(w.faults()) == 0 && !w.hasty {
+		early = w.urgent
 	}
-	now, _ := w.Latest()
-	now = slices.DeleteFunc(slices.Clone(now), Condition.isOfSpace)
+	why := w.wait(ctx, settleInterval, early)
+	w.hasty = why == poked
+	if why != due {
+		return why
+	}
+	now := w.faults()
 	switch {
 	case len(now) == 0:
 		return w.pauseHealthy(ctx)
@@ -66,6 +77,12 @@ func (w *Watch) pause(ctx context.Context) reason {
 		return w.wait(ctx, idleInterval, w.moved)
 	}
 	return w.wait(ctx, sickInterval, w.poked)
+}
+
+// faults returns the current conditions that are not only about space.
+func (w *Watch) faults() []Condition {
+	now, _ := w.Latest()
+	return slices.DeleteFunc(slices.Clone(now), Condition.isOfSpace)
 }
 
 // pauseHealthy returns early if the kernel's log names the device or if the device is written to.

@@ -23,12 +23,14 @@ type Watch struct {
 	owned   atomic.Bool
 	poked   chan struct{}
 	moved   chan struct{} // the mount has changed
+	urgent  chan struct{} // poked by an event that no examination of a healthy volume causes
 	doubted chan struct{} // a doubt whether the device answers
 	looked  chan struct{} // closed after the first look
 
 	// Used by the goroutine that looks, and by Pause while that does not run:
 	activity activity
 	named    bool         // the last look was caused by the kernel's log
+	hasty    bool         // the last look came before settleInterval had passed
 	inFlight *examination // the examination that has not answered yet
 
 	lowSpace, lowInodes bool // whether there is such a condition
@@ -141,6 +143,12 @@ func (w *Watch) Latest() ([]Condition, bool) {
 // poke makes the watch look soon. It never blocks.
 func (w *Watch) poke() { deliver(w.poked) }
 
+// hurry is poke for an event that no examination of a healthy volume causes.
+func (w *Watch) hurry() {
+	w.poke()
+	deliver(w.urgent)
+}
+
 func deliver(to chan<- struct{}) {
 	select {
 	case to <- struct{}{}:
@@ -148,10 +156,11 @@ func deliver(to chan<- struct{}) {
 	}
 }
 
-// hear processes a line of the kernel's log that names the device. It reports whether the line is
-// to be remembered: Past has changed, or the disk has become smaller. A shrink that leaves room for
-// the filesystem is remembered as read: the next agent would compare it with the end that the
-// filesystem has by then.
+// hear processes a line of the kernel's log that names the device. A healthy volume's examination
+// causes lines, but none about a failed request or a filesystem that has stopped. hear reports
+// whether the line is to be remembered: Past has changed, or the disk has become smaller. A shrink
+// that leaves room for the filesystem is remembered as read: the next agent would compare it with
+// the end that the filesystem has by then.
 func (w *Watch) hear(said line, message []byte) (remember bool) {
 	w.mu.Lock()
 	if said.read {
@@ -164,7 +173,11 @@ func (w *Watch) hear(said line, message []byte) (remember bool) {
 	compared := said.shrunk && w.shrunk(said.sectors)
 	w.stopped = (w.stopped || said.stopped) && !said.remounted
 	w.mu.Unlock()
-	w.poke()
+	if said.read || said.write || said.stopped {
+		w.hurry()
+	} else {
+		w.poke()
+	}
 	return said.read || said.write || compared
 }
 
@@ -245,7 +258,7 @@ func (w *Watch) beat(now counts, there bool) {
 		w.note(func() {})
 	}
 	if was && !hangs || left {
-		w.poke()
+		w.hurry()
 	}
 	if doubt {
 		deliver(w.doubted)

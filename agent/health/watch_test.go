@@ -144,6 +144,72 @@ func TestExaminationsAreAnIntervalApart(t *testing.T) {
 	})
 }
 
+// An event that no examination causes, such as an error of the filesystem, is looked at before
+// settleInterval is over if the volume was healthy, but only once in a row.
+func TestEventOnAHealthyVolumeIsLookedAtBeforeTheIntervalIsOver(t *testing.T) {
+	target := small(t)
+	file := filepath.Join(target.Mountpoint, "full")
+	synctest.Test(t, func(t *testing.T) {
+		w := owned(t, target)
+		says := func(when string, want int) {
+			t.Helper()
+			synctest.Wait()
+			if now, _ := w.Latest(); len(now) != want {
+				t.Errorf("%s\nwant %d conditions\ngot  %v", when, want, now)
+			}
+		}
+		says("at first", 0)
+		time.Sleep(settleInterval + settleInterval/2) // the look after Own is over, too
+		fill(t, file)
+		w.hurry()
+		says("an event", 1)
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+		w.hurry()
+		says("one on a volume with a condition", 1)
+		time.Sleep(settleInterval)
+		says("after the interval", 0)
+		w.hurry()
+		says("one at once", 0)
+		fill(t, file)
+		w.hurry()
+		says("the second one in a row", 0)
+		time.Sleep(settleInterval)
+		says("after its interval", 1)
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// A failed request in the kernel's log is such an event, and other lines are none: an examination
+// may cause them.
+func TestFailedRequestOfAHealthyVolumeIsLookedAtBeforeTheIntervalIsOver(t *testing.T) {
+	for text, want := range map[string]bool{
+		"I/O error, dev vda, sector 8 op 0x1:(WRITE) flags 0x800 phys_seg 1 prio class 2": true,
+		"I/O error, dev vda, sector 8 op 0x0:(READ) flags 0x800 phys_seg 1 prio class 2":  true,
+		"EXT4-fs (vda): Remounting filesystem read-only":                                  true,
+		"EXT4-fs (vda): mounted filesystem":                                               false,
+	} {
+		target := small(t)
+		file := filepath.Join(target.Mountpoint, "full")
+		synctest.Test(t, func(t *testing.T) {
+			w := owned(t, target)
+			time.Sleep(settleInterval + settleInterval/2) // the look after Own is over, too
+			fill(t, file)
+			w.hear(parseLine([]byte(text)), []byte(text))
+			synctest.Wait()
+			if now, _ := w.Latest(); want != (len(now) > 0) {
+				t.Errorf("at once after %q\nwant a condition: %v\ngot  %v", text, want, now)
+			}
+		})
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A Pause between two looks keeps a watch from the next look. Resume does not start another
 // goroutine, unless the watch was ended meanwhile.
 func TestWatchExaminesNothingDuringAPause(t *testing.T) {

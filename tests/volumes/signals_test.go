@@ -53,10 +53,10 @@ var faults = []fault{
 
 // Every fault is provoked in the guest's kernel, on a volume that is otherwise idle except in case
 // a, and mended again.
-func TestEveryFaultIsACondition(t *testing.T) { provokesEach(t, guest(t), true) }
+func TestEveryFaultIsACondition(t *testing.T) { provokesEach(t, guest(t), faults, true) }
 
 // provokesEach provokes each fault. The kernel is older than Linux 6.13 if older is set.
-func provokesEach(t *testing.T, g *vm.Guest, older bool) {
+func provokesEach(t *testing.T, g *vm.Guest, faults []fault, older bool) {
 	for _, f := range faults {
 		t.Run(f.name+" on "+f.fstype, func(t *testing.T) {
 			v := mounted(t, g, f.fstype, f.options...)
@@ -66,8 +66,11 @@ func provokesEach(t *testing.T, g *vm.Guest, older bool) {
 			if older && f.older != (condition{}) {
 				wanted[0] = f.older
 			}
+			first, err := v.AwaitHealth(within(t, jobLimit), func(all []*volumepb.Condition) bool { return len(all) > 0 })
+			must(t, err)
+			t.Logf("first %s, %v after the first failure", first[0].Reason, time.UnixMilli(first[0].SinceUnixMilliseconds).Sub(began))
 			for _, c := range wanted {
-				t.Logf("%s %v after the first failure", c.reason, since(t, v, c).Sub(began))
+				t.Logf("%s, %v after the first failure", c.reason, since(t, v, c).Sub(began))
 			}
 			f.mend(t, v)
 			isHealthy(t, v)
