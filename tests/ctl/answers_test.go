@@ -198,7 +198,7 @@ func TestDifferencesFromKatasAgentAreDocumented(t *testing.T) {
 			text += fmt.Sprintf("| %s | %s | %s | %s |\n", e.what, e.ours, e.kata, e.why)
 		}
 	}
-	text += "\nOf the same healthy volume in the same guest, both agents report the same sizes, inodes and condition. These fields differ:\n\n" +
+	text += "\nOf the same volumes in the same guest, both agents report the same totals, used bytes and inodes. These fields differ:\n\n" +
 		"| field | ours | kata-agent's | because |\n|---|---|---|---|\n"
 	for _, f := range differing {
 		text += fmt.Sprintf("| %s | %s | %s | %s |\n", f.what, f.ours, f.kata, f.why)

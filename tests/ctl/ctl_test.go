@@ -61,7 +61,8 @@ func TestAgentCtlTalksToBothAgents(t *testing.T) {
 		ctl := ctl{t, ctx, program, to}
 		ctl.speaks(v)
 		answersOf(t, ctx, placeOf(t, ctx, g, "kata", to, v.GuestPath))
-		compareFields(t, ask(t, ctx, g.VM().AgentAddress(), v.GuestPath), ask(t, ctx, to, v.GuestPath))
+		volumes := volumesOf(t, ctx, g)
+		compareFields(t, ask(t, ctx, g.VM().AgentAddress(), volumes), ask(t, ctx, to, volumes))
 		ctl.fails("UNIMPLEMENTED", fmt.Sprintf(`ResizeVolume json://{"volume_guest_path":%q,"size":%d}`, v.GuestPath, grownBytes))
 		ctl.fails("INVALID_ARGUMENT", `PauseContainer json://{"container_id":"/"}`)
 		if out, _, _ := ctl.run("-c", "ListInterfaces"); !strings.Contains(out, "name: lo\n") {

@@ -8,22 +8,49 @@ import (
 	"testing"
 
 	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/service"
+	"github.com/directvol/directvol/tests/vm"
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// answers is what an agent answers about itself, its guest and a volume.
+// answers is what an agent answers about itself, its guest and volumes.
 type answers struct {
-	stats   *agentpb.VolumeStatsResponse
+	stats   map[string]*agentpb.VolumeStatsResponse // by the names of volumesOf
 	details *agentpb.GuestDetailsResponse
 	version *agentpb.VersionCheckResponse
 	metrics *agentpb.Metrics
 }
 
-func ask(t *testing.T, ctx context.Context, to, volume string) (all answers) {
+// volumesOf mounts volumes by our agent, and returns their paths in the guest.
+func volumesOf(t *testing.T, ctx context.Context, g *vm.Guest) map[string]string {
+	t.Helper()
+	paths := map[string]string{}
+	for name, kind := range map[string]struct {
+		fstype string
+		bytes  int64
+	}{"ext4": {"ext4", 64 << 20}, "xfs": {"xfs", 300 << 20}, "btrfs": {"btrfs", 256 << 20}, "full": {"ext4", 4 << 20}} {
+		v, err := g.Volume(ctx, "fields-"+name, kind.fstype, kind.bytes)
+		vmtest.Must(t, err)
+		vmtest.Must(t, v.Mount(ctx))
+		paths[name] = v.GuestPath
+		if name != "full" {
+			continue
+		}
+		if err := g.Remote.WriteFile(ctx, v.GuestPath+"/file", make([]byte, kind.bytes)); err == nil {
+			t.Fatalf("%d bytes fit into a volume of as many", kind.bytes)
+		}
+		_, err = v.AwaitCondition(ctx, vm.Abnormal)
+		vmtest.Must(t, err)
+	}
+	return paths
+}
+
+func ask(t *testing.T, ctx context.Context, to string, volumes map[string]string) answers {
 	t.Helper()
 	parsed, err := address.Parse(to)
 	vmtest.Must(t, err)
@@ -31,8 +58,14 @@ func ask(t *testing.T, ctx context.Context, to, volume string) (all answers) {
 	vmtest.Must(t, err)
 	client := ttrpc.NewClient(conn)
 	defer client.Close()
-	all.stats, err = service.Call[agentpb.VolumeStatsResponse](ctx, client, agentpb.AgentServiceName, "GetVolumeStats", &agentpb.VolumeStatsRequest{VolumeGuestPath: volume})
-	vmtest.Must(t, err)
+	all := answers{stats: map[string]*agentpb.VolumeStatsResponse{}}
+	for name, path := range volumes {
+		err := status.Error(codes.DeadlineExceeded, "not asked yet")
+		for status.Code(err) == codes.DeadlineExceeded && ctx.Err() == nil { // our agent's first look at the volume has not ended
+			all.stats[name], err = service.Call[agentpb.VolumeStatsResponse](ctx, client, agentpb.AgentServiceName, "GetVolumeStats", &agentpb.VolumeStatsRequest{VolumeGuestPath: path})
+		}
+		vmtest.Must(t, err)
+	}
 	all.details, err = service.Call[agentpb.GuestDetailsResponse](ctx, client, agentpb.AgentServiceName, "GetGuestDetails", &agentpb.GuestDetailsRequest{MemBlockSize: true, MemHotplugProbe: true})
 	vmtest.Must(t, err)
 	all.version, err = service.Call[agentpb.VersionCheckResponse](ctx, client, agentpb.HealthServiceName, "Version", &agentpb.CheckRequest{})
@@ -47,11 +80,12 @@ var alike = []struct {
 	what string
 	of   func(answers) any
 }{
-	{"units of GetVolumeStats", func(a answers) any { return [2]any{a.stats.Usage[0].Unit, a.stats.Usage[1].Unit} }},
-	{"total bytes", func(a answers) any { return a.stats.Usage[0].Total }},
-	{"used bytes", func(a answers) any { return a.stats.Usage[0].Used }},
-	{"inodes", func(a answers) any { return *a.stats.Usage[1] }},
-	{"the condition of a healthy volume", func(a answers) any { return *a.stats.VolumeCondition }},
+	{"usage of an xfs", func(a answers) any { return [2]any{*a.stats["xfs"].Usage[0], *a.stats["xfs"].Usage[1]} }},
+	{"total bytes of an ext4", func(a answers) any { return a.stats["ext4"].Usage[0].Total }},
+	{"used bytes of an ext4", func(a answers) any { return a.stats["ext4"].Usage[0].Used }},
+	{"inodes of an ext4", func(a answers) any { return *a.stats["ext4"].Usage[1] }},
+	{"total and used bytes of a btrfs", func(a answers) any { return [2]any{a.stats["btrfs"].Usage[0].Total, a.stats["btrfs"].Usage[0].Used} }},
+	{"the condition of a healthy volume", func(a answers) any { return *a.stats["ext4"].VolumeCondition }},
 	{"grpc_version", func(a answers) any { return a.version.GrpcVersion }},
 	{"mem_block_size_bytes", func(a answers) any { return a.details.MemBlockSizeBytes }},
 	{"support_mem_hotplug_probe", func(a answers) any { return a.details.SupportMemHotplugProbe }},
@@ -64,12 +98,25 @@ var differing = []struct {
 	ours, kata string
 	why        string
 }{
-	{"GetVolumeStats: `available`, in bytes", func(a answers) string {
-		if b := a.stats.Usage[0]; b.Available < b.Total-b.Used {
+	{"GetVolumeStats of an ext4: `available`, in bytes", func(a answers) string {
+		if b := a.stats["ext4"].Usage[0]; b.Available < b.Total-b.Used {
 			return "without root's reserve"
 		}
 		return "with root's reserve"
 	}, "without root's reserve", "with root's reserve", "a container cannot fill the reserve; df and the kubelet count as we do"},
+	{"GetVolumeStats of a btrfs: units", func(a answers) string {
+		var units []string
+		for _, u := range a.stats["btrfs"].Usage {
+			units = append(units, u.Unit.String())
+		}
+		return list(units)
+	}, "BYTES", "BYTES, INODES", "a btrfs has no number of inodes; the kernel says 0 of 0, as if none were left"},
+	{"GetVolumeStats of a full volume: `volume_condition`", func(a answers) string {
+		if c := a.stats["full"].VolumeCondition; !c.Abnormal {
+			return "normal: " + c.Message
+		}
+		return "abnormal"
+	}, "abnormal", "normal: OK", "kata-agent answers the same to every volume"},
 	{"GetGuestDetails: `device_handlers`", func(a answers) string { return list(a.details.AgentDetails.DeviceHandlers) },
 		"blk, scsi", "none", "the types of devices that CreateContainer takes"},
 	{"GetGuestDetails: `storage_handlers`", func(a answers) string { return list(a.details.AgentDetails.StorageHandlers) },
