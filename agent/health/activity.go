@@ -4,6 +4,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -63,9 +64,10 @@ func parseDiskStats(text string) map[uint64]counts {
 // activity tracks whether a device is being written to, by the kernel's count of writes, including
 // failed ones.
 type activity struct {
-	device string // the kernel's name
-	writes uint64 // at the last look at the filesystem
-	busy   bool   // as found by the last look
+	device string    // the kernel's name
+	at     time.Time // of the last look at the filesystem; zero before the first
+	writes uint64    // at the last look
+	busy   bool      // the device was written to between the last two looks
 }
 
 // ownWrites is more than the number of writes that a probe causes, at once and when its journal is
@@ -77,15 +79,19 @@ const ownWrites = 16
 func (a *activity) looked() {
 	writes := writesOf(a.device)
 	a.busy = writes-a.writes > ownWrites
-	a.writes = writes
+	a.writes, a.at = writes, time.Now()
 }
 
-// seen reports whether the device was written to since the last look, or shortly before it: the
-// last write may have met the fault right after that look.
-func (a *activity) seen() bool {
-	was := a.busy
-	a.busy = writesOf(a.device)-a.writes > ownWrites
-	return a.busy || was
+// isDue reports whether it is time to look at a filesystem whose device has ended so many writes:
+// it was written to since the last look, or shortly before it, so that the last write may have met
+// the fault right after that look.
+func (a *activity) isDue(writes uint64) bool {
+	return a.isOlder(activityInterval) && (a.busy || writes > a.writes+ownWrites)
+}
+
+// isOlder reports whether the last look was so long ago.
+func (a *activity) isOlder(than time.Duration) bool {
+	return !a.at.IsZero() && time.Since(a.at) >= than
 }
 
 // writesOf returns how many writes a device has ended, or 0 if the device is gone.

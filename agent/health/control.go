@@ -18,11 +18,13 @@ func (w *Watch) Pause(ctx context.Context) error {
 	defer w.control.Unlock()
 	if w.hold() {
 		w.paused.Store(true)
+		w.monitor.pulse.stir() // the caller may wait for the device
 		return nil
 	}
 	w.cancel()
 	<-w.done
 	w.paused.Store(true)
+	w.monitor.pulse.stir()
 	if w.inFlight == nil {
 		return nil
 	}
@@ -47,6 +49,7 @@ func (w *Watch) PauseAtOnce() bool {
 	}
 	defer w.control.Unlock()
 	w.paused.Store(w.hold())
+	w.monitor.pulse.stir()
 	return w.paused.Load()
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -23,10 +22,13 @@ import (
 const (
 	activityInterval = 5 * time.Second // how often a volume that is written to is probed
 	idleInterval     = 30 * time.Second
+	idleLongest      = 2 * time.Hour // of a volume that nobody writes to or asks about; each interval is idleFactor times the last
+	idleFactor       = 4
 	sickInterval     = 5 * time.Second
 	settleInterval   = time.Second     // between two looks, whatever the log says
 	slowLimit        = 5 * time.Second // for an examination; after that the device counts as slow
 	beatInterval     = time.Second     // between two looks at the request counts of all devices
+	restInterval     = time.Minute     // the same, while no device has anything to do
 )
 
 // Target is the mount that a watch examines.
@@ -48,13 +50,14 @@ type Monitor struct {
 	remember chan struct{}
 	heard    atomic.Uint64                  // the number of the last record of the kernel's log
 	errors   atomic.Pointer[fanotify.Group] // of the filesystems' errors; nil if Errors does not run
+	pulse    pulse
 	mu       sync.Mutex
 	watches  map[*Watch]struct{}
 }
 
 // NewMonitor returns a Monitor without watches. It follows the kernel's log once Run is called.
 func NewMonitor(log *logrus.Entry) *Monitor {
-	return &Monitor{log: log, remember: make(chan struct{}, 1), watches: map[*Watch]struct{}{}}
+	return &Monitor{log: log, remember: make(chan struct{}, 1), pulse: pulse{stirred: make(chan struct{}, 1)}, watches: map[*Watch]struct{}{}}
 }
 
 // Remembers delivers after some watch's Past has changed: once for all changes since the last
@@ -129,43 +132,6 @@ func (m *Monitor) Sizes(ctx context.Context) error {
 	return fmt.Errorf("health: a disk that is smaller for a moment may not be seen: %w", err)
 }
 
-// Beat reads the request counts of all devices every beatInterval until ctx ends, because the
-// kernel has no event for a device that does not answer. It sends no requests to devices.
-func (m *Monitor) Beat(ctx context.Context) error {
-	file, err := os.Open(diskStats)
-	if err != nil {
-		return fmt.Errorf("health: hung disks are not detected: %w", err)
-	}
-	defer file.Close()
-	return m.beats(ctx, func() ([]byte, error) { return readDiskStats(file) })
-}
-
-// beats is Beat, with a function that reads diskStats.
-func (m *Monitor) beats(ctx context.Context, read func() ([]byte, error)) error {
-	again := time.NewTicker(beatInterval)
-	defer again.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-again.C:
-		}
-		watches := m.all()
-		if len(watches) == 0 {
-			continue
-		}
-		text, err := read()
-		if err != nil {
-			return fmt.Errorf("health: hung disks are no longer detected: %w", err)
-		}
-		now := parseDiskStats(string(text))
-		for _, w := range watches {
-			c, there := now[w.target.Device.Number]
-			w.beat(c, there)
-		}
-	}
-}
-
 // diskStatsBytes is more than the file's size in any guest.
 const diskStatsBytes = 1 << 20
 
@@ -187,8 +153,8 @@ func (m *Monitor) all() []*Watch {
 func (m *Monitor) Watch(t Target, past Past) *Watch {
 	w := &Watch{
 		monitor: m, target: t, past: past, activity: activity{device: t.Device.Name},
-		poked: make(chan struct{}, 1), moved: make(chan struct{}, 1), urgent: make(chan struct{}, 1), doubted: make(chan struct{}, 1), looked: make(chan struct{}),
-		options: t.Options,
+		poked: make(chan struct{}, 1), moved: make(chan struct{}, 1), written: make(chan struct{}, 1), urgent: make(chan struct{}, 1), doubted: make(chan struct{}, 1), looked: make(chan struct{}),
+		options: t.Options, idle: idleInterval,
 	}
 	w.start()
 	m.add(w)
@@ -199,6 +165,7 @@ func (m *Monitor) add(w *Watch) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.watches[w] = struct{}{}
+	m.pulse.stir()
 }
 
 // End ends all watches: no disk is accessed any more. It does not block.

@@ -53,6 +53,7 @@ const (
 	over reason = iota // the watch has ended
 	due                // the interval has passed
 	poked
+	wanted // the device was written to, or somebody asks
 )
 
 // pause waits until it is time to look again: settleInterval at least, unless the volume was
@@ -70,10 +71,11 @@ func (w *Watch) pause(ctx context.Context) reason {
 		return why
 	}
 	now := w.faults()
-	switch {
-	case len(now) == 0:
+	if len(now) == 0 {
 		return w.pauseHealthy(ctx)
-	case slices.ContainsFunc(now, Condition.untilRemount):
+	}
+	w.idle = idleInterval
+	if slices.ContainsFunc(now, Condition.untilRemount) {
 		return w.wait(ctx, idleInterval, w.moved)
 	}
 	return w.wait(ctx, sickInterval, w.poked)
@@ -88,20 +90,21 @@ func (w *Watch) faults() []Condition {
 // pauseHealthy returns early if the kernel's log names the device or if the device is written to.
 // The second check is needed because the log is rate-limited: a burst of errors on another disk
 // hides the first error of this one. After a line in the log it returns early once more, because
-// ext4 writes its superblock after it has logged.
+// ext4 writes its superblock after it has logged. Nothing can be lost on a volume that nobody
+// writes to, and nobody waits for news of one that nobody asks about (Asked): the interval grows.
 func (w *Watch) pauseHealthy(ctx context.Context) reason {
 	if w.named {
 		w.named = false
 		return due
 	}
-	for range idleInterval / activityInterval {
-		why := w.wait(ctx, activityInterval, w.poked)
-		w.named = why == poked
-		if why != due || w.activity.seen() {
-			return why
-		}
+	why := w.wait(ctx, w.idle, w.poked)
+	w.named = why == poked
+	if why == due {
+		w.idle = min(idleFactor*w.idle, idleLongest)
+	} else {
+		w.idle = idleInterval
 	}
-	return due
+	return why
 }
 
 // wait returns after an interval, or as soon as early delivers (nil never does). On a doubt about
@@ -109,9 +112,9 @@ func (w *Watch) pauseHealthy(ctx context.Context) reason {
 func (w *Watch) wait(ctx context.Context, interval time.Duration, early <-chan struct{}) reason {
 	end := time.NewTimer(interval)
 	defer end.Stop()
-	var doubts <-chan struct{}
+	var doubts, written <-chan struct{}
 	if early == w.poked {
-		doubts = w.doubted
+		doubts, written = w.doubted, w.written
 	}
 	for {
 		w.mu.Lock()
@@ -124,6 +127,8 @@ func (w *Watch) wait(ctx context.Context, interval time.Duration, early <-chan s
 			why = over
 		case <-early:
 			why = poked
+		case <-written:
+			why = wanted
 		case <-end.C:
 		case <-doubts:
 			doubted = true
@@ -190,6 +195,8 @@ func (w *Watch) look(ctx context.Context, doubt bool) (lost bool) {
 func (w *Watch) await(ctx context.Context) (lost, answered bool) {
 	limit := time.NewTimer(time.Until(w.inFlight.began.Add(slowLimit)))
 	defer limit.Stop()
+	late := time.AfterFunc(beatInterval, w.monitor.pulse.stir) // the device may hang
+	defer late.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -234,7 +241,9 @@ func (w *Watch) took(f finding) (lost bool) {
 		w.note(func() { w.slow = w.slow || slow })
 		return false
 	}
+	w.mu.Lock()
 	w.activity.looked()
+	w.mu.Unlock()
 	var stay []Condition // nothing new is known about these
 	w.mu.Lock()
 	was := w.found

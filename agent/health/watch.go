@@ -24,14 +24,15 @@ type Watch struct {
 	poked   chan struct{}
 	moved   chan struct{} // the mount has changed
 	urgent  chan struct{} // poked by an event that no examination of a healthy volume causes
+	written chan struct{} // the device was written to, or somebody asks
 	doubted chan struct{} // a doubt whether the device answers
 	looked  chan struct{} // closed after the first look
 
 	// Used by the goroutine that looks, and by Pause while that does not run:
-	activity activity
-	named    bool         // the last look was caused by the kernel's log
-	hasty    bool         // the last look came before settleInterval had passed
-	inFlight *examination // the examination that has not answered yet
+	named    bool          // the last look was caused by the kernel's log
+	hasty    bool          // the last look came before settleInterval had passed
+	idle     time.Duration // until the next look, if nothing happens
+	inFlight *examination  // the examination that has not answered yet
 
 	lowSpace, lowInodes bool // whether there is such a condition
 
@@ -56,6 +57,7 @@ type Watch struct {
 	options   string              // of the mount, when it was last compared with mountinfo
 	slow      bool                // the last examination took long, or the one in progress does
 	stall     stall               // of the device
+	activity  activity            // of the device
 	asking    bool                // a read by ask has not ended
 	there     bool                // the device existed at the last count
 	now       []Condition         // all current conditions
@@ -241,15 +243,30 @@ func (w *Watch) ends(end uint64) {
 	}
 }
 
-// beat processes the kernel's counts of the device's requests. there is false if the device is
-// gone.
-func (w *Watch) beat(now counts, there bool) {
+// Asked makes the watch look soon if it has not for idleInterval, because somebody wants to know
+// its conditions. It does not block.
+func (w *Watch) Asked() {
 	w.mu.Lock()
+	old := w.activity.isOlder(idleInterval)
+	w.mu.Unlock()
+	if old {
+		deliver(w.written)
+	}
+}
+
+// beat processes the kernel's counts of the device's requests. there is false if the device is
+// gone. It returns how many requests have ended since the last counts, and whether the device, or
+// the agent with it, has something to do.
+func (w *Watch) beat(now counts, there bool) (ended uint64, busy bool) {
+	w.mu.Lock()
+	ended = now.ended() - w.stall.last.ended()
+	due := w.activity.isDue(now.writes) || w.slow && w.activity.isOlder(sickInterval)
 	left := w.there && !there
 	w.there = there
 	was := w.stall.hangs()
 	doubt := w.stall.beat(now)
 	hangs := w.stall.hangs()
+	busy = now.inFlight > 0 || due || w.examining.Load() || w.paused.Load()
 	if there && w.stall.isUnknown() && !w.asking && (w.examining.Load() || w.paused.Load()) {
 		w.ask()
 	}
@@ -263,6 +280,10 @@ func (w *Watch) beat(now counts, there bool) {
 	if doubt {
 		deliver(w.doubted)
 	}
+	if due {
+		deliver(w.written)
+	}
+	return ended, busy
 }
 
 // ask sends the device a read, for which no thread waits. It is for a thread of the agent's that

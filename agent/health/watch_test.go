@@ -122,6 +122,47 @@ func TestVolumeThatIsWrittenToInBurstsIsExamined(t *testing.T) {
 	}
 }
 
+// A volume that nobody writes to and nobody asks about is examined less and less often. Who asks
+// gets an answer that is as new as in the beginning, the next time.
+func TestVolumeThatNobodyAsksAboutIsExaminedLessOften(t *testing.T) {
+	target := small(t)
+	file := filepath.Join(target.Mountpoint, "full")
+	synctest.Test(t, func(t *testing.T) {
+		w := owned(t, target)
+		says := func(when string, want int) {
+			t.Helper()
+			synctest.Wait()
+			if now, _ := w.Latest(); len(now) != want {
+				t.Errorf("%s\nwant %d conditions\ngot  %v", when, want, now)
+			}
+		}
+		time.Sleep(3*settleInterval + (1+idleFactor)*idleInterval + sickInterval) // two looks
+		fill(t, file)
+		time.Sleep(3 * idleInterval)
+		says("nobody has asked", 0)
+		w.Asked()
+		says("somebody has asked", 1)
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(sickInterval + 2*settleInterval)
+		says("healthy again", 0)
+		for range 3 {
+			w.Asked()
+			fill(t, file)
+			w.Asked()
+			says("somebody asks at once again", 0)
+			time.Sleep(idleInterval)
+			w.Asked()
+			says("somebody asks after the interval", 1)
+			if err := os.Remove(file); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(sickInterval + 2*settleInterval)
+		}
+	})
+}
+
 // However many lines about a disk the kernel logs, its filesystem is examined at most once per
 // settleInterval, because each examination may cause lines itself.
 func TestExaminationsAreAnIntervalApart(t *testing.T) {

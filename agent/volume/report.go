@@ -34,6 +34,7 @@ func (v *Volume) Report() Report {
 		r.DeviceBytes = blockdev.Bytes("/", v.Device.Number)
 	}
 	if v.watch != nil {
+		v.watch.Asked()
 		r.Conditions, _ = v.watch.Latest()
 		r.FilesystemBytes = v.watch.FilesystemEnd()
 	}

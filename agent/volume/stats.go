@@ -83,6 +83,7 @@ func (v *Volume) stats(ctx context.Context) (Stats, error) {
 	}
 	stats := *m.stats
 	if v.watch != nil {
+		v.watch.Asked()
 		var err error
 		if stats.Conditions, err = v.watch.Conditions(ctx); err != nil {
 			return Stats{}, errkind.New(errkind.DeadlineExceeded, "volume %s: %w: ask again", v.Mountpoint, err)
@@ -128,6 +129,7 @@ func (v *Volume) conditionsAtOnce() ([]health.Condition, bool) {
 	case v.watch == nil:
 		return nil, v.FSType == "tmpfs"
 	}
+	v.watch.Asked()
 	return v.watch.Latest()
 }
 

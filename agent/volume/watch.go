@@ -164,6 +164,9 @@ func (t *Table) relistAnyway(ctx context.Context, anyway bool) error {
 			t.relisted = nil // it may answer the next time
 			continue
 		}
+		if anyway && v.watch != nil {
+			v.watch.Asked() // by the caller of Watch
+		}
 		now[m.Mountpoint] = v
 		v.seenAs(m)
 	}

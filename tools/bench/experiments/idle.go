@@ -2,6 +2,7 @@ package experiments
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -13,16 +14,19 @@ import (
 const (
 	// idleVolumes is the number of volumes that the agent watches while nobody uses them.
 	idleVolumes = 16
-	// idleFor is how long a run counts. It is also how long the volumes are left alone before the
-	// first run: they are mounted, and examined for the first time, before they are idle.
-	idleFor = time.Minute
+	// idleFor is how long a run counts, and idleSettles how long the volumes are left alone before:
+	// until the agent has examined them twice, and does not again for eight minutes.
+	idleFor, idleSettles = time.Minute, 3 * time.Minute
+	// idleSetUp is a base for vm.Limit.
+	idleSetUp = time.Minute
 )
 
 var idleWakeUps = experiment{
-	name: fmt.Sprintf("the agent beside %d healthy volumes that nobody uses", idleVolumes),
+	setUp: idleSetUp,
+	name:  fmt.Sprintf("the agent beside %d healthy volumes that nobody uses", idleVolumes),
 	lines: []measure.Line{
 		{Name: "idle_wakeups", Unit: "a minute", Goal: measure.AtMost(10),
-			What: fmt.Sprintf("the voluntary context switches of all threads of the agent (/proc/PID/task/*/status) while it watches %d healthy ext4 volumes, nobody uses them and nobody calls: each is a wait that a thread has ended", idleVolumes)},
+			What: fmt.Sprintf("the voluntary context switches of all threads of the agent (/proc/PID/task/*/status) while it watches %d healthy ext4 volumes, nobody uses them and nobody calls, between two examinations of them: each is a wait that a thread has ended", idleVolumes)},
 	},
 	open: func(ctx context.Context, l *Setup, _ int) (measure.Session, error) {
 		guest, err := vm.Boot(ctx, vm.Options{Log: l.log, Append: patient}) // without what other experiments have left
@@ -33,19 +37,13 @@ var idleWakeUps = experiment{
 			guest.Kill()
 			return guest.Close()
 		}
-		if _, err := l.mountMany(ctx, guest, idleVolumes); err != nil {
-			end(ctx)
-			return measure.Session{}, err
+		if _, err = l.mountMany(ctx, guest, idleVolumes); err == nil {
+			err = pass(ctx, idleSettles)
 		}
-		settled := false
+		if err != nil {
+			return measure.Session{}, errors.Join(err, end(ctx))
+		}
 		return measure.Session{Close: end, Run: func(ctx context.Context, say func(string)) (measure.Trial, error) {
-			if !settled {
-				say("leaving them alone")
-				if err := pass(ctx, idleFor); err != nil {
-					return nil, err
-				}
-				settled = true
-			}
 			say("counting")
 			count, err := wakeUps(ctx, guest, idleFor)
 			return measure.Trial{"idle_wakeups": {count * float64(time.Minute) / float64(idleFor)}}, err
