@@ -280,7 +280,9 @@ func TestShellThatGoesOnAfterTheHangUpIsKilled(t *testing.T) {
 	process, exited, err := start("/bin/sh", end)
 	end.Close()
 	must(t, err)
-	fmt.Fprintln(terminal, `trap "" HUP; echo deaf; while :; do sleep 60; done`)
+	// The inner shell has no job control. With it, a shell ends if it starts a job after the
+	// hang-up.
+	fmt.Fprintln(terminal, `exec sh -c 'trap "" HUP; echo deaf; while :; do sleep 60; done'`)
 	// The shell's prompt may be on the same line.
 	for lines := bufio.NewScanner(terminal); lines.Scan() && !strings.HasSuffix(lines.Text(), "deaf"); {
 	}
