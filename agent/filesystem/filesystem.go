@@ -75,10 +75,12 @@ type Proven struct {
 	blocks uint64 // size in the superblock on the disk, at least
 	kept   uint64 // size in the superblock even if the disk loses its cache
 	whole  uint64 // the first group whose headers were not yet found to have the full length
+	stale  bool   // the last write of the superblocks of all groups has failed
 }
 
 // Again forgets the state that somebody else may have changed since the last call, who may even
-// have shrunk the filesystem. No kernel shrinks a group that has others behind it.
+// have shrunk the filesystem. No kernel shrinks a group that has others behind it. A write that has
+// failed is remembered.
 func (p *Proven) Again() {
 	p.blocks, p.kept = 0, 0
 	if p.whole > 0 {

@@ -240,5 +240,8 @@ func (d *xfsDisk) growTo(ctx context.Context, g *xfsGeom, blocks uint64) (*xfsGe
 	if errors.Is(growErr, unix.EINVAL) && after.dataBlocks() >= blocks {
 		growErr = nil
 	}
+	if growErr != nil && after.dataBlocks() > g.dataBlocks() { // the superblocks of all groups are written last
+		d.Proven.stale = true
+	}
 	return after, errors.Join(growErr, d.settle(ctx, after))
 }

@@ -71,6 +71,34 @@ func TestGroupsOfSomebodyElsesGrowthAreWholeOnceSettled(t *testing.T) {
 	}
 }
 
+// The superblock of a group was not written in a growth: xfsSettle writes all of them again,
+// although the primary one has the size, and fails as long as that fails.
+func TestSuperblocksAreWrittenAgainAfterAFailure(t *testing.T) {
+	m := mountedXFS(t)
+	m.Proven = &Proven{}
+	if err := xfsSettle(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	m.Proven.stale = true
+	elsewhere := m
+	elsewhere.Dir = open(t, "/proc") // which has no label to set
+	g, err := readXFSGeom(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := openXFSDisk(elsewhere)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.close()
+	if err := d.settleFound(t.Context(), g); err == nil || !m.Proven.stale {
+		t.Errorf("they cannot be written\nwant an error, and them to be stale\ngot  %v, and stale %v", err, m.Proven.stale)
+	}
+	if err := xfsSettle(t.Context(), m); err != nil || m.Proven.stale {
+		t.Errorf("they can be written\nwant no error, and nothing stale\ngot  %v, and stale %v", err, m.Proven.stale)
+	}
+}
+
 // A later call of the same caller reads no group again but the last one that it had proven: a group
 // that is the last one may be made shorter. A call without time stops, and the next one goes on.
 func TestGroupsAreReadOnceForAllCalls(t *testing.T) {

@@ -25,7 +25,7 @@ func xfsSettle(ctx context.Context, m Mounted) error {
 	if err != nil {
 		return err
 	}
-	if m.Proven != nil && m.Proven.kept >= g.dataBlocks() {
+	if m.Proven != nil && m.Proven.kept >= g.dataBlocks() && !m.Proven.stale {
 		return nil
 	}
 	d, err := openXFSDisk(m)
@@ -73,13 +73,17 @@ func (d *xfsDisk) settleFound(ctx context.Context, g *xfsGeom) error {
 // moment no kernel mounts the disk. FIFREEZE also stops every writer, for as long as any write call
 // takes.
 //
+// If the superblock of a group cannot be written, settle fails until that succeeds, although the
+// primary one has the size: xfs_repair compares them.
+//
 // A growth by the agent itself is settled even if ctx has ended, because the kernel has already
 // made it.
 func (d *xfsDisk) settle(ctx context.Context, g *xfsGeom) error {
-	if err := d.awaitWhole(ctx, g, g.groups()-1); err != nil || d.Proven.blocks >= g.dataBlocks() {
+	if err := d.awaitWhole(ctx, g, g.groups()-1); err != nil || d.Proven.blocks >= g.dataBlocks() && !d.Proven.stale {
 		return err
 	}
-	if err := xfsWriteSuper(d.Mounted); err != nil {
+	err := xfsWriteSuper(d.Mounted)
+	if d.Proven.stale = err != nil; err != nil {
 		return err
 	}
 	if err := d.readSuper(); err != nil {

@@ -382,6 +382,21 @@ func TestGrowthIntoAPartThatFailsSucceedsWhenItIsRepaired(t *testing.T) {
 	freshlyVerified(t, v, writer.Ledger().Bytes())
 }
 
+// The superblock of a group cannot be written while an xfs grows. The kernel reports that only to
+// the call that grows, and no later growth of the same size writes the superblock again: OK must
+// wait until it is whole, or xfs_repair would find the volume inconsistent.
+func TestGrowthIsNotDoneWhileASuperblockIsNotWritten(t *testing.T) {
+	g := guest(t)
+	v := mounted(t, g, "xfs")
+	must(t, v.BreakWritesAt(limited(t), disks["xfs"]/4)) // the second of four groups
+	healsAtEnd(t, v)
+	for range 2 {
+		refused(t, v.Resize(limited(t), 2*disks["xfs"]), codes.FailedPrecondition, "if it still fails")
+	}
+	must(t, v.Heal(limited(t)))
+	must(t, v.Resize(limited(t), 2*disks["xfs"])) // the end of the test checks the filesystem
+}
+
 // The kernel refuses to grow an ext4 with a damaged resize inode with EINVAL, and only its log has
 // the reason.
 func TestGrowthOfADamagedExt4NamesItsRepair(t *testing.T) {
