@@ -37,9 +37,13 @@ func (a Address) dial(ctx context.Context) (net.Conn, error) {
 		}
 		return conn, nil
 	}
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", a.Path)
-	if err != nil || a.Scheme == Unix {
-		return conn, err
+	// Not DialContext, which would link the resolver of names.
+	conn, err := (&net.Dialer{}).DialUnix(ctx, "unix", nil, &net.UnixAddr{Name: a.Path, Net: "unix"})
+	if err != nil {
+		return nil, err // a nil *net.UnixConn would be a non-nil net.Conn
+	}
+	if a.Scheme == Unix {
+		return conn, nil
 	}
 	if err := connect(ctx, conn, a.Port); err != nil {
 		conn.Close()

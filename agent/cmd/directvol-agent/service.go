@@ -46,7 +46,7 @@ func notifyReady() error {
 	if socket == "" {
 		return nil
 	}
-	conn, err := net.Dial("unixgram", socket) // "@" means the abstract namespace to both
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: socket, Net: "unixgram"}) // "@" means the abstract namespace to both
 	if err == nil {
 		defer conn.Close()
 		_, err = conn.Write([]byte("READY=1"))
