@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"sort"
 )
 
 // Agent is everything that an agent reports in its metrics.
@@ -58,11 +59,15 @@ func (a *Agent) writeVolumes(t *Text) {
 	t.One("directvol_agent_volumes_abnormal", Gauge, "Mounted storages with at least one abnormal condition.", float64(abnormal))
 	const conditionsName = "directvol_agent_volume_conditions"
 	t.Family(conditionsName, Gauge, "Abnormal conditions of mounted storages, by status and reason.")
-	for _, c := range slices.SortedFunc(maps.Keys(conditions), compare) {
+	for _, c := range sorted(conditions) {
 		t.Sample(conditionsName, float64(conditions[c]), "status", c.Status, "reason", c.Reason)
 	}
 }
 
-func compare(a, b Condition) int {
-	return cmp.Or(cmp.Compare(a.Status, b.Status), cmp.Compare(a.Reason, b.Reason))
+func sorted(conditions map[Condition]int) []Condition {
+	all := slices.Collect(maps.Keys(conditions))
+	sort.Slice(all, func(i, j int) bool {
+		return cmp.Or(cmp.Compare(all[i].Status, all[j].Status), cmp.Compare(all[i].Reason, all[j].Reason)) < 0
+	})
+	return all
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
+	"sort"
 
 	"golang.org/x/sys/unix"
 
@@ -78,7 +78,7 @@ func devicesOf(root string, m *Info) (found []Device) {
 			found = append(found, Device{n, blockdev.SeqOf(root, n)})
 		}
 	}
-	slices.SortFunc(found, func(a, b Device) int { return cmp.Compare(a.Number, b.Number) })
+	sort.Slice(found, func(i, j int) bool { return found[i].Number < found[j].Number })
 	return found
 }
 

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
+	"sort"
 	"sync"
 	"time"
 
@@ -151,7 +151,7 @@ func (a *leases) save() error {
 				}
 			}
 		}
-		slices.SortFunc(now.Frozen, func(a, b record) int { return strings.Compare(a.Path, b.Path) })
+		sort.Slice(now.Frozen, func(i, j int) bool { return now.Frozen[i].Path < now.Frozen[j].Path })
 		return now
 	})
 }

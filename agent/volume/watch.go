@@ -2,8 +2,8 @@ package volume
 
 import (
 	"context"
+	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -125,10 +125,9 @@ func (t *Table) List(ctx context.Context) ([]Report, error) {
 	t.watchers.mu.Lock()
 	defer t.watchers.mu.Unlock()
 	reports := make([]Report, 0, len(t.listed))
-	for _, v := range t.listed {
-		reports = append(reports, t.watchers.reported(v))
+	for _, path := range slices.Sorted(maps.Keys(t.listed)) {
+		reports = append(reports, t.watchers.reported(t.listed[path]))
 	}
-	slices.SortFunc(reports, func(a, b Report) int { return strings.Compare(a.Path, b.Path) })
 	return reports, nil
 }
 
