@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/directvol/directvol/protocols/volumepb"
 	"github.com/directvol/directvol/tests/vm"
 )
 
@@ -112,6 +113,9 @@ func (v volume) failUnderWriter(ctx context.Context, s *transcript, other volume
 		v.report.SecondsToAbnormal = time.Since(broken).Seconds()
 		say(message)
 		v.report.ConditionsFault = []Condition{{true, message}}
+		if err := s.watch.await(ctx, v, func(now *volumepb.Volume) bool { return len(now.Conditions) > 0 }); err != nil {
+			return err
+		}
 		if err := v.staysAbnormal(ctx, say, other); err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/directvol/directvol/protocols/output"
+	"github.com/directvol/directvol/protocols/volumepb"
 	"github.com/directvol/directvol/tests/guest/remote"
 	"github.com/directvol/directvol/tests/vm"
 )
@@ -77,7 +78,10 @@ func (v volume) growUnderWriter(ctx context.Context, s *transcript, goal uint64)
 	if err := v.step(ctx, s, "write: 1 MiB blocks with sums, each fsynced, then acknowledged", firstBlocks(writer)); err != nil {
 		return err
 	}
-	if err := v.step(ctx, s, "grow disk and filesystem under the writer", growTo(goal)); err != nil {
+	seen := func(v volume, ctx context.Context, _ func(string)) error {
+		return s.watch.await(ctx, v, func(now *volumepb.Volume) bool { return now.FilesystemBytes == goal && now.Growth == nil })
+	}
+	if err := v.step(ctx, s, "grow disk and filesystem under the writer", growTo(goal), seen); err != nil {
 		return err
 	}
 	return v.step(ctx, s, "keep writing, past the old filesystem's capacity", pastOldSize(writer))

@@ -133,6 +133,7 @@ func job(ctx context.Context, s *transcript, report *Report, verbose bool) (err 
 	accelerator := guest.VM().Accelerator()
 	s.Note("accelerator %s (%s)", accelerator.Name, accelerator.Reason)
 
+	s.watch = startWatch(ctx, guest)
 	volumes, err := grow(ctx, s, report, guest)
 	if err != nil {
 		return err

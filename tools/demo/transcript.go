@@ -16,6 +16,7 @@ type transcript struct {
 	*output.Progress
 	w     io.Writer
 	steps []Step
+	watch *watch // nil until there is a guest
 }
 
 func newTranscript(w io.Writer) *transcript {
@@ -31,10 +32,12 @@ func (s *transcript) section(format string, args ...any) {
 }
 
 // step runs do as a step of the transcript. do calls say to report its progress or its result; the
-// last text stays on the terminal.
+// last text stays on the terminal. What the watch has seen meanwhile follows, a line for each
+// change.
 func (s *transcript) step(ctx context.Context, name string, do func(ctx context.Context, say func(string)) error) error {
 	limited, cancel := context.WithTimeout(ctx, vm.Limit(stepLimit))
 	defer cancel()
+	s.seen()
 	running := s.Begin(name)
 	err := do(limited, running.Say)
 	outcome := "ok" + aside(running.Said())
@@ -46,7 +49,15 @@ func (s *transcript) step(ctx context.Context, name string, do func(ctx context.
 		err = fmt.Errorf("%s: %w", name, err)
 	}
 	s.steps = append(s.steps, Step{name, running.End(outcome).Seconds()})
+	s.seen()
 	return err
+}
+
+// seen prints what the watch has seen since the last call.
+func (s *transcript) seen() {
+	for _, line := range s.watch.begin() {
+		s.Note("%s", line)
+	}
 }
 
 // aside formats the text of a step: after the step's name if there is room, otherwise below it, one
