@@ -40,7 +40,7 @@ func (e experiment) described(imagesInMemory bool) []measure.Line {
 // their own.
 var all = []experiment{
 	binarySize, systemCalls,
-	roundTrips, roundTripsApart, streams, residentMemory, resizeExt4, resizeXFS, pauseExt4, pauseXFS, growExt4, growXFS, growBtrfs, probeCost, besideHung, stuckThreads, diskGrown, attach, fioCounted, fioByHand, fioShared,
+	roundTrips, roundTripsApart, streams, residentMemory, resizeExt4, resizeXFS, pauseExt4, pauseXFS, growExt4, growXFS, growBtrfs, probeCost, conditionLatency, besideHung, stuckThreads, diskGrown, attach, fioCounted, fioByHand, fioShared,
 	kataRoundTrips, kataRoundTripsApart, kataMemory,
 	boot, idleWakeUps, many,
 }
