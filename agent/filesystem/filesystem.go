@@ -75,7 +75,9 @@ type Proven struct {
 	blocks uint64 // size in the superblock on the disk, at least
 	kept   uint64 // size in the superblock even if the disk loses its cache
 	whole  uint64 // the first group whose headers were not yet found to have the full length
-	stale  bool   // the last write of the superblocks of all groups has failed
+	stale  bool   // the last write of the superblocks of all groups has failed, or was cut off before the mount
+	// compared is set when the superblocks of all groups were compared, once for a mount.
+	compared bool
 }
 
 // Again forgets the state that somebody else may have changed since the last call, who may even

@@ -99,6 +99,45 @@ func TestSuperblocksAreWrittenAgainAfterAFailure(t *testing.T) {
 	}
 }
 
+// A growth was cut off before the kernel wrote the superblocks of the other groups: xfs_repair
+// would make the filesystem as small as they say.
+func TestCopiesThatAGrowthDidNotWriteAreWrittenOnceSettled(t *testing.T) {
+	image, dir := mounttest.Image(t, "xfs", "-d", "agsize=76m"), mounttest.Dir(t)
+	disk := mounttest.Attach(t, image)
+	mounttest.Mount(t, disk, dir, "xfs", 0, "")
+	m := Mounted{Dir: open(t, dir), Disk: open(t, disk), Proven: &Proven{}}
+	g, err := readXFSGeom(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := openXFSDisk(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.close()
+	if written, err := d.hasCopies(g); !written || err != nil {
+		t.Fatalf("made by mkfs\nwant all copies\ngot  %v, error %v", written, err)
+	}
+	file, err := os.OpenFile(image, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	old := binary.BigEndian.AppendUint64(nil, g.dataBlocks()/2)
+	if _, err := file.WriteAt(old, 2*76<<20+8); err != nil {
+		t.Fatal(err)
+	}
+	if written, err := d.hasCopies(g); written || err != nil {
+		t.Fatalf("with an old size in group 2\nwant it seen\ngot  %v, error %v", written, err)
+	}
+	if err := xfsSettle(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	if written, err := d.hasCopies(g); !written || err != nil {
+		t.Errorf("settled\nwant all copies written\ngot  %v, error %v", written, err)
+	}
+}
+
 // A later call of the same caller reads no group again but the last one that it had proven: a group
 // that is the last one may be made shorter. A call without time stops, and the next one goes on.
 func TestGroupsAreReadOnceForAllCalls(t *testing.T) {
