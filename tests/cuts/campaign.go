@@ -92,15 +92,8 @@ type campaign struct {
 
 // run makes the cuts. It returns an error of the test itself only.
 func (c *campaign) run(ctx context.Context) (err error) {
-	c.counts, c.kept = counts{}, map[string]int{}
-	c.random = rand.New(rand.NewPCG(c.seed, 0))
-	defer func() {
-		if c.guest != nil {
-			c.guest.Kill()
-			err = errors.Join(err, c.guest.Close())
-		}
-	}()
-	if err := c.boot(ctx); err != nil {
+	defer func() { err = errors.Join(err, c.end()) }()
+	if err := c.begin(ctx); err != nil {
 		return err
 	}
 	for c.cut < c.cuts {
@@ -109,6 +102,22 @@ func (c *campaign) run(ctx context.Context) (err error) {
 		}
 	}
 	return nil
+}
+
+// begin boots the first guest.
+func (c *campaign) begin(ctx context.Context) error {
+	c.counts, c.kept = counts{}, map[string]int{}
+	c.random = rand.New(rand.NewPCG(c.seed, 0))
+	return c.boot(ctx)
+}
+
+// end ends the last guest.
+func (c *campaign) end() error {
+	if c.guest == nil {
+		return nil
+	}
+	c.guest.Kill()
+	return c.guest.Close()
 }
 
 // report returns the results as Markdown.
@@ -323,38 +332,11 @@ func (c *campaign) rescue(ctx context.Context) error {
 	if len(met) == 0 {
 		return nil
 	}
-	build, err := vm.FindBuild()
+	whole, err := c.rescueAll(ctx, met)
 	if err != nil {
-		return err
-	}
-	kernel, image, err := build.Rescue()
-	if err != nil {
-		return fmt.Errorf("%d volumes met the window and cannot be rescued: %w", len(met), err)
-	}
-	if err := limited(ctx, c.guest.Stop); err != nil { // only one VM at a time
-		return err
-	}
-	var whole []*remains
-	for _, r := range met {
-		report, err := r.rescue(ctx, rescue.Config{Disk: r.path, Kernel: kernel, Image: image, Directvol: build.Directvol, Timeout: vm.Limit(volumeLimit)})
-		if err == nil {
-			whole = append(whole, r)
-			c.say("volume %s (%s): rescued by Linux %s", r.id, r.fstype, report.Kernel)
-			continue
-		}
-		if ctx.Err() != nil {
-			return err
-		}
-		c.lose(r, finding{refused, err})
-		if err := c.keepUntouched(r); err != nil {
-			return err
-		}
-	}
-	if err := c.boot(ctx); err != nil {
 		return err
 	}
 	for _, r := range whole {
-		r.window, r.growths = false, 0 // from now on, a refusal is a failure
 		found, err := c.check(ctx, r)
 		if err != nil {
 			return err
@@ -364,6 +346,39 @@ func (c *campaign) rescue(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// rescueAll runs `directvol rescue` on volumes, and returns the rescued ones. No guest runs beside
+// it; afterwards there is a new one.
+func (c *campaign) rescueAll(ctx context.Context, met []*remains) (whole []*remains, err error) {
+	build, err := vm.FindBuild()
+	if err != nil {
+		return nil, err
+	}
+	kernel, image, err := build.Rescue()
+	if err != nil {
+		return nil, fmt.Errorf("%d volumes met the window and cannot be rescued: %w", len(met), err)
+	}
+	if err := limited(ctx, c.guest.Stop); err != nil { // only one VM at a time
+		return nil, err
+	}
+	for _, r := range met {
+		report, err := r.rescue(ctx, rescue.Config{Disk: r.path, Kernel: kernel, Image: image, Directvol: build.Directvol, Timeout: vm.Limit(volumeLimit)})
+		if err == nil {
+			r.window, r.growths = false, 0 // from now on, a refusal is a failure
+			whole = append(whole, r)
+			c.say("volume %s (%s): rescued by Linux %s", r.id, r.fstype, report.Kernel)
+			continue
+		}
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		c.lose(r, finding{refused, err})
+		if err := c.keepUntouched(r); err != nil {
+			return nil, err
+		}
+	}
+	return whole, c.boot(ctx)
 }
 
 func limited(ctx context.Context, do func(context.Context) error) error {

@@ -1,6 +1,7 @@
 package cuts
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,7 +50,7 @@ func (r *remains) check(ctx context.Context, g *vm.Guest, w way, id string) (fou
 		all, err := g.Remote.Verify(ctx, d.mounted+"/"+written, r.ledger, nil)
 		add(blocks, errors.Join(err, all.Err()))
 	}
-	goal := vm.WholeSize(r.size)
+	goal := cmp.Or(r.goal, vm.WholeSize(r.size))
 	grown := d.grow(ctx, goal)
 	add(noGrowth, grown)
 	if ctx.Err() != nil {

@@ -76,6 +76,7 @@ type remains struct {
 	ledger  *remote.Ledger // the blocks that the image must contain
 	growths int            // the number of growths that had begun before the cut
 	window  bool           // the cut fell into the window
+	goal    uint64         // the size of the interrupted call, which is made again; 0 for any larger size
 }
 
 // untouched returns the path of a copy of the image as the cut left it, which was never mounted.

@@ -22,6 +22,14 @@
 // log or journal contains a growth, the next growth may fail and damage the volume, or never
 // return: ext4 on 6.1 and 7.3, xfs on 6.1.
 //
+// The matrix (matrix.go) is the other campaign: volumes of many formats grow without a record to a
+// list of sizes. In each step QEMU is killed while some of the calls run, and the same calls are
+// made again in the next guest. Then every volume must have the size and no recorded error, its
+// fsck must be silent, and with the copies of an ext4's superblock e2fsck must find nothing wrong
+// but counts. TestSameCallFinishesAGrowthThatAKillInterrupted has a few formats and sizes; `make
+// test-long` runs TestEveryFormatGrowsToTwoTebibytesThroughKills. An ext4 without a journal is
+// given to e2fsck after a kill, as its user must.
+//
 // Settings of a manual run, in the environment:
 //
 //	CUTS_WAY     who mounts and grows: agent (the default) or, without an agent, bare

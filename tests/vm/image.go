@@ -104,9 +104,11 @@ func SizeOnDisk(fstype, path string) (uint64, error) {
 	return size, nil
 }
 
+// has64bit is EXT4_FEATURE_INCOMPAT_64BIT.
+const has64bit = 0x80
+
 // ext4Size reads struct ext4_super_block (fs/ext4/ext4.h).
 func ext4Size(super []byte) (uint64, bool) {
-	const has64bit = 0x80
 	shift := binary.LittleEndian.Uint32(super[24:])
 	if binary.LittleEndian.Uint16(super[56:]) != 0xef53 || shift > 6 {
 		return 0, false

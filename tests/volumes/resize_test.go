@@ -270,8 +270,10 @@ func TestResizesAtOnceAllSucceed(t *testing.T) {
 
 // Another grower in the guest, which always asks for the end of the device, never turns a request
 // of ours into a shrink.
-func TestTwoGrowersNeverShrinkAnXFS(t *testing.T) {
-	const rounds = 60
+func TestTwoGrowersNeverShrinkAnXFS(t *testing.T) { growsBesideAnother(t, 60) }
+
+func growsBesideAnother(t *testing.T, rounds int) {
+	t.Helper()
 	g := guest(t)
 	v := mounted(t, g, "xfs")
 	size, start := disks["xfs"], extent(t, g, v)
