@@ -92,7 +92,7 @@ func TestSimultaneousFaultsAreAllReported(t *testing.T) {
 // fillLog returns a volume, and a function that breaks it under more writers than the kernel logs
 // lines in five seconds (ten). The acknowledged blocks are not compared: on 6.1, if several
 // processes call fsync, one fsync was seen to report success although another fsync had just failed
-// to commit the transaction of both.
+// to commit the transaction of both; see TestShutdownIsAConditionUntilItIsMountedAgain.
 func fillLog(t *testing.T, g *vm.Guest) (v *vm.Volume, storm func()) {
 	t.Helper()
 	v = mounted(t, g, "ext4")
@@ -183,8 +183,9 @@ func TestShutdownIsAConditionUntilItIsMountedAgain(t *testing.T) {
 		must(t, g.Remote.ShutdownFS(limited(t), v.GuestPath, flushJournal))
 		fails(t, writer)
 		if fstype == "ext4" {
-			// On 6.1, one fsync that met the shutdown was seen to report success, and its block was
-			// lost.
+			// On 6.1, an fsync may report success although the journal was aborted before it wrote
+			// the block's transaction: kjournald "commits" such a transaction without writing, and
+			// jbd2_complete_transaction does not ask whether the journal is aborted.
 			writer.Ledger().Forget(promised)
 		}
 		becomes(t, v, map[string]func([]*volumepb.Condition) bool{"ext4": failsWrites, "xfs": hasShutDown}[fstype]) // ext4 on 6.1 shows a shutdown only by failing writes
