@@ -72,9 +72,9 @@ func (r *remains) check(ctx context.Context, g *vm.Guest, w way, id string) (fou
 
 // refusal distinguishes the known refusal of a mount from other refusals.
 func (r *remains) refusal(err error) loss {
-	// The agent's errors have crossed a wire, so only the errno's text is left. An ext4's
+	// The agent's errors have crossed a wire, so only the errno's text is left. An ext4's or ext3's
 	// superblock may already have the new size while the group descriptors do not.
-	if (r.window || r.fstype == "ext4" && r.growths > 0) && strings.Contains(err.Error(), unix.EUCLEAN.Error()) {
+	if (r.window || strings.HasPrefix(r.fstype, "ext") && r.growths > 0) && strings.Contains(err.Error(), unix.EUCLEAN.Error()) {
 		return metWindow
 	}
 	return refused
