@@ -123,7 +123,9 @@ func (t *Table) follow(m *mounted, r request, from origin) error {
 	if there, err := m.driver.there(m); there || err != nil {
 		return err
 	}
-	m.set(from, mount.Identity{})
+	was := m.mount()
+	was.UUID = "" // of the earlier disk; somebody's mount of the new one is compared (mustBeAsItWas)
+	m.set(from, was)
 	t.log.WithField("mountpoint", m.mountPoint).WithField("device", from.path).Warn("storage lost its disk and is mounted from the disk that replaced it")
 	return nil
 }

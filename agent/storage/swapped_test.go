@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
@@ -85,5 +87,36 @@ func TestCallIsGivenUpWhileAnotherHangsAtItsDevice(t *testing.T) {
 	err = table.Hold(over, "c2", []*agentpb.Storage{onDisk(disk, "xfs", place)}, always)
 	if errkind.Of(err) != errkind.DeadlineExceeded {
 		t.Errorf("want it given up\ngot  %v", err)
+	}
+}
+
+// A storage's disk has left, and somebody mounts the disk that has replaced it there, with other
+// options. A call refuses that mount, as it does for a storage whose disk has stayed.
+func TestReplacedDiskThatSomebodyHasMountedOtherwiseIsRefused(t *testing.T) {
+	place := filepath.Join(mounttest.Dir(t), "place")
+	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
+	table := newTable()
+	s := onDisk(disk, "xfs", place)
+	_, from := found(t, table, s)
+	if from.device.Seq == 0 {
+		t.Skip("this kernel numbers no disks (diskseq): run it on Linux 5.15 or newer")
+	}
+	if err := hold(t, table, s); err != nil {
+		t.Fatal(err)
+	}
+	_ = table.volumes.Quiet(t.Context(), place, func() (bool, error) { return true, unix.Unmount(place, 0) })
+	mounttest.Reattach(t, disk, mounttest.Image(t, "xfs"))
+	for _, flags := range []uintptr{unix.MS_NOEXEC, 0} {
+		mounttest.Mount(t, disk, place, "xfs", flags, "")
+		err := hold(t, table, s)
+		if refused := flags != 0; (errkind.Of(err) == errkind.AlreadyExists) != refused || !refused && err != nil {
+			t.Errorf("flags %x\nwant refused %v\ngot  %v", flags, refused, err)
+		}
+		if flags != 0 {
+			mounttest.Unmount(t, place)
+		}
+	}
+	if err := table.Release(t.Context(), "c1"); err != nil {
+		t.Error(err)
 	}
 }
