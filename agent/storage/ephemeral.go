@@ -48,7 +48,8 @@ const remountOption = "remount"
 // that are not named stay, and so do the owner and the mode of the root directory, which a remount
 // does not change; mount flags can be set and cleared. Update may be repeated. If one storage
 // fails, those before it have been updated. A storage that somebody unmounts later is mounted again
-// with the options that it had after its last update.
+// with the options that it had after its last update. A mount that somebody has made in its place
+// with other options is not updated; the error is AlreadyExists.
 func (t *Table) Update(ctx context.Context, storages []*agentpb.Storage) error {
 	requests := make([]request, len(storages))
 	for i, s := range storages {
@@ -78,6 +79,12 @@ func (t *Table) remount(r request) error {
 	}
 	if m == nil || m.driver != ephemeral || top == nil || !m.is(top) {
 		return errkind.New(errkind.NotFound, "storage %s: no %s storage is mounted there", r.mountPoint, ephemeral.name)
+	}
+	if _, err := m.isMounted(); err != nil { // the topmost mount is another one
+		return err
+	}
+	if err := t.adopt(m); err != nil {
+		return err
 	}
 	options := slices.DeleteFunc(strings.Split(r.options.Data, ","), func(o string) bool { return o == remountOption })
 	data := strings.Join(options, ",")

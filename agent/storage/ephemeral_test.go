@@ -182,3 +182,26 @@ func TestStorageMountedAgainByAnAgentThatWasKilledIsItsOwn(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Somebody mounts a tmpfs with other options in a storage's place. An update does not make these
+// the storage's options: neither the update nor a call takes that mount for the storage.
+func TestUpdateOfAMountThatSomebodyHasMadeOtherwiseIsRefused(t *testing.T) {
+	table := stateful(t, filepath.Join(t.TempDir(), "state.json"))
+	storage := inMemory(filepath.Join(ownDir(t), "memory"))
+	if err := hold(t, table, storage); err != nil {
+		t.Fatal(err)
+	}
+	update := inMemory(storage.MountPoint)
+	update.Options = []string{remountOption, "nr_blocks=100"} // shown as size=400k
+	for _, flags := range []uintptr{unix.MS_RDONLY, 0} {
+		mounttest.Unmount(t, storage.MountPoint)
+		mounttest.Mount(t, "shm", storage.MountPoint, "tmpfs", flags, "")
+		refused := flags != 0
+		if err := table.Update(t.Context(), []*agentpb.Storage{update}); (errkind.Of(err) == errkind.AlreadyExists) != refused || !refused && err != nil {
+			t.Errorf("update, flags %x\nwant refused %v\ngot  %v", flags, refused, err)
+		}
+		if err := hold(t, table, storage); (errkind.Of(err) == errkind.AlreadyExists) != refused || !refused && err != nil {
+			t.Errorf("call, flags %x\nwant refused %v\ngot  %v", flags, refused, err)
+		}
+	}
+}
