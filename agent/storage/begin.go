@@ -62,6 +62,7 @@ func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 		err = t.adopt(m)
 	} else {
 		m.set(m.origin(), was)
+		t.saveOrLog()
 	}
 	if err == nil && m.driver.volume {
 		err = t.own(m)

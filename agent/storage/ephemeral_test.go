@@ -1,6 +1,8 @@
 package storage
 
 import (
+	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -203,5 +205,29 @@ func TestUpdateOfAMountThatSomebodyHasMadeOtherwiseIsRefused(t *testing.T) {
 		if err := hold(t, table, storage); (errkind.Of(err) == errkind.AlreadyExists) != refused || !refused && err != nil {
 			t.Errorf("call, flags %x\nwant refused %v\ngot  %v", flags, refused, err)
 		}
+	}
+}
+
+// The agent cannot mount a storage again, somebody mounts it with other options, and the agent is
+// restarted. The next agent does not take that mount for the storage's own.
+func TestStorageThatCouldNotBeMountedAgainKeepsItsIdentity(t *testing.T) {
+	table := stateful(t, filepath.Join(t.TempDir(), "state.json"))
+	storage := inMemory(filepath.Join(ownDir(t), "memory"))
+	if err := hold(t, table, storage); err != nil {
+		t.Fatal(err)
+	}
+	mounttest.Unmount(t, storage.MountPoint)
+	if err := errors.Join(os.RemoveAll(storage.MountPoint), os.WriteFile(storage.MountPoint, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := hold(t, table, storage); err == nil {
+		t.Fatal("it was mounted on a file")
+	}
+	if err := errors.Join(os.Remove(storage.MountPoint), os.Mkdir(storage.MountPoint, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	mounttest.Mount(t, "shm", storage.MountPoint, "tmpfs", unix.MS_RDONLY, "")
+	if err := hold(t, restarted(t, table), storage); errkind.Of(err) != errkind.AlreadyExists {
+		t.Errorf("want it refused\ngot  %v", err)
 	}
 }
