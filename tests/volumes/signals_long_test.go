@@ -44,6 +44,7 @@ func from(provoke func(*testing.T, *vm.Guest, *vm.Volume)) func(*testing.T, *vm.
 
 func hangInAGrowth(t *testing.T, g *vm.Guest, v *vm.Volume) time.Time {
 	t.Helper()
+	must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), 2*disks[v.FSType]))
 	must(t, v.Serve(limited(t)))
 	healsAtEnd(t, v)
 	began := now(t, g)
