@@ -152,6 +152,12 @@ func (v *Volume) inTime(ctx context.Context, do func(context.Context) error) err
 		}
 		time.AfterFunc(wait, func() { close(late) })
 	})()
+	return v.awaitAnswer(early, answer, panicked, late)
+}
+
+// awaitAnswer returns the answer of inTime's do, or an error after late is closed. An answer that
+// has come counts, however late this goroutine runs: do's end also ends early, and so closes late.
+func (v *Volume) awaitAnswer(early context.Context, answer <-chan error, panicked <-chan string, late <-chan struct{}) error {
 	look := time.NewTimer(lookAfter)
 	defer look.Stop()
 	looked, was := false, uint64(0)
@@ -163,12 +169,20 @@ func (v *Volume) inTime(ctx context.Context, do func(context.Context) error) err
 			panic(p)
 		case <-look.C:
 			looked, was = true, health.Ended(v.Device.Number)
+			continue
 		case <-late:
-			if !looked {
-				return errkind.New(errkind.DeadlineExceeded, "volume %s: not done in time; try again, what has begun continues: %w", v.Mountpoint, context.Cause(early))
-			}
-			return errkind.New(errkind.DeadlineExceeded, "volume %s: not done in time, %s; try again, what has begun continues: %w", v.Mountpoint, v.since(was), context.Cause(early))
 		}
+		select {
+		case err := <-answer:
+			return err
+		case p := <-panicked:
+			panic(p)
+		default:
+		}
+		if !looked {
+			return errkind.New(errkind.DeadlineExceeded, "volume %s: not done in time; try again, what has begun continues: %w", v.Mountpoint, context.Cause(early))
+		}
+		return errkind.New(errkind.DeadlineExceeded, "volume %s: not done in time, %s; try again, what has begun continues: %w", v.Mountpoint, v.since(was), context.Cause(early))
 	}
 }
 

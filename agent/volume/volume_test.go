@@ -136,6 +136,26 @@ func TestThreadOfACallThatIsGivenUpHasItsLastWords(t *testing.T) {
 	}
 }
 
+// The end of a call's work ends its context, too, and 100 ms later its time: a caller that has not
+// run meanwhile, on a busy guest, finds both.
+func TestAnswerThatHasComeCountsHoweverLateItsCallerRuns(t *testing.T) {
+	v, own := &Volume{Mountpoint: "/volume"}, errors.New("the answer")
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	late := make(chan struct{})
+	close(late)
+	for range 64 { // select would choose by chance
+		answer := make(chan error, 1)
+		answer <- own
+		if err := v.awaitAnswer(over, answer, nil, late); err != own {
+			t.Fatalf("want %v\ngot  %v", own, err)
+		}
+	}
+	if err := v.awaitAnswer(over, nil, nil, late); errkind.Of(err) != errkind.DeadlineExceeded {
+		t.Errorf("without an answer\nwant a DeadlineExceeded\ngot  %v", err)
+	}
+}
+
 func TestResizeThatWaitsForAnotherGivesUpWithItsCaller(t *testing.T) {
 	v := &Volume{Mountpoint: "/volume", growing: make(chan struct{}, 1)}
 	if err := v.lock(t.Context()); err != nil {
