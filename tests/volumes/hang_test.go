@@ -443,8 +443,8 @@ func TestGuestGoesOnBesideAStoreThatHangs(t *testing.T) {
 	}
 	isHealthy(t, other) // the agent answers
 	thaw()
+	must(t, writer.Stop(limited(t))) // before it has filled the volume
 	becomes(t, v, nothing)
 	must(t, other.Resize(limited(t), bytes))
-	must(t, writer.Stop(limited(t)))
 	freshlyVerified(t, v, writer.Ledger().Bytes())
 }
