@@ -75,8 +75,9 @@ type Proven struct {
 	blocks uint64 // size in the superblock on the disk, at least
 	kept   uint64 // size in the superblock even if the disk loses its cache
 	whole  uint64 // the first group whose headers were not yet found to have the full length
-	stale  bool   // the last write of the superblocks of all groups has failed, or was cut off before the mount
-	// compared is set when the superblocks of all groups were compared, once for a mount.
+	stale  bool   // the superblock of a group may be older than the growth
+	// compared is set when the superblock of the last group was compared. Those of the others are
+	// compared with their headers.
 	compared bool
 }
 

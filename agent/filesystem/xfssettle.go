@@ -40,8 +40,9 @@ func xfsSettle(ctx context.Context, m Mounted) error {
 }
 
 // settleFound is settle for earlier growths by anybody. It reads the headers of all groups that
-// were not proven yet, because any of them may have been a short last group before a growth. It
-// stops when ctx ends; a later call goes on from there.
+// were not proven yet, because any of them may have been a short last group before a growth, and
+// the superblock of each, once for a mount (isWhole). It stops when ctx ends; a later call goes on
+// from there.
 func (d *xfsDisk) settleFound(ctx context.Context, g *xfsGeom) error {
 	for d.Proven.whole < g.groups()-1 {
 		if err := ctx.Err(); err != nil {
@@ -60,35 +61,12 @@ func (d *xfsDisk) settleFound(ctx context.Context, g *xfsGeom) error {
 		}
 	}
 	if !d.Proven.compared {
-		written, err := d.hasCopies(g)
-		if err != nil {
+		if _, err := d.isWhole(g, g.groups()-1); err != nil { // it may be short
 			return err
 		}
 		d.Proven.compared = true
-		d.Proven.stale = d.Proven.stale || !written
 	}
 	return d.settle(ctx, g)
-}
-
-// xfsCopiesAtOnce is how many groups' superblocks the kernel writes in any order, before it begins
-// with those of later groups (xfs_update_secondary_sbs in fs/xfs/libxfs/xfs_sb.c).
-const xfsCopiesAtOnce = 16
-
-// hasCopies reports whether the superblocks of the other groups have the size of a geometry. The
-// kernel writes them after a growth is in the log, and recovery does not: if QEMU is killed in
-// between, they keep the old size, and xfs_repair would give it to the primary superblock, too.
-func (d *xfsDisk) hasCopies(g *xfsGeom) (bool, error) {
-	groups := g.groups()
-	for group := max(1, groups-min(groups, xfsCopiesAtOnce)); group < groups; group++ {
-		b, err := d.read(xfsSuperSize, group*uint64(g.groupBlocks())*uint64(g.blockSize()))
-		if err != nil {
-			return false, err
-		}
-		if super, err := parseXFSSuper(b); err != nil || super.blocks < g.dataBlocks() {
-			return false, nil
-		}
-	}
-	return true, nil
 }
 
 // settle returns when the superblock on the disk has all blocks of a geometry, and the headers of

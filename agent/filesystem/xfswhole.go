@@ -96,12 +96,19 @@ func (d *xfsDisk) awaitWritten(ctx context.Context, g *xfsGeom, before uint64) e
 // xfsHeaders are the magic numbers of a group's first sectors: its superblock and two headers.
 var xfsHeaders = []string{"XFSB", "XAGF", "XAGI"}
 
-// isWhole reports whether the headers of a group on the disk have its full length.
+// isWhole reports whether the headers of a group on the disk have its full length. It notes a
+// superblock of the group that is older than the geometry. The kernel writes those after a growth
+// is in the log, and recovery does not: if QEMU is killed in between, they keep the old size. If
+// one cannot be written, the others are, and only the call that grew learns of it. xfs_repair would
+// make the filesystem as small as such a superblock says.
 func (d *xfsDisk) isWhole(g *xfsGeom, group uint64) (bool, error) {
 	sector := int(g.sectorSize())
 	headers, err := d.read(len(xfsHeaders)*sector, group*uint64(g.groupBlocks())*uint64(g.blockSize()))
 	if err != nil {
 		return false, err
+	}
+	if super, err := parseXFSSuper(headers); err != nil || super.blocks < g.dataBlocks() {
+		d.Proven.stale = true
 	}
 	for i, magic := range xfsHeaders[1:] {
 		length, err := xfsHeaderLength(headers[(i+1)*sector:], magic, group)
