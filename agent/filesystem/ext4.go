@@ -263,7 +263,11 @@ func ext4Grow(ctx context.Context, name string, m Mounted, blocks uint64) error 
 		at = s.step(at, blocks)
 		err := ioctl(m, "EXT4_IOC_RESIZE_FS", ext4IocResizeFS, unsafe.Pointer(&at))
 		if errors.Is(err, unix.EINVAL) { // canGrow has checked the size (reserve_backup_gdb in fs/ext4/resize.c)
-			return errkind.New(errkind.FailedPrecondition, "%s on %s cannot grow to %d blocks: what it has reserved for growth is damaged, the kernel's log says more: unmount it and run e2fsck -f on the detached disk: %w", name, m.Disk.Name(), at, err)
+			now, readErr := readExt4Super(m.Disk)
+			if readErr != nil || now.blocks <= at {
+				return errkind.New(errkind.FailedPrecondition, "%s on %s cannot grow to %d blocks: what it has reserved for growth is damaged, the kernel's log says more: unmount it and run e2fsck -f on the detached disk: %w", name, m.Disk.Name(), at, err)
+			}
+			at, err = now.blocks, nil // somebody else has grown it further, and the kernel does not shrink it
 		}
 		if err != nil {
 			return fmt.Errorf("grow %s on %s to %d blocks: %w", name, m.Disk.Name(), at, err)

@@ -1,6 +1,8 @@
 package filesystem
 
 import (
+	"context"
+	"encoding/binary"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -109,6 +111,43 @@ func TestExt3EndsBefore2To32Blocks(t *testing.T) {
 	}
 	if err := ext3.CanGrow(m, 1<<32-1); err != nil {
 		t.Errorf("as far as 32 bits go: %v", err)
+	}
+}
+
+// beside is a context that calls do each time a growth looks whether it has ended, which is before
+// each step.
+type beside struct {
+	context.Context
+	do func()
+}
+
+func (b beside) Err() error {
+	b.do()
+	return b.Context.Err()
+}
+
+// The kernel refuses with EINVAL to grow an ext4 whose reserved descriptors are damaged, and also
+// to shrink one that somebody else has grown further meanwhile, which is no damage. /dev/urandom
+// answers unknown ioctls with EINVAL, too.
+func TestExt4ThatSomebodyElseHasGrownFurtherIsNotCalledDamaged(t *testing.T) {
+	image := makeExt4(t, 64<<20, "-b", "4096")
+	m := Mounted{Disk: open(t, image), Dir: open(t, "/dev/urandom")}
+	const blocks = 64 << 20 / 4096
+	if err := ext4.Grow(t.Context(), m, 2*blocks); errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), "damaged") {
+		t.Errorf("with the size as it was\nwant the damage\ngot  %v", err)
+	}
+	file, err := os.OpenFile(image, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	somebody := beside{t.Context(), func() {
+		if _, err := file.WriteAt(binary.LittleEndian.AppendUint32(nil, 3*blocks), ext4SuperOffset+4); err != nil {
+			t.Error(err)
+		}
+	}}
+	if err := ext4.Grow(somebody, m, 2*blocks); err != nil {
+		t.Errorf("grown further by somebody else\nwant success\ngot  %v", err)
 	}
 }
 
