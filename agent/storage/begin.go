@@ -59,11 +59,12 @@ func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 	r.options = m.optionsNow()
 	did, err := m.driver.mount(ctx, &t.devices, r, m.origin())
 	if err == nil {
-		err = t.adopt(m)
-	} else {
-		m.set(m.origin(), was)
-		t.saveOrLog()
+		err = t.adopt(m) // fails if the mount is gone again
 	}
+	if err != nil {
+		m.set(m.origin(), was)
+	}
+	t.saveOrLog()
 	if err == nil && m.driver.volume {
 		err = t.own(m)
 	}
@@ -78,7 +79,8 @@ func (t *Table) mountAgain(ctx context.Context, m *mounted) error {
 }
 
 // disclaim drops the identity of a storage's mount that is gone, and returns it. The next mount
-// there becomes the storage's own, also if the agent ends before it has noted that mount.
+// there becomes the storage's own, also if the agent ends before it has noted that mount. If there
+// is no next mount, the caller sets the identity again: somebody else's mount is then compared.
 func (t *Table) disclaim(m *mounted) (was mount.Identity) {
 	was = m.mount()
 	m.set(m.origin(), mount.Identity{})

@@ -361,6 +361,7 @@ func (t *Table) putBack(m *mounted, gone layer) error {
 	case gone.kept == nil:
 		err = t.mountAgain(context.Background(), m)
 	default:
+		was := m.mount()
 		if m.driver != foreign {
 			t.disclaim(m)
 		}
@@ -371,6 +372,9 @@ func (t *Table) putBack(m *mounted, gone layer) error {
 			err = t.volumes.Observe(m.mountPoint)
 		} else if err == nil {
 			err = t.adopt(m)
+		}
+		if err != nil {
+			m.set(m.origin(), was)
 		}
 	}
 	if !there { // otherwise the watch has never forgotten

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -229,5 +230,55 @@ func TestStorageThatCouldNotBeMountedAgainKeepsItsIdentity(t *testing.T) {
 	mounttest.Mount(t, "shm", storage.MountPoint, "tmpfs", unix.MS_RDONLY, "")
 	if err := hold(t, restarted(t, table), storage); errkind.Of(err) != errkind.AlreadyExists {
 		t.Errorf("want it refused\ngot  %v", err)
+	}
+}
+
+// A storage is mounted again and is gone at once, or cannot be put back after a destroy that has
+// failed. Somebody then mounts it with other options. Neither this agent nor the next one takes
+// that mount for the storage's own.
+func TestStorageThatIsNotMountedAgainKeepsItsIdentity(t *testing.T) {
+	for name, again := range map[string]func(*testing.T, *Table, *mounted) error{
+		"gone at once": func(t *testing.T, table *Table, m *mounted) error {
+			mounttest.Unmount(t, m.mountPoint)
+			brief := *ephemeral
+			brief.mount = func(ctx context.Context, d *devices, r request, from origin) (did, error) {
+				did, err := mountOrigin(ctx, d, r, from)
+				return did, errors.Join(err, unix.Unmount(r.mountPoint, 0))
+			}
+			m.driver = &brief
+			defer func() { m.driver = ephemeral }()
+			return table.mountAgain(t.Context(), m)
+		},
+		"not put back": func(t *testing.T, table *Table, m *mounted) error {
+			kept, err := keepMount(m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer kept.Close()
+			mounttest.Unmount(t, m.mountPoint)
+			if err := errors.Join(os.Remove(m.mountPoint), os.WriteFile(m.mountPoint, nil, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = errors.Join(os.Remove(m.mountPoint), os.Mkdir(m.mountPoint, 0o700)) }()
+			return table.putBack(m, layer{kept: kept})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			table := stateful(t, filepath.Join(t.TempDir(), "state.json"))
+			storage := inMemory(filepath.Join(ownDir(t), "memory"))
+			if err := hold(t, table, storage); err != nil {
+				t.Fatal(err)
+			}
+			if err := again(t, table, table.at(storage.MountPoint)); err == nil {
+				t.Fatal("it was mounted")
+			}
+			mounttest.Mount(t, "shm", storage.MountPoint, "tmpfs", unix.MS_RDONLY, "")
+			for _, agent := range []string{"this agent", "the next one"} {
+				if err := hold(t, table, storage); errkind.Of(err) != errkind.AlreadyExists {
+					t.Errorf("%s\nwant it refused\ngot  %v", agent, err)
+				}
+				table = restarted(t, table)
+			}
+		})
 	}
 }
