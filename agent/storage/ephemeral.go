@@ -49,7 +49,8 @@ const remountOption = "remount"
 // does not change; mount flags can be set and cleared. Update may be repeated. If one storage
 // fails, those before it have been updated. A storage that somebody unmounts later is mounted again
 // with the options that it had after its last update. A mount that somebody has made in its place
-// with other options is not updated; the error is AlreadyExists.
+// with other options is not updated; the error is AlreadyExists. A storage that another mount
+// covers is not updated either; the error is FailedPrecondition.
 func (t *Table) Update(ctx context.Context, storages []*agentpb.Storage) error {
 	requests := make([]request, len(storages))
 	for i, s := range storages {
@@ -73,15 +74,19 @@ func (t *Table) Update(ctx context.Context, storages []*agentpb.Storage) error {
 // remount is Update for one storage. The caller has the mount point's turn.
 func (t *Table) remount(r request) error {
 	m := t.at(r.mountPoint)
-	top, err := mount.Topmost(r.mountPoint)
+	there := false
+	if m != nil && m.driver == ephemeral {
+		var err error
+		if there, err = m.isMounted(); err != nil {
+			return err
+		}
+	}
+	top, err := mount.Topmost(r.mountPoint) // with its present options
 	if err != nil {
 		return err
 	}
-	if m == nil || m.driver != ephemeral || top == nil || !m.is(top) {
+	if !there || top == nil || !m.is(top) {
 		return errkind.New(errkind.NotFound, "storage %s: no %s storage is mounted there", r.mountPoint, ephemeral.name)
-	}
-	if _, err := m.isMounted(); err != nil { // the topmost mount is another one
-		return err
 	}
 	if err := t.adopt(m); err != nil {
 		return err

@@ -209,6 +209,32 @@ func TestUpdateOfAMountThatSomebodyHasMadeOtherwiseIsRefused(t *testing.T) {
 	}
 }
 
+// Another mount covers a storage: an update would change what nobody finds. It is refused with the
+// way out, whether the cover could be taken for the storage or not.
+func TestUpdateOfACoveredStorageIsRefused(t *testing.T) {
+	table := newTable()
+	storage := inMemory(filepath.Join(ownDir(t), "a", "memory"))
+	if err := hold(t, table, storage); err != nil {
+		t.Fatal(err)
+	}
+	update := inMemory(storage.MountPoint)
+	update.Options = []string{remountOption, "nr_blocks=100"}
+	for name, cover := range map[string][2]string{
+		"the same kind":    {"shm", storage.MountPoint},
+		"another kind":     {"other", storage.MountPoint},
+		"the folder above": {"other", filepath.Dir(storage.MountPoint)},
+	} {
+		mounttest.Mount(t, cover[0], cover[1], "tmpfs", 0, "")
+		if err := table.Update(t.Context(), []*agentpb.Storage{update}); errkind.Of(err) != errkind.FailedPrecondition || !strings.Contains(err.Error(), "unmount that first") {
+			t.Errorf("%s\nwant it refused with the way out\ngot  %v", name, err)
+		}
+		mounttest.Unmount(t, cover[1])
+	}
+	if err := table.Update(t.Context(), []*agentpb.Storage{update}); err != nil {
+		t.Errorf("in sight again: %v", err)
+	}
+}
+
 // The agent cannot mount a storage again, somebody mounts it with other options, and the agent is
 // restarted. The next agent does not take that mount for the storage's own.
 func TestStorageThatCouldNotBeMountedAgainKeepsItsIdentity(t *testing.T) {
