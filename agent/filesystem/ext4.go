@@ -227,9 +227,9 @@ func ext4MountRefused(disk *os.File, err error) string {
 		return "its superblock is invalid: detach the disk and run on the host: e2fsck DISK, which looks for a backup superblock"
 	case errors.Is(err, unix.EUCLEAN):
 		// The kernel checks the group descriptors before it replays the journal. If the disk failed
-		// in a growth, the kernel (6.1) has written the new size without the new descriptors, and
-		// e2fsck -p does not repair that.
-		return "if its growth was cut off, detach the disk and run on the host: directvol rescue DISK, or e2fsck -p DISK. Both replay the journal first. If its disk failed in a growth, run e2fsck -y DISK"
+		// in a growth, the kernel (6.1) has written the new size without the new descriptors. They
+		// are in the journal, unless it took no writes either; e2fsck -p does not repair that.
+		return "if its growth was cut off, or its disk failed in the growth, detach the disk and run on the host: directvol rescue DISK, or e2fsck -p DISK. Both replay the journal first. Only if neither is enough, because the journal took no writes either, run e2fsck -y DISK"
 	case errors.Is(err, unix.ESRCH): // dquot_load_quota_sb in fs/quota/dquot.c
 		return "it has quotas in a format that the guest's kernel does not support: detach the disk and run on the host: tune2fs -O ^quota DISK"
 	case errors.Is(err, unix.EBADMSG):

@@ -68,6 +68,43 @@ func TestDiskThatFailsAtItsGrowthIsNoSuccess(t *testing.T) {
 	})
 }
 
+// One block of group descriptors takes no write during a growth. The growth fails, but the journal
+// has the descriptors. The kernel (6.1) writes the superblock with the new size all the same, and
+// refuses the next mount, because it looks at the descriptors before the journal. The refusal names
+// the programs that replay the journal first. Nothing is lost.
+func TestJournalKeepsTheDescriptorsThatAGrowthCouldNotWrite(t *testing.T) {
+	g := guest(t)
+	for _, fstype := range []string{"ext3", "ext4"} {
+		t.Run(fstype, func(t *testing.T) {
+			v, goal := mounted(t, g, fstype), disks[fstype]+160*miB
+			writer := written(t, v, 2*miB)
+			must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), goal))
+			must(t, v.BreakWritesAt(limited(t), firstDescriptors))
+			healsAtEnd(t, v)
+			if !fallsShort(t, v, goal, resize(t, g, v, goal)) {
+				t.Error("want an error\ngot  success, although the descriptors cannot be written")
+			}
+			becomes(t, v, inaccessible)
+			must(t, v.Unmount(limited(t)))
+			must(t, v.Heal(limited(t)))
+			if err := v.Mount(limited(t)); err != nil && !strings.Contains(err.Error(), "directvol rescue DISK, or e2fsck -p DISK") {
+				t.Errorf("mounted again\nwant success, or the names of the programs that replay the journal\ngot  %v", err)
+			} else {
+				t.Logf("mounted again: %v", err)
+			}
+			must(t, v.Detach(limited(t)))
+			_, err := vm.Repair(limited(t), v.Path) // e2fsck -p
+			must(t, err)
+			growsAgain(t, g, v, goal)
+			freshlyVerified(t, v, writer.Ledger().Bytes())
+		})
+	}
+}
+
+// firstDescriptors is where the group descriptors begin on a new ext3 or ext4 of less than 512 MiB,
+// which has blocks of 1 KiB: behind the superblock.
+const firstDescriptors = 2 * kiB
+
 // fallsShort reports whether the growth failed. If it did not, the new size must be on the disk.
 func fallsShort(t *testing.T, v *vm.Volume, goal uint64, err error) bool {
 	t.Helper()
