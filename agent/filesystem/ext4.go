@@ -60,11 +60,14 @@ type ext4Super struct {
 	inodeTable     uint64 // blocks of a group's inode table
 	descriptors    uint64 // blocks of group descriptors, including the reserved ones
 	inodesPerGroup uint64
-	wide           bool // 64bit: more than 2^32 blocks
-	sparseSuper2   bool // the kernel does not grow a filesystem with this feature
-	isExt3         bool // it has a journal, and no feature that ext3 does not have
-	errors         bool // the state has EXT4_ERROR_FS
-	panics         bool // s_errors: an error makes the kernel panic
+	wide           bool   // 64bit: more than 2^32 blocks
+	flexGroups     uint64 // groups that have their bitmaps together; 1 without flex_bg
+	checksums      bool   // metadata_csum
+	sparse         bool   // sparse_super: only some groups have a copy of the superblock
+	sparseSuper2   bool   // the kernel does not grow a filesystem with this feature
+	isExt3         bool   // it has a journal, and no feature that ext3 does not have
+	errors         bool   // the state has EXT4_ERROR_FS
+	panics         bool   // s_errors: an error makes the kernel panic
 	errorCount     uint32
 	uuid           [16]byte
 }
@@ -78,6 +81,9 @@ const (
 	ext4JournalDevice = 0x8   // INCOMPAT_JOURNAL_DEV
 	ext4Feature64     = 0x80  // INCOMPAT_64BIT
 	ext4SparseV2      = 0x200 // COMPAT_SPARSE_SUPER2
+	ext4Flex          = 0x200 // INCOMPAT_FLEX_BG
+	ext4Sparse        = 0x1   // RO_COMPAT_SPARSE_SUPER
+	ext4Checksums     = 0x400 // RO_COMPAT_METADATA_CSUM
 
 	// The features of ext3 (fs/ext4/ext4.h): COMPAT_HAS_JOURNAL, EXT3_FEATURE_INCOMPAT_SUPP and
 	// EXT3_FEATURE_RO_COMPAT_SUPP.
@@ -117,6 +123,10 @@ func parseExt4Super(b []byte) (ext4Super, error) {
 		panics:         u16(0x3c) == ext4ErrorsPanic,
 		errorCount:     uint32(u32(0x194)),
 		uuid:           [16]byte(b[0x68:0x78]),
+	}
+	s.flexGroups, s.checksums, s.sparse = 1, u32(0x64)&ext4Checksums != 0, u32(0x64)&ext4Sparse != 0
+	if log := b[0x174]; u32(0x60)&ext4Flex != 0 && log < 32 {
+		s.flexGroups = 1 << log
 	}
 	descriptor := uint64(32)
 	if s.wide {
@@ -260,7 +270,11 @@ func ext4Grow(ctx context.Context, name string, m Mounted, blocks uint64) error 
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("%s on %s stopped growing at %d of %d blocks: %w", name, m.Disk.Name(), at, blocks, err)
 		}
+		from := at
 		at = s.step(at, blocks)
+		if err := s.readAhead(m.Disk, from, at); err != nil {
+			return fmt.Errorf("grow %s on %s to %d blocks: %w", name, m.Disk.Name(), at, err)
+		}
 		err := ioctl(m, "EXT4_IOC_RESIZE_FS", ext4IocResizeFS, unsafe.Pointer(&at))
 		if errors.Is(err, unix.EINVAL) { // canGrow has checked the size (reserve_backup_gdb in fs/ext4/resize.c)
 			now, readErr := readExt4Super(m.Disk)

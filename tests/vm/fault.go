@@ -31,6 +31,12 @@ func (v *Volume) BreakWritesAt(ctx context.Context, offset uint64) error {
 	return v.breakOn(ctx, map[string]any{"event": "none", "iotype": "write", "errno": errnoEIO, "sector": offset / sectorBytes})
 }
 
+// BreakReadsAt makes every read of the sector that has the byte at offset fail with EIO from now
+// on. The rest of the disk is whole.
+func (v *Volume) BreakReadsAt(ctx context.Context, offset uint64) error {
+	return v.breakOn(ctx, map[string]any{"event": "none", "iotype": "read", "errno": errnoEIO, "sector": offset / sectorBytes})
+}
+
 // sectorBytes is QEMU's unit of positions on a disk (BDRV_SECTOR_SIZE).
 const sectorBytes = 512
 

@@ -101,6 +101,44 @@ func TestJournalKeepsTheDescriptorsThatAGrowthCouldNotWrite(t *testing.T) {
 	}
 }
 
+// One block in the new part of the disk cannot be read: the bitmap of an inode table to be, of the
+// first or of a later flex group (16 groups of 8 MiB). The growth fails before the kernel begins,
+// and changes nothing. When the block is whole, the same call grows the volume.
+//
+// Without the agent's own read before the growth, the kernel (6.1) leaves the resize inode with
+// blocks beyond the filesystem's end, which e2fsck -p leaves to its user.
+func TestGrowthIntoAPartThatCannotBeReadChangesNothing(t *testing.T) {
+	g := guest(t)
+	const group, firstBlock = 8192, 1 // of blocks of 1 KiB
+	for name, block := range map[string]uint64{
+		"first flex group": firstBlock + 8*group + 8,   // behind the block bitmaps of groups 8 to 15
+		"next flex group":  firstBlock + 16*group + 12, // of groups 16 to 27
+	} {
+		t.Run(name, func(t *testing.T) {
+			v, goal := mounted(t, g, "ext4"), disks["ext4"]+160*miB
+			writer := written(t, v, 2*miB)
+			must(t, g.VM().ResizeDisk(limited(t), v.DiskID(), goal))
+			must(t, v.BreakReadsAt(limited(t), block*kiB))
+			healsAtEnd(t, v)
+			if !fallsShort(t, v, goal, resize(t, g, v, goal)) {
+				t.Error("want an error\ngot  success, although the block cannot be read")
+			}
+			must(t, v.Heal(limited(t)))
+			must(t, v.Detach(limited(t)))
+			check, err := vm.Check(limited(t), "ext4", v.Path)
+			must(t, err)
+			if err := check.Err("ext4"); err != nil {
+				t.Errorf("after the growth that failed: %v", err)
+			}
+			if has, err := vm.SizeOnDisk("ext4", v.Path); err != nil || has != disks["ext4"] {
+				t.Errorf("size\nwant %d bytes\ngot  %d, error %v", disks["ext4"], has, err)
+			}
+			growsAgain(t, g, v, goal)
+			freshlyVerified(t, v, writer.Ledger().Bytes())
+		})
+	}
+}
+
 // firstDescriptors is where the group descriptors begin on a new ext3 or ext4 of less than 512 MiB,
 // which has blocks of 1 KiB: behind the superblock.
 const firstDescriptors = 2 * kiB
