@@ -29,7 +29,7 @@ import (
 // which device a request for a volume means if there are several: such a volume is refused.
 var btrfs = Type{
 	Name: "btrfs", Geometry: btrfsGeometry, OnDisk: btrfsOnDisk, Goal: func(_ Geometry, blocks, _ uint64) uint64 { return blocks }, CanGrow: btrfsCanGrow, Grow: btrfsGrow,
-	BeforeMount: btrfsLoad, Settle: btrfsSettle, Options: func(*os.File) string { return "" },
+	BeforeMount: btrfsLoad, Checkpoint: noCheckpoint, Settle: btrfsSettle, Options: func(*os.File) string { return "" },
 	RecordedErrors: func(*os.File) (uint64, error) { return 0, nil },
 	Faults:         Faults{Repair: "btrfs check", StopsReadOnly: true, Stopped: btrfsStopped},
 	EndOnDisk:      btrfsEndOnDisk,

@@ -36,7 +36,7 @@ func extType(name string, endOnDisk func(*os.File) (uint64, error)) Type {
 		CanGrow:        func(m Mounted, blocks uint64) error { return ext4CanGrow(name, m, blocks) },
 		Grow:           func(ctx context.Context, m Mounted, blocks uint64) error { return ext4Grow(ctx, name, m, blocks) },
 		Settle:         func(context.Context, Mounted) error { return nil },
-		RecordedErrors: ext4RecordedErrors, EndOnDisk: endOnDisk, Options: ext4Options, BeforeMount: func() {}, MountRefused: ext4MountRefused, UUID: ext4UUID,
+		RecordedErrors: ext4RecordedErrors, EndOnDisk: endOnDisk, Options: ext4Options, BeforeMount: func() {}, Checkpoint: ext4Checkpoint, MountRefused: ext4MountRefused, UUID: ext4UUID,
 		Faults: Faults{Repair: "e2fsck -p", StopsReadOnly: true},
 	}
 }

@@ -141,6 +141,11 @@ type Type struct {
 	// BeforeMount changes the kernel's settings for this type. It is called before each mount.
 	BeforeMount func()
 
+	// Checkpoint makes the kernel write what the log has to its places, as an unmount does. If such
+	// a write fails, the log is kept for the next mount. It is called before each unmount, and
+	// blocks as long as the disk does.
+	Checkpoint func(dir *os.File) error
+
 	// Options returns mount options that the filesystem on a disk needs at every mount, or "".
 	Options func(disk *os.File) string
 

@@ -40,7 +40,7 @@ import (
 // mounted a second time first (EndOnDisk).
 var xfs = Type{
 	Name: "xfs", Geometry: xfsGeometry, OnDisk: xfsOnDisk, Goal: xfsGoal, CanGrow: xfsCanGrow, Grow: xfsGrow,
-	BeforeMount: xfsHurry, Settle: xfsSettle, Options: func(*os.File) string { return "" },
+	BeforeMount: xfsHurry, Checkpoint: noCheckpoint, Settle: xfsSettle, Options: func(*os.File) string { return "" },
 	RecordedErrors: func(*os.File) (uint64, error) { return 0, nil },
 	Faults:         Faults{Repair: "xfs_repair", RootFails: true},
 	EndOnDisk:      xfsEndOnDisk,

@@ -132,8 +132,9 @@ func (t *Table) unmount(ctx context.Context, m *mounted) error {
 }
 
 // flush thaws a volume that a lease has frozen, and waits until the disk has taken all earlier
-// writes and answers. umount(2) takes the mount out of the tree before it writes: on a disk that
-// hangs, the volume would be out of sight and still be written to.
+// writes and answers, and the filesystem has written its log back. umount(2) takes the mount out of
+// the tree before it writes: on a disk that hangs, the volume would be out of sight and still be
+// written to.
 func (t *Table) flush(ctx context.Context, m *mounted) error {
 	if !m.driver.volume || m.fstype == "tmpfs" { // a tmpfs has no disk
 		return nil
@@ -143,7 +144,9 @@ func (t *Table) flush(ctx context.Context, m *mounted) error {
 	}
 	err := t.volumes.Unfreeze(ctx, m.mountPoint)
 	if err == nil {
-		err = t.volumes.Flush(ctx, m.mountPoint)
+		err = t.volumes.Settle(ctx, m.mountPoint, func(failed error) {
+			t.log.WithFields(logrus.Fields{"mountpoint": m.mountPoint, "device": m.origin().path}).WithError(failed).Warn("the disk has not taken all that is in the filesystem's log: the next mount replays it")
+		})
 	}
 	if err != nil {
 		return errkind.New(errkind.Of(err), "it stays mounted: %w", err)

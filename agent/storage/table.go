@@ -44,7 +44,7 @@ type Volumes interface {
 	HearFrom(record uint64)
 
 	Unfreeze(ctx context.Context, path string) error
-	Flush(ctx context.Context, path string) error
+	Settle(ctx context.Context, path string, failed func(error)) error
 	Quiet(ctx context.Context, path string, do func() (gone bool, err error)) error
 }
 

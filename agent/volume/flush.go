@@ -3,10 +3,12 @@ package volume
 import (
 	"context"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/errkind"
+	"github.com/directvol/directvol/agent/filesystem"
 )
 
 // Flush makes the disk of the volume at path take all earlier writes, and waits until the disk
@@ -14,6 +16,40 @@ import (
 // often Flush is called, one thread per volume waits for the disk. A flush that began after a call
 // serves that call too. Other failures are reported to callers of fsync.
 func (t *Table) Flush(ctx context.Context, path string) error {
+	return t.flush(ctx, path, func(*Volume) {})
+}
+
+// Settle is Flush before an unmount. It also makes the filesystem write its log back, because a
+// write that fails in the unmount itself may lose the log (filesystem.Type.Checkpoint). A write
+// that has failed does not keep the volume from being unmounted: the log has what was to be
+// written. failed is called with its error before Settle returns.
+func (t *Table) Settle(ctx context.Context, path string, failed func(error)) error {
+	return t.flush(ctx, path, func(v *Volume) {
+		if err := v.checkpoint(); err != nil {
+			failed(err)
+		}
+	})
+}
+
+// checkpoint is filesystem.Type.Checkpoint of the volume.
+func (v *Volume) checkpoint() error {
+	fstype, ok := filesystem.Lookup(v.FSType)
+	if !ok {
+		return nil
+	}
+	dir, err := os.Open(v.Mountpoint)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if mine, err := v.identity.Has(dir); err != nil || !mine { // unmounted, or covered
+		return err
+	}
+	return fstype.Checkpoint(dir)
+}
+
+// flush implements Flush. It runs then after the flush, under the volume's lock.
+func (t *Table) flush(ctx context.Context, path string, then func(*Volume)) error {
 	v, err := t.Lookup(path)
 	if kind := errkind.Of(err); err != nil && (kind == errkind.NotFound || kind == errkind.InvalidArgument) {
 		return nil // not mounted any more
@@ -30,6 +66,7 @@ func (t *Table) Flush(ctx context.Context, path string) error {
 	}
 	return unlessFrozen(v.inTime(ctx, func(context.Context) error {
 		v.flush(before)
+		then(v)
 		return nil
 	}))
 }
