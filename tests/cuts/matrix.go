@@ -221,7 +221,10 @@ func (c *campaign) again(ctx context.Context, v *grown, r *remains) (found []fin
 	defer os.Remove(r.untouched())
 	if v.journalless {
 		if _, err := vm.Repair(ctx, r.path); err != nil {
-			return nil, err
+			c.say("%s: e2fsck -p is not enough, so e2fsck -fy decides: %v", v.id, err)
+			if err := vm.RepairAll(ctx, r.path); err != nil {
+				return nil, err
+			}
 		}
 	}
 	check := func(ctx context.Context) error {
