@@ -35,16 +35,21 @@ type Run struct {
 // checker is a program that checks a filesystem without changing it. An exit status of 0 is not
 // enough: e2fsck -fn answers its own questions with no and may still exit 0, for example with wrong
 // counts of free blocks. So certain words in the output count as an error too. They are ignored in
-// the line that shows the filesystem's label or the disk's name, which may be any words: the last
-// one of e2fsck, the first one of btrfs. xfs_repair shows neither if nothing needs repair.
+// lines that show no fault: the one with the filesystem's label or the disk's name, which may be
+// any words (the last one of e2fsck, the first one of btrfs; xfs_repair shows neither if nothing
+// needs repair), and those in which e2fsck offers to make a fragmented file's extent tree smaller.
 type checker struct {
-	argv  []string
-	wrong []string
-	names *regexp.Regexp // matches that line; nil if the program shows no name
-	deb   string         // the Debian package that contains the program
+	argv     []string
+	wrong    []string
+	harmless *regexp.Regexp // matches those lines; nil if the program shows none
+	deb      string         // the Debian package that contains the program
 }
 
-var e2fsck = checker{[]string{"e2fsck", "-fn"}, []string{"? no", "WARNING"}, regexp.MustCompile(`: \d+/\d+ files \([0-9.]+% non-contiguous\), \d+/\d+ blocks$`), "e2fsprogs"}
+var e2fsck = checker{
+	[]string{"e2fsck", "-fn"}, []string{"? no", "WARNING"}, regexp.MustCompile(
+		`: \d+/\d+ files \([0-9.]+% non-contiguous\), \d+/\d+ blocks$` +
+			`|^Inode \d+ extent tree \(at level \d+\) could be (narrower|shorter)\.  Optimize\? no$`), "e2fsprogs",
+}
 
 var checkers = map[string]checker{
 	"btrfs": {[]string{"btrfs", "check", "--readonly"}, []string{"ERROR", "WARNING"}, regexp.MustCompile(`^Checking filesystem on `), "btrfs-progs"},
@@ -199,7 +204,7 @@ func (r Run) Err(fstype string) error {
 	c := checkers[fstype]
 	for line := range strings.Lines(r.Output) {
 		line = strings.TrimSpace(line)
-		if c.names != nil && c.names.MatchString(line) {
+		if c.harmless != nil && c.harmless.MatchString(line) {
 			continue
 		}
 		for _, wrong := range append([]string{cut}, c.wrong...) {

@@ -142,6 +142,19 @@ func TestLabelDoesNotDecide(t *testing.T) {
 	}
 }
 
+// e2fsck offers to make the extent tree of a fragmented file smaller, which is no fault
+// (PR_1E_CAN_NARROW_EXTENT_TREE and PR_1E_CAN_COLLAPSE_EXTENT_TREE of its problem.c).
+func TestOfferToMakeAnExtentTreeSmallerIsNoFault(t *testing.T) {
+	const shorter, narrower = "Inode 12 extent tree (at level 2) could be shorter.  Optimize? no\n", "Inode 13 extent tree (at level 1) could be narrower.  Optimize? no\n"
+	const whole = "Pass 1: Checking inodes, blocks, and sizes\n" + shorter + narrower + "\nPass 2: Checking directory structure\n"
+	if err := (Run{Output: whole}).Err("ext4"); err != nil {
+		t.Errorf("want it whole\ngot  %v", err)
+	}
+	if err := (Run{Output: whole + "Inode 13, i_blocks is 8, should be 16.  Fix? no\n"}).Err("ext4"); err == nil {
+		t.Error("want the fault found beside the offer\ngot  nothing to mend")
+	}
+}
+
 // image makes a small filesystem, of a size that mkfs.xfs accepts.
 func image(t *testing.T, fstype string, options ...string) string {
 	t.Helper()
@@ -196,7 +209,7 @@ func TestMissingProgramIsNamedWithItsPackage(t *testing.T) {
 		t.Errorf("want f2fs refused\ngot  %v", err)
 	}
 	for fstype, c := range checkers {
-		checkers[fstype] = checker{[]string{"no-such-program"}, c.wrong, c.names, c.deb}
+		checkers[fstype] = checker{[]string{"no-such-program"}, c.wrong, c.harmless, c.deb}
 		err := Available(fstype)
 		checkers[fstype] = c
 		if err == nil || !strings.Contains(err.Error(), "apt-get install --no-install-recommends "+c.deb) {
