@@ -36,11 +36,11 @@ func TestKernelLogIsReadFromItsFirstWord(t *testing.T) {
 		"BTRFS info (device vda: state E): forced readonly":                                                               {device: "vda", stopped: true},
 		"BTRFS info (device vda): forced readonly":                                                                        {device: "vda", stopped: true},
 		"BTRFS error (device vda): bdev /dev/vda errs: wr 1, rd 0, flush 0, corrupt 0, gen 0":                             {device: "vda"},
-		"vda: detected capacity change from 1048576 to 131072":                                                            {device: "vda", shrunk: true, sectors: 131072},
-		"vda: detected capacity change from 131072 to 1048576":                                                            {device: "vda", sectors: 1048576},
+		"vda: detected capacity change from 1048576 to 131072":                                                            {device: "vda", shrunk: true, before: 1048576, sectors: 131072},
+		"vda: detected capacity change from 131072 to 1048576":                                                            {device: "vda", before: 131072, sectors: 1048576},
 		"a.out[211]: segfault at 0 ip 0 sp 0 error 4 in I/O error, dev vda, sector 8 op 0x0:(READ) flags[400000+1000]":    {}, // a file's name
 		"error, dev vda,[211]: segfault at 0 ip 0000000000401000 sp 00007ffd error 4 in error, dev vda, op 0x0:(READ)[1]": {},
-		"sda: detected capacity change from 1048576 to 0":                                                                 {device: "sda"}, // its size is not known
+		"sda: detected capacity change from 1048576 to 0":                                                                 {device: "sda", before: 1048576}, // its size is not known
 		"virtio_blk virtio1: [nvda] 131072 512-byte logical blocks":                                                       {},
 		"traps: XFS (vda): x[9] general protection fault":                                                                 {device: "traps"}, // no device
 		"": {},

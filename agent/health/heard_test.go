@@ -202,6 +202,23 @@ func TestShrinkBeforeAGrowthIsNoFaultAfterARestart(t *testing.T) {
 	}
 }
 
+// A disk with more than its filesystem needs became smaller, still had enough, and both have grown
+// since. The line about that shrink is read only now: by this agent, or by the next one.
+func TestShrinkThatIsReadAfterAGrowthIsNoFault(t *testing.T) {
+	const text = "vda: detected capacity change from 4096 to 3072"
+	for name, begun := range map[string]bool{"the same agent": true, "the next agent": false} {
+		w := &Watch{monitor: NewMonitor(nil), poked: make(chan struct{}, 1)}
+		if begun {
+			w.ends(8192 * sectorBytes)
+		}
+		w.hear(parseLine([]byte(text)), []byte(text))
+		w.ends(8192 * sectorBytes)
+		if past := w.Past(); past != (Past{}) {
+			t.Errorf("%s\nwant nothing remembered\ngot  %+v", name, past)
+		}
+	}
+}
+
 // A failed read is reported as long as the filesystem stays mounted: only the kernel's log has it,
 // and the next read may be answered from memory.
 func TestFailedReadIsACondition(t *testing.T) {

@@ -20,7 +20,8 @@ type line struct {
 	// remounted is set if somebody has remounted the filesystem.
 	remounted bool
 	shrunk    bool   // the device's size has decreased
-	sectors   uint64 // the new size, in units of 512 bytes
+	before    uint64 // the earlier size, in units of 512 bytes
+	sectors   uint64 // the new size
 }
 
 // Values of enum req_op in include/linux/blk_types.h whose failure loses bytes; a failed discard
@@ -165,7 +166,7 @@ func sizeLine(text string) (l line, ok bool) {
 	sectors, err2 := strconv.ParseUint(to, 10, 64)
 	// A SCSI disk gets the size 0 while its size is not known (sd_revalidate_disk in
 	// drivers/scsi/sd.c).
-	return line{device: device, shrunk: errors.Join(err, err2) == nil && sectors != 0 && sectors < before, sectors: sectors}, true
+	return line{device: device, shrunk: errors.Join(err, err2) == nil && sectors != 0 && sectors < before, before: before, sectors: sectors}, true
 }
 
 // bufferLine returns the device of "Buffer I/O error on dev vda, …" (buffer_io_error in

@@ -36,7 +36,7 @@ func parseByForms(message string) line {
 	if found := sizeForm.FindStringSubmatch(message); found != nil {
 		before, err := strconv.ParseUint(found[2], 10, 64)
 		sectors, err2 := strconv.ParseUint(found[3], 10, 64)
-		return line{device: found[1], shrunk: err == nil && err2 == nil && sectors != 0 && sectors < before, sectors: sectors}
+		return line{device: found[1], shrunk: err == nil && err2 == nil && sectors != 0 && sectors < before, before: before, sectors: sectors}
 	}
 	for _, form := range []*regexp.Regexp{bufferForm, journalForm, deviceForm} {
 		if found := form.FindStringSubmatch(message); found != nil {

@@ -64,7 +64,8 @@ type Watch struct {
 	stopped   bool                // the log says that the filesystem has made itself read-only
 	past      Past
 	end       uint64 // the filesystem's end on its disk, in bytes, at the last examination; 0 before
-	least     uint64 // the smallest size, in sectors, that the disk had before end was known; 0 for none
+	most      uint64 // the largest size, in sectors, from which the disk shrank before end was known
+	least     uint64 // the smallest size to which it shrank; 0 for none
 }
 
 // Past is what a watch remembers of a mount and can no longer see. It is all that the next agent's
@@ -172,7 +173,7 @@ func (w *Watch) hear(said line, message []byte) (remember bool) {
 	if said.write {
 		w.past.Failed = time.Now()
 	}
-	compared := said.shrunk && w.shrunk(said.sectors)
+	compared := said.shrunk && w.shrunk(said.before, said.sectors)
 	w.stopped = (w.stopped || said.stopped) && !said.remounted
 	w.mu.Unlock()
 	if said.read || said.write || said.stopped {
@@ -186,16 +187,17 @@ func (w *Watch) hear(said line, message []byte) (remember bool) {
 // sectorBytes is the kernel's unit of a disk's size, whatever the disk's own sector size is.
 const sectorBytes = 512
 
-// shrunk processes the disk's new, smaller size, and notes whether the disk ended before the
+// shrunk processes a decrease of the disk's size, and notes whether the disk ended before the
 // filesystem does. It returns false if it must wait for the filesystem's end to compare them. The
 // disk may have its earlier size again before the next examination. A line about a growth proves
-// nothing: the filesystem may have grown again before the line is read. w.mu is held.
-func (w *Watch) shrunk(sectors uint64) (compared bool) {
+// nothing: the filesystem may have grown again before the line is read. Neither does a line about a
+// disk that the filesystem would not have fitted on: both have grown since. w.mu is held.
+func (w *Watch) shrunk(before, sectors uint64) (compared bool) {
 	if w.end == 0 {
-		w.least = min(sectors, cmp.Or(w.least, sectors))
+		w.most, w.least = max(before, w.most), min(sectors, cmp.Or(w.least, sectors))
 		return false
 	}
-	if sectors < w.end/sectorBytes {
+	if end := w.end / sectorBytes; sectors < end && end <= before {
 		w.past.Smaller = time.Now()
 	}
 	return true
@@ -238,7 +240,7 @@ func (w *Watch) ends(end uint64) {
 	}
 	first := w.end == 0
 	w.end = end
-	if first && w.least != 0 && w.shrunk(w.least) {
+	if first && w.least != 0 && w.shrunk(w.most, w.least) {
 		w.monitor.remembers()
 	}
 }
