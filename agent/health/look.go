@@ -91,11 +91,15 @@ func (w *Watch) faults() []Condition {
 // The second check is needed because the log is rate-limited: a burst of errors on another disk
 // hides the first error of this one. After a line in the log it returns early once more, because
 // ext4 writes its superblock after it has logged. Nothing can be lost on a volume that nobody
-// writes to, and nobody waits for news of one that nobody asks about (Asked): the interval grows.
+// writes to, and nobody waits for news of one that nobody asks about (Asked): the interval grows,
+// unless the volume has little space.
 func (w *Watch) pauseHealthy(ctx context.Context) reason {
 	if w.named {
 		w.named = false
 		return due
+	}
+	if now, _ := w.Latest(); len(now) > 0 {
+		w.idle = idleInterval
 	}
 	why := w.wait(ctx, w.idle, w.poked)
 	w.named = why == poked

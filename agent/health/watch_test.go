@@ -163,6 +163,32 @@ func TestVolumeThatNobodyAsksAboutIsExaminedLessOften(t *testing.T) {
 	})
 }
 
+// A volume has little space, which is no fault of its disk. Nobody writes to it or asks about it
+// for hours, as far as its disk shows: then the end of that is still found after idleInterval.
+func TestEndOfLowSpaceIsFoundHoweverLongItLasted(t *testing.T) {
+	target := small(t)
+	file := filepath.Join(target.Mountpoint, "file")
+	if err := os.WriteFile(file, make([]byte, 56<<10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		m := quiet()
+		m.Low = Thresholds{Space: MaxThreshold}
+		w := m.Watch(target, Past{})
+		defer w.End()
+		time.Sleep(idleLongest)
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+		before, _ := w.Latest()
+		time.Sleep(idleInterval + settleInterval)
+		synctest.Wait()
+		if now, _ := w.Latest(); len(before) != 1 || len(now) != 0 {
+			t.Errorf("want one condition, then none\ngot  %v, then %v", before, now)
+		}
+	})
+}
+
 // However many lines about a disk the kernel logs, its filesystem is examined at most once per
 // settleInterval, because each examination may cause lines itself.
 func TestExaminationsAreAnIntervalApart(t *testing.T) {
