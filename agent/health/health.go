@@ -25,10 +25,11 @@ const (
 	idleLongest      = 2 * time.Hour // of a volume that nobody writes to or asks about; each interval is idleFactor times the last
 	idleFactor       = 4
 	sickInterval     = 5 * time.Second
-	settleInterval   = time.Second     // between two looks, whatever the log says
-	slowLimit        = 5 * time.Second // for an examination; after that the device counts as slow
-	beatInterval     = time.Second     // between two looks at the request counts of all devices
-	restInterval     = time.Minute     // the same, while no device has anything to do
+	settleInterval   = time.Second           // between two looks, whatever the log says
+	showInterval     = 50 * time.Millisecond // between the look at an event that finds nothing, and the next one
+	slowLimit        = 5 * time.Second       // for an examination; after that the device counts as slow
+	beatInterval     = time.Second           // between two looks at the request counts of all devices
+	restInterval     = time.Minute           // the same, while no device has anything to do
 )
 
 // Target is the mount that a watch examines.

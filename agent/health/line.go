@@ -17,6 +17,7 @@ type line struct {
 	read    bool   // a read failed
 	write   bool   // a write or a flush failed
 	stopped bool   // the device's ext4 or btrfs has made itself read-only
+	failed  bool   // a filesystem or the page cache says that an I/O has failed
 	// remounted is set if somebody has remounted the filesystem.
 	remounted bool
 	shrunk    bool   // the device's size has decreased
@@ -94,10 +95,15 @@ func parseLine(message []byte) line {
 			return l
 		}
 	}
-	for _, parse := range []func(string) (string, bool){bufferLine, journalLine, deviceLine} {
-		if device, ok := parse(text); ok {
-			return line{device: device}
-		}
+	if device, ok := bufferLine(text); ok {
+		return line{device: device, failed: true}
+	}
+	if device, ok := journalLine(text); ok {
+		return line{device: device}
+	}
+	if device, ok := deviceLine(text); ok {
+		// from iomap_finish_ioend in fs/iomap/buffered-io.c, for an xfs
+		return line{device: device, failed: strings.HasPrefix(text[len(device):], ": writeback error ")}
 	}
 	return line{}
 }
@@ -151,6 +157,7 @@ func filesystemLine(text string) (l line, ok bool) {
 			strings.HasPrefix(text, "BTRFS ") && strings.HasPrefix(said, "forced readonly"),
 		// from ext4_remount in fs/ext4/super.c
 		remounted: strings.HasPrefix(said, "re-mounted"),
+		failed:    strings.Contains(said, "I/O error"),
 	}, true
 }
 

@@ -31,6 +31,7 @@ func parseByForms(message string) line {
 			stopped: strings.HasPrefix(message, "EXT4-fs (") && strings.HasPrefix(said, "Remounting filesystem read-only") ||
 				strings.HasPrefix(message, "BTRFS ") && strings.HasPrefix(said, "forced readonly"),
 			remounted: strings.HasPrefix(said, "re-mounted"),
+			failed:    strings.Contains(said, "I/O error"),
 		}
 	}
 	if found := sizeForm.FindStringSubmatch(message); found != nil {
@@ -40,7 +41,7 @@ func parseByForms(message string) line {
 	}
 	for _, form := range []*regexp.Regexp{bufferForm, journalForm, deviceForm} {
 		if found := form.FindStringSubmatch(message); found != nil {
-			return line{device: found[1]}
+			return line{device: found[1], failed: form == bufferForm || form == deviceForm && strings.HasPrefix(message[len(found[0]):], "writeback error ")}
 		}
 	}
 	return line{}
@@ -56,11 +57,13 @@ var formSeeds = []string{
 	"I/O error, dev vda, sector  op 0x0:", "I/O error, dev vda, sector 8 op 0x:", "I/O error, dev vda, sector 8 op 0xG:", "I/O error, dev vda, sector 8 op 0x0",
 	"Buffer I/O error on dev vda, logical block 1, lost async page write", "Buffer I/O error on device vda, logical block 1",
 	"Buffer I/O error on devvda, x", "Buffer I/O error on device , x", "Buffer I/O error on device vda,x", "Buffer I/O error on dev ice, x",
+	"EXT4-fs warning (device vda): ext4_end_bio:343: I/O error 10 writing to inode 12 starting block 11257)",
 	"EXT4-fs (vda): Remounting filesystem read-only", "EXT4-fs (vda): re-mounted. Quota mode: none.", "EXT4-fs error (device vda): ext4_find_entry:1: x",
 	"XFS (dm-0): log I/O error -5", "XFS (device ): x", "XFS (): x", "XFS (a b): x", "XFS (a (b): x", "XFS Error (vda): x", "XFS  (vda): x", " (vda): x", "XFS (vda):x",
 	"EXT4-fs (device device vda): x", "BTRFS info (device vda: state EA): forced readonly", "BTRFS info (device vda): forced readonly", "BTRFS info (device vda: state ): x",
 	"Aborting journal on device vda-8.", "Aborting journal on device vda.", "Aborting journal on device -8", "Aborting journal on device dm-0-8.", "Aborting journal on device  vda-8",
 	"JBD2: Error -5 detected when updating journal superblock for vda-8.", "JBD2: of dm-1-8x on vdb for c-", "JBD2: on vda-8", "JBD2:  on vda-8", "JBD2: x of of-1 on -2",
+	"vda: writeback error on inode 131, offset 1048576, sector 2240",
 	"vda: detected capacity change from 8 to 4", "vda: detected capacity change from 8 to 0", "vda: detected capacity change from 8 to 4 ", "vda: detected capacity change from 99999999999999999999 to 4",
 	"Vda: detected capacity change from 8 to 4", "vda: detected capacity change from  to 4", "cciss!c0d0: x", "vda:x", ": x", "", "vda: \xff", "\xff: x",
 }

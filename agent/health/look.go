@@ -57,19 +57,27 @@ const (
 )
 
 // pause waits until it is time to look again: settleInterval at least, unless the volume was
-// healthy and an event calls, and only once in a row. A faulty filesystem is not examined at each
-// line of the kernel's log, because a failing probe is logged itself, and on ext4 counts as one
-// more error.
+// healthy and an event calls, and only twice in a row. The second look, showInterval later, is for
+// a fault that shows a moment after its event. A faulty filesystem is not examined at each line of
+// the kernel's log, because a failing probe is logged itself, and on ext4 counts as one more error.
 func (w *Watch) pause(ctx context.Context) reason {
-	var early <-chan struct{}
-	if len(w.faults()) == 0 && !w.hasty {
-		early = w.urgent
+	interval, early := settleInterval, (<-chan struct{})(nil)
+	if len(w.faults()) == 0 {
+		switch w.hasty {
+		case 0:
+			early = w.urgent
+		case 1:
+			interval = showInterval
+		}
 	}
-	why := w.wait(ctx, settleInterval, early)
-	w.hasty = why == poked
-	if why != due {
-		return why
+	switch why := w.wait(ctx, interval, early); {
+	case why == over:
+		return over
+	case why == poked, interval == showInterval:
+		w.hasty++
+		return poked
 	}
+	w.hasty = 0
 	now := w.faults()
 	if len(now) == 0 {
 		return w.pauseHealthy(ctx)

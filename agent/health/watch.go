@@ -30,7 +30,7 @@ type Watch struct {
 
 	// Used by the goroutine that looks, and by Pause while that does not run:
 	named    bool          // the last look was caused by the kernel's log
-	hasty    bool          // the last look came before settleInterval had passed
+	hasty    int           // how many looks in a row came before settleInterval had passed
 	idle     time.Duration // until the next look, if nothing happens
 	inFlight *examination  // the examination that has not answered yet
 
@@ -160,7 +160,9 @@ func deliver(to chan<- struct{}) {
 }
 
 // hear processes a line of the kernel's log that names the device. A healthy volume's examination
-// causes lines, but none about a failed request or a filesystem that has stopped. hear reports
+// causes lines, but none about a failed request or a filesystem that has stopped. The kernel logs
+// only some of the failed requests of all disks, and a filesystem's or the page cache's line about
+// one may be the only one. hear reports
 // whether the line is to be remembered: Past has changed, or the disk has become smaller. A shrink
 // that leaves room for the filesystem is remembered as read: the next agent would compare it with
 // the end that the filesystem has by then.
@@ -176,7 +178,7 @@ func (w *Watch) hear(said line, message []byte) (remember bool) {
 	compared := said.shrunk && w.shrunk(said.before, said.sectors)
 	w.stopped = (w.stopped || said.stopped) && !said.remounted
 	w.mu.Unlock()
-	if said.read || said.write || said.stopped {
+	if said.read || said.write || said.stopped || said.failed {
 		w.hurry()
 	} else {
 		w.poke()
