@@ -125,9 +125,11 @@ func (w *Watch) Conditions(ctx context.Context) ([]Condition, error) {
 	select {
 	case <-w.looked:
 	case <-ctx.Done():
+	}
+	conditions, known := w.Latest() // which counts even if ctx has ended, too
+	if !known {
 		return nil, fmt.Errorf("%s on %s has not been examined yet: %w", w.target.FSType, w.target.Device.Path, ctx.Err())
 	}
-	conditions, _ := w.Latest()
 	return conditions, nil
 }
 

@@ -56,6 +56,11 @@ func (p *Place) Await(ctx context.Context) error {
 	case <-p.first:
 		return nil
 	case <-ctx.Done():
+	}
+	select {
+	case <-p.first: // it came before this goroutine ran again
+		return nil
+	default:
 		return ctx.Err()
 	}
 }

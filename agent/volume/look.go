@@ -53,27 +53,43 @@ func walk(among *turns.Turns, path, through string, mounted bool) (mount.Mark, e
 	if err != nil {
 		return mount.Mark{}, refuseLate(path, through)
 	}
-	type answer struct {
-		mark mount.Mark
-		err  error
-	}
-	answers := make(chan answer, 1)
+	answers := make(chan looked, 1)
 	go func() {
 		defer done()
 		if !mounted {
 			if link := linkIn(path); link != "" {
-				answers <- answer{err: errkind.New(errkind.InvalidArgument, "volume %.200q: %.200q is a symbolic link: name the path that the volume is mounted at", path, link)}
+				answers <- looked{err: errkind.New(errkind.InvalidArgument, "volume %.200q: %.200q is a symbolic link: name the path that the volume is mounted at", path, link)}
 				return
 			}
 		}
 		mark, err := mount.Look(path)
-		answers <- answer{mark, err}
+		answers <- looked{mark, err}
 	}()
+	if a, ok := await(ctx, answers); ok {
+		return a.mark, a.err
+	}
+	return mount.Mark{}, refuseLate(path, through)
+}
+
+// looked is the answer of mount.Look.
+type looked struct {
+	mark mount.Mark
+	err  error
+}
+
+// await waits for an answer until ctx ends. An answer that has come counts, however late this
+// goroutine runs: a busy guest may stop all of the agent for longer than lookLimit.
+func await(ctx context.Context, answers <-chan looked) (looked, bool) {
 	select {
 	case a := <-answers:
-		return a.mark, a.err
+		return a, true
 	case <-ctx.Done():
-		return mount.Mark{}, refuseLate(path, through)
+	}
+	select {
+	case a := <-answers:
+		return a, true
+	default:
+		return looked{}, false
 	}
 }
 

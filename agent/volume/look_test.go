@@ -210,3 +210,20 @@ func TestGrowthAtOnceDoesNotWaitForAServerAbove(t *testing.T) {
 		})
 	}
 }
+
+// A guest that is so busy that nothing of the agent runs for a second finds the answer and the end
+// of its time at once.
+func TestLookThatHasAnAnswerIsNotLate(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 64 { // select would choose by chance
+		answers := make(chan looked, 1)
+		answers <- looked{err: os.ErrNotExist}
+		if a, ok := await(over, answers); !ok || a.err != os.ErrNotExist {
+			t.Fatalf("want the answer\ngot  %v, %v", a, ok)
+		}
+	}
+	if _, ok := await(over, nil); ok {
+		t.Error("want no answer")
+	}
+}

@@ -76,7 +76,11 @@ func (v *Volume) stats(ctx context.Context) (Stats, error) {
 	select {
 	case <-m.done:
 	case <-ctx.Done():
-		return v.remembered(time.Since(m.began))
+		select {
+		case <-m.done: // it counts, however late this goroutine runs
+		default:
+			return v.remembered(time.Since(m.began))
+		}
 	}
 	if m.err != nil {
 		return Stats{}, m.err

@@ -64,6 +64,21 @@ func TestLateStatisticsComeFromMemory(t *testing.T) {
 	})
 }
 
+// Statistics that have come count, even if the caller runs so late that its time is over, too.
+func TestStatisticsThatHaveComeCountHoweverLateTheirCallerRuns(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	done := make(chan struct{})
+	close(done)
+	for range 64 { // select would choose by chance
+		v := &Volume{Mountpoint: "/volume", FSType: "ext4", last: &Stats{}}
+		v.measuring = &measurement{began: time.Now().Add(-time.Hour), done: done, stats: &Stats{}}
+		if stats, err := v.stats(over); err != nil || len(stats.Conditions) > 0 {
+			t.Fatalf("want no condition\ngot  %v, error %v", stats.Conditions, err)
+		}
+	}
+}
+
 // An ext4 returns a filesystem ID from statfs that is made from its UUID, which may be changed
 // while it is mounted (tune2fs -U).
 func TestVolumeWithANewUUIDIsTheSame(t *testing.T) {
