@@ -159,9 +159,12 @@ func (w *Watch) wait(ctx context.Context, interval time.Duration, early <-chan s
 // giveBack delivers again what has ended a wait, when a call ends the goroutine at the same moment:
 // the next one looks then.
 func (w *Watch) giveBack(why reason, doubted bool) {
-	if why == poked {
+	switch why {
+	case poked:
 		w.poke()
 		deliver(w.moved)
+	case wanted:
+		deliver(w.written)
 	}
 	if doubted {
 		deliver(w.doubted)
@@ -275,6 +278,7 @@ func (w *Watch) took(f finding) (lost bool) {
 	f.conditions = append(f.conditions, w.low(f)...)
 	found := w.remember(append(f.conditions, stay...))
 	w.note(func() { w.found, w.details, w.slow = found, f.details, slow })
+	w.answer()
 	return errors.Is(f.failure, errUnmounted)
 }
 

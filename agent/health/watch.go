@@ -58,6 +58,7 @@ type Watch struct {
 	slow      bool                // the last examination took long, or the one in progress does
 	stall     stall               // of the device
 	activity  activity            // of the device
+	next      chan struct{}       // closed after the next look; nil if nobody waits for it
 	asking    bool                // a read by ask has not ended
 	there     bool                // the device existed at the last count
 	now       []Condition         // all current conditions
@@ -250,13 +251,32 @@ func (w *Watch) ends(end uint64) {
 }
 
 // Asked makes the watch look soon if it has not for idleInterval, because somebody wants to know
-// its conditions. It does not block.
-func (w *Watch) Asked() {
+// its conditions. The channel is closed after that look. It is nil if nobody should wait: the last
+// look is newer, or the next one may take long, because a call has paused the watch or the device
+// is known not to answer. Asked does not block.
+func (w *Watch) Asked() (look <-chan struct{}) {
 	w.mu.Lock()
-	old := w.activity.isOlder(idleInterval)
-	w.mu.Unlock()
-	if old {
-		deliver(w.written)
+	defer w.mu.Unlock()
+	if !w.activity.isOlder(idleInterval) {
+		return nil
+	}
+	deliver(w.written)
+	if w.slow || w.stall.hangs() || w.paused.Load() || w.ended.Load() {
+		return nil
+	}
+	if w.next == nil {
+		w.next = make(chan struct{})
+	}
+	return w.next
+}
+
+// answer closes the channel that Asked has returned.
+func (w *Watch) answer() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.next != nil {
+		close(w.next)
+		w.next = nil
 	}
 }
 

@@ -189,6 +189,37 @@ func TestEndOfLowSpaceIsFoundHoweverLongItLasted(t *testing.T) {
 	})
 }
 
+// An examination is asked for, and at the same moment a call ends the goroutine that waits: the
+// next one looks.
+func TestRequestForAnExaminationIsNotLostAtAPause(t *testing.T) {
+	w := &Watch{written: make(chan struct{}, 1)}
+	w.giveBack(wanted, false)
+	select {
+	case <-w.written:
+	default:
+		t.Error("it is lost")
+	}
+}
+
+// Whoever asks waits for an examination only if the last one is old, and the next one can begin.
+func TestNobodyWaitsForAnExaminationThatMayTakeLong(t *testing.T) {
+	for name, set := range map[string]func(*Watch){
+		"before the first":       func(w *Watch) { w.activity.at = time.Time{} },
+		"after a late one":       func(w *Watch) { w.activity.at = time.Now() },
+		"the disk was slow":      func(w *Watch) { w.slow = true },
+		"the disk hangs":         func(w *Watch) { w.stall.beats = hungBeats },
+		"a call has paused it":   func(w *Watch) { w.paused.Store(true) },
+		"its mount is unmounted": func(w *Watch) { w.ended.Store(true) },
+		"":                       func(*Watch) {},
+	} {
+		w := &Watch{written: make(chan struct{}, 1), activity: activity{at: time.Now().Add(-idleInterval)}}
+		set(w)
+		if look := w.Asked(); (look != nil) != (name == "") {
+			t.Errorf("%q\nwant somebody to wait: %v\ngot  %v", name, name == "", look != nil)
+		}
+	}
+}
+
 // However many lines about a disk the kernel logs, its filesystem is examined at most once per
 // settleInterval, because each examination may cause lines itself.
 func TestExaminationsAreAnIntervalApart(t *testing.T) {

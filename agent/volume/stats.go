@@ -87,7 +87,12 @@ func (v *Volume) stats(ctx context.Context) (Stats, error) {
 	}
 	stats := *m.stats
 	if v.watch != nil {
-		v.watch.Asked()
+		if look := v.watch.Asked(); look != nil {
+			select {
+			case <-look:
+			case <-ctx.Done(): // the earlier conditions are still true, as far as is known
+			}
+		}
 		var err error
 		if stats.Conditions, err = v.watch.Conditions(ctx); err != nil {
 			return Stats{}, errkind.New(errkind.DeadlineExceeded, "volume %s: %w: ask again", v.Mountpoint, err)
@@ -106,7 +111,7 @@ func (t *Table) StatsAtOnce(path string) (Stats, bool) {
 		return Stats{}, false
 	}
 	conditions, ok := v.conditionsAtOnce()
-	if !ok {
+	if !ok || v.watch != nil && v.watch.Asked() != nil {
 		return Stats{}, false
 	}
 	m := v.beginAgain()
@@ -133,7 +138,6 @@ func (v *Volume) conditionsAtOnce() ([]health.Condition, bool) {
 	case v.watch == nil:
 		return nil, v.FSType == "tmpfs"
 	}
-	v.watch.Asked()
 	return v.watch.Latest()
 }
 

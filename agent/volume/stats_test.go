@@ -2,10 +2,14 @@ package volume
 
 import (
 	"context"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
@@ -77,6 +81,40 @@ func TestStatisticsThatHaveComeCountHoweverLateTheirCallerRuns(t *testing.T) {
 			t.Fatalf("want no condition\ngot  %v, error %v", stats.Conditions, err)
 		}
 	}
+}
+
+// Nobody has written to a volume or asked about it for a long time. The first who asks gets what is
+// true now, not what an examination has found long ago.
+func TestFirstQuestionAfterALongTimeGetsWhatIsTrueNow(t *testing.T) {
+	dir := mounttest.Dir(t)
+	mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "xfs")), dir, "xfs", 0, "")
+	synctest.Test(t, func(t *testing.T) {
+		table := newTable()
+		table.monitor.Low = health.Thresholds{Space: health.MaxThreshold}
+		defer func() { table.Forget(dir); synctest.Wait() }()
+		ask := func(when string, conditions int) {
+			t.Helper()
+			if stats, err := table.Stats(t.Context(), dir); err != nil || len(stats.Conditions) != conditions {
+				t.Errorf("%s\nwant %d conditions\ngot  %v, error %v", when, conditions, stats.Conditions, err)
+			}
+		}
+		ask("mounted", 0)
+		time.Sleep(24 * time.Hour)
+		if _, ok := table.StatsAtOnce(dir); ok {
+			t.Error("answered at once, from a look that is hours old")
+		}
+		synctest.Wait()
+		time.Sleep(24 * time.Hour)
+		file, err := os.Create(filepath.Join(dir, "file"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		if err := unix.Fallocate(int(file.Fd()), 0, 0, 200<<20); err != nil {
+			t.Fatal(err)
+		}
+		ask("filled meanwhile", 1)
+	})
 }
 
 // An ext4 returns a filesystem ID from statfs that is made from its UUID, which may be changed
