@@ -9,13 +9,21 @@ import (
 	"time"
 
 	"github.com/directvol/directvol/agent/blockdev"
+	"github.com/directvol/directvol/agent/deadline"
 )
 
 // examination is an examination in progress.
 type examination struct {
-	began   time.Time
+	late    context.Context // ends when it has taken slowLimit
+	end     context.CancelFunc
 	answer  chan finding
 	isDoubt bool // it only accesses the device
+}
+
+func (w *Watch) newExamination(doubt bool) *examination {
+	e := &examination{answer: make(chan finding, 1), isDoubt: doubt}
+	e.late, e.end = deadline.Awake(context.Background(), slowLimit)
+	return e
 }
 
 // run looks at once, except after a pause: then nothing has happened but the call that paused it.
@@ -194,7 +202,7 @@ func (w *Watch) look(ctx context.Context, doubt bool) (lost bool) {
 			if w.Hangs() {
 				return false
 			}
-			e := &examination{began: time.Now(), answer: make(chan finding, 1), isDoubt: doubt}
+			e := w.newExamination(doubt)
 			w.inFlight = e
 			go func() { e.answer <- w.examine(doubt) }()
 		}
@@ -208,8 +216,7 @@ func (w *Watch) look(ctx context.Context, doubt bool) (lost bool) {
 
 // await waits for the examination in flight until ctx ends.
 func (w *Watch) await(ctx context.Context) (lost, answered bool) {
-	limit := time.NewTimer(time.Until(w.inFlight.began.Add(slowLimit)))
-	defer limit.Stop()
+	limit := w.inFlight.late.Done()
 	late := time.AfterFunc(beatInterval, w.monitor.pulse.stir) // the device may hang
 	defer late.Stop()
 	for {
@@ -218,7 +225,8 @@ func (w *Watch) await(ctx context.Context) (lost, answered bool) {
 			return false, false
 		case f := <-w.inFlight.answer:
 			return w.took(f), true
-		case <-limit.C:
+		case <-limit:
+			limit = nil
 			w.note(func() { w.slow = true })
 		}
 	}
@@ -251,7 +259,8 @@ func (w *Watch) examine(doubt bool) (f finding) {
 func (w *Watch) took(f finding) (lost bool) {
 	e := w.inFlight
 	w.inFlight = nil
-	slow := time.Since(e.began) >= slowLimit
+	slow := e.late.Err() != nil
+	e.end()
 	if e.isDoubt {
 		w.note(func() { w.slow = w.slow || slow })
 		return false

@@ -411,7 +411,7 @@ func TestConditionThatStaysWasNotSeenAgain(t *testing.T) {
 		} {
 			w := &Watch{monitor: quiet(), looked: make(chan struct{})}
 			look := func(f finding) Past {
-				w.inFlight = &examination{began: time.Now()}
+				w.inFlight = w.newExamination(false)
 				w.took(f)
 				return w.Past()
 			}
@@ -448,7 +448,7 @@ func TestRefusedProbeKeepsTheConditionsOfAProbe(t *testing.T) {
 		{finding{}, []string{ReasonPastIOError}},
 		{finding{refused: true}, []string{ReasonPastIOError}},
 	} {
-		w.inFlight = &examination{began: time.Now()}
+		w.inFlight = w.newExamination(false)
 		w.took(step.found)
 		now, _ := w.Latest()
 		var got []string

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/deadline"
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/turns"
@@ -47,7 +48,7 @@ func (t *Table) look(path string, known *Volume) (mount.Mark, error) {
 // It does not follow symbolic links in a path that is no mount point, because a link could lead
 // into any other filesystem.
 func walk(among *turns.Turns, path, through string, mounted bool) (mount.Mark, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), lookLimit)
+	ctx, cancel := deadline.Awake(context.Background(), lookLimit)
 	defer cancel()
 	done, err := among.Take(ctx, through)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/directvol/directvol/agent/deadline"
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
@@ -71,7 +72,7 @@ func (v *Volume) stats(ctx context.Context) (Stats, error) {
 	if mine {
 		go v.measure(m)
 	}
-	ctx, cancel := context.WithTimeout(ctx, measureLimit)
+	ctx, cancel := deadline.Awake(ctx, measureLimit)
 	defer cancel()
 	select {
 	case <-m.done:
