@@ -14,6 +14,7 @@ import (
 type counts struct {
 	reads, writes, discards, flushes uint64 // that have ended
 	inFlight                         uint64
+	took                             uint64 // milliseconds, of all that have ended together
 }
 
 func (c counts) ended() uint64 { return c.reads + c.changes() }
@@ -37,7 +38,34 @@ func parseCounts(fields []string) (c counts, ok bool) {
 		}
 		*count = n
 	}
+	for _, at := range []int{3, 7, 14, 16} {
+		if at >= len(fields) {
+			continue
+		}
+		n, err := strconv.ParseUint(fields[at], 10, 64)
+		if err != nil {
+			return counts{}, false
+		}
+		c.took += n
+	}
 	return c, true
+}
+
+// A disk that has ended quickRequests since an examination began, in less than quickLimit each on
+// average, is not why that examination takes slowLimit: it makes fewer requests than would need.
+const (
+	quickRequests = 4
+	quickLimit    = 250 * time.Millisecond
+)
+
+// isQuick reports whether a device has ended some requests since earlier counts, and soon. Then a
+// late examination waits for something else, such as a processor or a filesystem's own queue.
+func (c counts) isQuick(since counts) bool {
+	if c.ended() < since.ended() || c.took < since.took { // the device is gone, or its counts have begun anew
+		return false
+	}
+	ended := c.ended() - since.ended()
+	return ended >= quickRequests && (c.took-since.took)/ended < uint64(quickLimit.Milliseconds())
 }
 
 // diskStats has a line for each block device. Reading it does not wait for any device
@@ -77,7 +105,7 @@ const ownWrites = 16
 // looked notes that the filesystem has just been examined. A device that was busy until then may
 // have met a fault right afterwards.
 func (a *activity) looked() {
-	writes := writesOf(a.device)
+	writes := countsOf(a.device).writes
 	a.busy = writes-a.writes > ownWrites
 	a.writes, a.at = writes, time.Now()
 }
@@ -94,14 +122,14 @@ func (a *activity) isOlder(than time.Duration) bool {
 	return !a.at.IsZero() && time.Since(a.at) >= than
 }
 
-// writesOf returns how many writes a device has ended, or 0 if the device is gone.
-func writesOf(device string) uint64 {
+// countsOf returns the counts of a device, or none if the device is gone.
+func countsOf(device string) counts {
 	text, err := os.ReadFile("/sys/class/block/" + device + "/stat")
 	if err != nil {
-		return 0
+		return counts{}
 	}
 	c, _ := parseCounts(strings.Fields(string(text)))
-	return c.writes
+	return c
 }
 
 // stall tracks for how long a device has ended no request.

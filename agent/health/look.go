@@ -18,10 +18,11 @@ type examination struct {
 	end     context.CancelFunc
 	answer  chan finding
 	isDoubt bool // it only accesses the device
+	before  counts
 }
 
 func (w *Watch) newExamination(doubt bool) *examination {
-	e := &examination{answer: make(chan finding, 1), isDoubt: doubt}
+	e := &examination{answer: make(chan finding, 1), isDoubt: doubt, before: countsOf(w.activity.device)}
 	e.late, e.end = deadline.Awake(context.Background(), slowLimit)
 	return e
 }
@@ -216,7 +217,8 @@ func (w *Watch) look(ctx context.Context, doubt bool) (lost bool) {
 
 // await waits for the examination in flight until ctx ends.
 func (w *Watch) await(ctx context.Context) (lost, answered bool) {
-	limit := w.inFlight.late.Done()
+	limit, again := w.inFlight.late.Done(), time.NewTicker(beatInterval)
+	defer again.Stop()
 	late := time.AfterFunc(beatInterval, w.monitor.pulse.stir) // the device may hang
 	defer late.Stop()
 	for {
@@ -227,8 +229,25 @@ func (w *Watch) await(ctx context.Context) (lost, answered bool) {
 			return w.took(f), true
 		case <-limit:
 			limit = nil
-			w.note(func() { w.slow = true })
+			w.noteSlow()
+		case <-again.C:
+			w.noteSlow()
 		}
+	}
+}
+
+// isSlow reports whether an examination has taken long because of its disk.
+func (w *Watch) isSlow(e *examination) bool {
+	return e.late.Err() != nil && !countsOf(w.activity.device).isQuick(e.before)
+}
+
+// noteSlow notes that the disk is slow if the examination in flight shows that.
+func (w *Watch) noteSlow() {
+	w.mu.Lock()
+	known := w.slow
+	w.mu.Unlock()
+	if !known && w.isSlow(w.inFlight) {
+		w.note(func() { w.slow = true })
 	}
 }
 
@@ -259,7 +278,7 @@ func (w *Watch) examine(doubt bool) (f finding) {
 func (w *Watch) took(f finding) (lost bool) {
 	e := w.inFlight
 	w.inFlight = nil
-	slow := e.late.Err() != nil
+	slow := w.isSlow(e)
 	e.end()
 	if e.isDoubt {
 		w.note(func() { w.slow = w.slow || slow })

@@ -125,14 +125,14 @@ func TestForeignMountIsNotWrittenTo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		before := writesOf(target.Device.Name)
+		before := countsOf(target.Device.Name).writes
 		if f := examine(target, false, false); len(f.conditions) > 0 || f.failure != nil {
 			t.Errorf("%s: want nothing wrong\ngot  %+v", fstype, f)
 		}
 		if err := blockdev.Ask(target.Device.Path); err != nil {
 			t.Errorf("%s: %v", fstype, err)
 		}
-		if after := writesOf(target.Device.Name); after != before {
+		if after := countsOf(target.Device.Name).writes; after != before {
 			t.Errorf("%s, writes to its disk\nwant %d\ngot  %d", fstype, before, after)
 		}
 		mounttest.Unmount(t, target.Mountpoint)
