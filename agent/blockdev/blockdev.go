@@ -145,10 +145,11 @@ func SizeOf(disk *os.File) (size uint64, err error) {
 
 // AwaitSize returns the device's size as soon as it is at least bytes. If ctx ends first, AwaitSize
 // returns the size so far and an error that wraps ctx's. It makes a SCSI disk reread its capacity
-// once, because the host may not have announced the change.
+// once, because the host may not have announced the change. It does not open the device; the error
+// wraps fs.ErrNotExist if that is gone.
 func (d Device) AwaitSize(ctx context.Context, bytes uint64) (size uint64, err error) {
 	reached := func() (bool, error) {
-		size, err = d.Size()
+		size, err = d.Bytes()
 		return err == nil && size >= bytes, err
 	}
 	if ok, err := reached(); ok || err != nil {
@@ -167,7 +168,7 @@ func (d Device) AwaitSize(ctx context.Context, bytes uint64) (size uint64, err e
 // device's place, Find waits, too: if that disk is still there when ctx ends, the error is a
 // FailedPrecondition that names both serials.
 func Find(ctx context.Context, source, serial string) (Device, error) {
-	look, err := lookup(source)
+	look, err := lookup(ctx, source)
 	if err != nil {
 		return Device{}, err
 	}
@@ -253,6 +254,19 @@ func FollowChanges(ctx context.Context, changed func()) error {
 			changed()
 		}
 	}
+}
+
+// Bytes returns the device's size without opening it. The error wraps fs.ErrNotExist if the device
+// is gone, also if another disk has its number now.
+func (d Device) Bytes() (uint64, error) {
+	sectors, err := readCount(filepath.Join(numberDir("/", d.Number), "size"))
+	if err == nil && SeqOf("/", d.Number) != d.Seq {
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return 0, fmt.Errorf("block device %s: %w", d.Path, err)
+	}
+	return sectors * sectorBytes, nil
 }
 
 // Bytes returns the size of the device with a dev_t, without opening it; 0 if the kernel has no

@@ -1,6 +1,7 @@
 package blockdev
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"path/filepath"
@@ -11,14 +12,19 @@ import (
 )
 
 // lookup returns a function that looks for a source once. The function's error wraps fs.ErrNotExist
-// while there is no device.
-func lookup(source string) (func() (Device, error), error) {
+// while there is no device. It waits for serials until ctx ends.
+func lookup(ctx context.Context, source string) (func() (Device, error), error) {
 	if strings.HasPrefix(source, "/") {
 		clean := filepath.Clean(source)
 		if !strings.HasPrefix(clean, "/dev/") {
 			return nil, errkind.New(errkind.InvalidArgument, "source %.200q is not below /dev", source)
 		}
-		return func() (Device, error) { return ByPath(clean) }, nil
+		return func() (Device, error) {
+			if serial, ok := SerialIn(clean); ok {
+				return withSerial(ctx, serial)
+			}
+			return ByPath(clean)
+		}, nil
 	}
 	path, err := pcipath.Parse(source)
 	if err != nil {

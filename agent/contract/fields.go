@@ -50,7 +50,7 @@ var fields = []struct {
 	{"Device", []field{
 		{"id", honoured, "a PCI path for type blk, a SCSI address for type scsi: the device is waited for"},
 		{"type", honoured, "blk and scsi; another type is refused"},
-		{"vm_path", honoured, "names the device if there is no id; otherwise it is the device node's name that the host expects, and is not used"},
+		{"vm_path", honoured, "names the device if there is no id; otherwise it is the device node's name that the host expects, and is not used, but /dev/disk/by-id/virtio-SERIAL promises the disk's serial"},
 		{"container_path", ignored, noProcess},
 		{"options", refused, "no device type has options"},
 	}},

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/directvol/directvol/agent/contract"
+	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/guest"
 	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/metrics"
@@ -144,7 +145,11 @@ func (a *Agent) getVolumeStats(ctx context.Context, r *agentpb.VolumeStatsReques
 		return nil, err
 	}
 	abnormal, message := health.Summary(stats.Conditions)
-	return statsResponse(&stats, abnormal, message), nil
+	response := statsResponse(&stats, abnormal, message)
+	if stats.Unexamined {
+		response.VolumeCondition = nil
+	}
+	return response, nil
 }
 
 // statsResponse is small enough to be inlined, so that marshalling the response in the caller needs
@@ -163,6 +168,9 @@ func (a *Agent) getVolumeHealth(ctx context.Context, r *volumepb.GetVolumeHealth
 	stats, err := a.Volumes.Stats(ctx, r.VolumeGuestPath)
 	if err != nil {
 		return nil, err
+	}
+	if stats.Unexamined {
+		return nil, errkind.New(errkind.FailedPrecondition, "volume %s is a block device without a mount: its health is not examined", r.VolumeGuestPath)
 	}
 	response := &volumepb.GetVolumeHealthResponse{}
 	response.Conditions = conditionsOf(stats.Conditions)

@@ -23,8 +23,8 @@ func (a *Agent) listVolumes(ctx context.Context, _ *volumepb.ListVolumesRequest)
 	return response, nil
 }
 
-func (a *Agent) getVolume(_ context.Context, r *volumepb.GetVolumeRequest) (*volumepb.Volume, error) {
-	report, err := a.Volumes.Report(r.VolumeGuestPath)
+func (a *Agent) getVolume(ctx context.Context, r *volumepb.GetVolumeRequest) (*volumepb.Volume, error) {
+	report, err := a.Volumes.Report(ctx, r.VolumeGuestPath)
 	if err != nil {
 		return nil, err
 	}

@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 
+	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/protocols/agentpb"
 )
 
 // AwaitDevices waits until a container's devices exist, as Hold does for the devices of storages.
-// It fails on the first device that does not appear.
+// It fails on the first device that does not appear. A vm_path that names a serial
+// (blockdev.SerialIn) promises it, like the option of a storage.
 func (t *Table) AwaitDevices(ctx context.Context, devices []*agentpb.Device) error {
 	for _, d := range devices {
 		if d == nil {
@@ -23,7 +25,8 @@ func (t *Table) AwaitDevices(ctx context.Context, devices []*agentpb.Device) err
 		if source == "" {
 			return errkind.New(errkind.InvalidArgument, "device %.80q: it has neither an id nor a vm_path", d.ContainerPath)
 		}
-		if _, err := t.find(ctx, "device "+source, request{driver: driver, source: source}); err != nil {
+		serial, _ := blockdev.SerialIn(d.VmPath)
+		if _, err := t.find(ctx, "device "+source, request{driver: driver, source: source, serial: serial}); err != nil {
 			return err
 		}
 	}

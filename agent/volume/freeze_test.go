@@ -87,7 +87,7 @@ func TestFilesystemIsFrozenUntilItIsThawed(t *testing.T) {
 			wantFrozen(t, dir, true)
 			wrote := make(chan error, 1)
 			go func() { wrote <- os.WriteFile(filepath.Join(dir, "meanwhile"), []byte("y"), 0o600) }()
-			if r, err := table.Report(dir); err != nil || !r.Frozen {
+			if r, err := table.Report(t.Context(), dir); err != nil || !r.Frozen {
 				t.Errorf("want a report of a frozen volume\ngot  %+v, error %v", r, err)
 			}
 			if text, err := os.ReadFile(filepath.Join(dir, "before")); err != nil || string(text) != "x" {
@@ -103,7 +103,7 @@ func TestFilesystemIsFrozenUntilItIsThawed(t *testing.T) {
 				t.Errorf("the writer goes on: %v", err)
 			}
 			wantFrozen(t, dir, false)
-			if r, err := table.Report(dir); err != nil || r.Frozen {
+			if r, err := table.Report(t.Context(), dir); err != nil || r.Frozen {
 				t.Errorf("want a report of a volume that is not frozen\ngot  %+v, error %v", r, err)
 			}
 			if err := table.Thaw(t.Context(), h.name); errkind.Of(err) != errkind.NotFound {
@@ -129,7 +129,7 @@ func TestLeaseEndsInEveryWay(t *testing.T) {
 		"it is to be flushed before an unmount": {end: func(table *Table, _ context.CancelFunc) error { return table.Unfreeze(context.Background(), dir) }},
 		"it is to be unmounted": {end: func(table *Table, _ context.CancelFunc) error {
 			return table.Quiet(context.Background(), dir, func() (bool, error) {
-				if r, err := table.Report(dir); err != nil || r.Frozen {
+				if r, err := table.Report(t.Context(), dir); err != nil || r.Frozen {
 					return false, fmt.Errorf("unmounted while frozen, or %w", err)
 				}
 				return false, nil

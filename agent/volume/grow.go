@@ -15,6 +15,12 @@ const forCaller = 24 * time.Hour
 // deadline: it calls report after each step, whichever call grows the volume, and at the end. If
 // report fails, the growth stops between two steps.
 func (t *Table) Grow(ctx context.Context, path string, size uint64, report func(Progress) error) error {
+	if r, err := rawAt(ctx, path); err != nil || r != nil {
+		if err == nil {
+			err = r.grow(ctx, size, report)
+		}
+		return err
+	}
 	v, err := t.Lookup(path)
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"context"
 	"slices"
 	"strings"
 
@@ -45,8 +46,15 @@ func (v *Volume) Report() Report {
 	return r
 }
 
-// Report is Volume.Report of the volume at path.
-func (t *Table) Report(path string) (Report, error) {
+// Report is Volume.Report of the volume at path. The report of a block device that the path names
+// has no filesystem.
+func (t *Table) Report(ctx context.Context, path string) (Report, error) {
+	if r, err := rawAt(ctx, path); err != nil || r != nil {
+		if err != nil {
+			return Report{}, err
+		}
+		return r.report()
+	}
 	v, err := t.Lookup(path)
 	if err != nil {
 		return Report{}, err

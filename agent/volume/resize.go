@@ -33,13 +33,20 @@ func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) er
 	return v.reach(ctx, size, func(ctx context.Context, g *growth) error { return v.resize(ctx, g, size, wait) })
 }
 
-// Resize is Volume.Resize of the volume at path.
+// Resize is Volume.Resize of the volume at path. The path of a block device below /dev that is not
+// mounted names the device: Resize only waits until it has the size.
 func (t *Table) Resize(ctx context.Context, path string, size uint64, wait time.Duration) error {
 	if v := t.at(path); v != nil && v.isCurrent() {
 		// Resize checks the files that it has opened, and so notices a mount made at this moment.
 		if err := v.Resize(ctx, size, wait); errkind.Of(err) != errkind.NotFound {
 			return err
 		}
+	}
+	if r, err := rawAt(ctx, path); err != nil || r != nil {
+		if err == nil {
+			err = r.resize(ctx, size, wait)
+		}
+		return err
 	}
 	v, err := t.Lookup(path)
 	if err != nil {
@@ -81,8 +88,14 @@ func (t *Table) ResizeAtOnce(ctx context.Context, path string, size uint64) bool
 // errStillSmaller means that Resize must wait for the device.
 var errStillSmaller = errors.New("the device is smaller than the requested size")
 
-// CheckResize is Volume.CheckResize of the volume at path.
+// CheckResize is Volume.CheckResize of the volume at path, or of the block device that it names.
 func (t *Table) CheckResize(ctx context.Context, path string, size uint64) error {
+	if r, err := rawAt(ctx, path); err != nil || r != nil {
+		if err == nil {
+			_, _, err = r.check(size)
+		}
+		return err
+	}
 	v, err := t.Lookup(path)
 	if err != nil {
 		return err

@@ -25,6 +25,7 @@ type Stats struct {
 	Bytes      Usage
 	Inodes     Usage              // zero if the filesystem has no count of them, such as a btrfs
 	Conditions []health.Condition // empty if the volume is healthy
+	Unexamined bool               // nothing is known of its health, nor of Bytes more than the total: a block device without a mount
 	at         time.Time
 	fsid       unix.Fsid // identifies a tmpfs; on kernels before 6.8 nothing else does
 }
@@ -46,6 +47,12 @@ type measurement struct {
 // Used does not count that reserve as used. For a filesystem that does not answer in time, Stats
 // returns the last known values with a condition that says so.
 func (t *Table) Stats(ctx context.Context, path string) (Stats, error) {
+	if r, err := rawAt(ctx, path); err != nil || r != nil {
+		if err != nil {
+			return Stats{}, err
+		}
+		return r.stats()
+	}
 	v, err := t.Lookup(path)
 	if err != nil {
 		return Stats{}, err
