@@ -170,6 +170,17 @@ func (state State) refuse() error {
 	return nil
 }
 
+// create returns the message that makes the agent mount a volume, or wait for its device.
+func (v *volume) create(capable Capabilities) *agentpb.CreateContainerRequest {
+	r := &agentpb.CreateContainerRequest{ContainerId: Holder(v.id)}
+	if v.want.isRaw() {
+		r.Devices = []*agentpb.Device{{Type: v.place.Driver, Id: v.place.Source, VmPath: v.point}}
+	} else {
+		r.Storages = []*agentpb.Storage{v.storage(capable)}
+	}
+	return r
+}
+
 // storage returns the message that makes the agent mount a volume.
 func (v *volume) storage(capable Capabilities) *agentpb.Storage {
 	options := v.want.Options

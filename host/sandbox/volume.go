@@ -20,10 +20,29 @@ type Volume struct {
 	// Path is the volume's store on the host: an image file or a block device that contains a
 	// filesystem and nothing else.
 	Path string
-	// FSType is ext3, ext4, xfs or btrfs. Options are mount options.
+	// FSType is ext3, ext4, xfs or btrfs. Options are mount options. If FSType is empty, the volume
+	// is the block device alone, with any content and no options: Mount only waits until the guest
+	// has the disk, Resize ends when the guest sees the new size, and Stats has its capacity and no
+	// condition, because the agent does not examine it.
 	FSType   string
 	Options  []string
 	ReadOnly bool
+}
+
+// isRaw reports whether the volume is a block device without a mount.
+func (v Volume) isRaw() bool { return v.FSType == "" }
+
+// refuse refuses a volume that the machine, or any machine, could not have.
+func (v Volume) refuse(capable Capabilities) error {
+	switch {
+	case !v.isRaw():
+		return nil
+	case len(v.Options) > 0:
+		return also(ErrInfeasible, fmt.Errorf("it has no filesystem type, and so no mount options: got %q", v.Options))
+	case !capable.Serial:
+		return also(ErrInfeasible, errors.New("it has no filesystem type, and disks of this kind of machine have no serial by which the guest finds the device"))
+	}
+	return nil
 }
 
 func (v Volume) is(other Volume) bool {
@@ -36,6 +55,9 @@ func (s *Sandbox) Attach(ctx context.Context, want Volume) error {
 	return s.inTurn(ctx, "attach", want.ID, func(v *volume) error {
 		if s.ended() {
 			return ErrEnded
+		}
+		if err := want.refuse(s.machine.Capabilities()); err != nil {
+			return err
 		}
 		switch state := s.look(v); state {
 		case Attached, Mounting, Mounted, Attaching:
@@ -69,7 +91,7 @@ func (s *Sandbox) attach(ctx context.Context, v *volume, want Volume) error {
 	}
 	var point string
 	if err == nil {
-		point, err = guestpath.Of(place.Source)
+		point, err = want.pointOf(place)
 	}
 	if err != nil {
 		err = s.named(v, err)
@@ -86,6 +108,15 @@ func (s *Sandbox) attach(ctx context.Context, v *volume, want Volume) error {
 	return s.decide(v, Attached).refuse()
 }
 
+// pointOf returns the volume's path in the guest. The path of a volume without a mount is udev's
+// name for the disk, which the agent knows also in a guest without udev.
+func (v Volume) pointOf(place Place) (string, error) {
+	if v.isRaw() {
+		return "/dev/disk/by-id/virtio-" + v.DiskID(), nil
+	}
+	return guestpath.Of(place.Source)
+}
+
 // Mount makes the agent mount an attached volume, and returns its path in the guest.
 func (s *Sandbox) Mount(ctx context.Context, id string) (guestPath string, err error) {
 	err = s.inTurn(ctx, "mount", id, func(v *volume) error {
@@ -100,7 +131,7 @@ func (s *Sandbox) Mount(ctx context.Context, id string) (guestPath string, err e
 			return err
 		}
 		s.hold(v, true)
-		err := s.agent.CreateContainer(ctx, &agentpb.CreateContainerRequest{ContainerId: Holder(id), Storages: []*agentpb.Storage{v.storage(s.machine.Capabilities())}})
+		err := s.agent.CreateContainer(ctx, v.create(s.machine.Capabilities()))
 		if err != nil {
 			if s.answered(ctx, v, err) {
 				s.decide(v, was)
