@@ -28,9 +28,22 @@ import (
 // times. A filesystem that already ends where the request leads is left as it is, too: an xfs is
 // made to end with an allocation group, or with the device. If the device is still smaller than
 // size, Resize waits for it, at most for wait and until shortly before ctx's deadline; then the
-// error is DeadlineExceeded. Nothing ever shrinks.
+// error is DeadlineExceeded. The volume is not locked while it waits. Nothing ever shrinks.
 func (v *Volume) Resize(ctx context.Context, size uint64, wait time.Duration) error {
-	return v.reach(ctx, size, func(ctx context.Context, g *growth) error { return v.resize(ctx, g, size, wait) })
+	early, cancel := deadline.Early(ctx)
+	defer cancel()
+	waiting, cancel := context.WithTimeout(early, wait)
+	defer cancel()
+	for {
+		err := v.reach(ctx, size, func(ctx context.Context, g *growth) error { return v.resize(ctx, g, size) })
+		smaller, is := errors.AsType[*stillSmaller](err)
+		if !is {
+			return err
+		}
+		if err := v.awaitSize(waiting, smaller.disk, size); err != nil {
+			return err
+		}
+	}
 }
 
 // Resize is Volume.Resize of the volume at path. The path of a block device below /dev that is not
@@ -79,14 +92,18 @@ func (t *Table) ResizeAtOnce(ctx context.Context, path string, size uint64) bool
 	}
 	return v.reachOpen(ctx, size, func(ctx context.Context, g *growth) error {
 		if has, err := blockdev.SizeOf(g.Disk); err != nil || has < size {
-			return cmp.Or(err, errStillSmaller)
+			return cmp.Or(err, error(&stillSmaller{v.Device}))
 		}
-		return v.resize(ctx, g, size, 0)
+		return v.resize(ctx, g, size)
 	}) == nil
 }
 
-// errStillSmaller means that Resize must wait for the device.
-var errStillSmaller = errors.New("the device is smaller than the requested size")
+// stillSmaller means that Resize must wait for the disk.
+type stillSmaller struct{ disk blockdev.Device }
+
+func (e *stillSmaller) Error() string {
+	return e.disk.Path + " is smaller than the requested size"
+}
 
 // CheckResize is Volume.CheckResize of the volume at path, or of the block device that it names.
 func (t *Table) CheckResize(ctx context.Context, path string, size uint64) error {
@@ -211,14 +228,18 @@ func (v *Volume) reachOpen(ctx context.Context, size uint64, do func(context.Con
 	return do(ctx, g)
 }
 
-// resize implements Resize on a volume that is locked and open.
-func (v *Volume) resize(ctx context.Context, g *growth, size uint64, wait time.Duration) error {
+// resize implements Resize on a volume that is locked and open. If the disk is still smaller, it
+// does the work that has to precede a growth.
+func (v *Volume) resize(ctx context.Context, g *growth, size uint64) error {
 	device, err := g.room()
-	if err == nil && g.exceeds(size, device) {
-		device, err = v.awaitSize(ctx, g, size, wait)
-	}
 	if err != nil {
 		return err
+	}
+	if g.exceeds(size, device) {
+		if err := g.fstype.Settle(ctx, g.Mounted); err != nil {
+			return v.growError(err)
+		}
+		return &stillSmaller{g.disk()}
 	}
 	if goal := g.goal(g.usable(size), device); goal > g.before.Blocks {
 		if g.stack != nil && g.fixed() == nil {
@@ -305,6 +326,14 @@ func (g *growth) usable(size uint64) uint64 {
 		return size
 	}
 	return max(g.stack.Usable(size), 1)
+}
+
+// disk returns the disk that the host grows.
+func (g *growth) disk() blockdev.Device {
+	if g.stack == nil {
+		return g.device
+	}
+	return g.stack.Disk
 }
 
 // room returns the device's size, or the size that its mappings can give it.
@@ -463,24 +492,13 @@ func (v *Volume) kernelError(to string, err error) error {
 	return err
 }
 
-// awaitSize waits until the disk has at least size bytes, and returns how much of it the
-// filesystem's device has or can have. Before it waits, it does the work that has to precede a
-// growth, or an answer without one.
-func (v *Volume) awaitSize(ctx context.Context, g *growth, size uint64, wait time.Duration) (device uint64, err error) {
-	if err := g.fstype.Settle(ctx, g.Mounted); err != nil {
-		return 0, v.growError(err)
+// awaitSize waits until the disk has at least size bytes.
+func (v *Volume) awaitSize(ctx context.Context, disk blockdev.Device, size uint64) error {
+	has, err := disk.AwaitSize(ctx, size)
+	if err != nil && ctx.Err() != nil {
+		return refuseSmaller(disk, has, size, err)
 	}
-	waiting, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	disk := v.Device
-	if g.stack != nil {
-		disk = g.stack.Disk
-	}
-	has, err := disk.AwaitSize(waiting, size)
-	if err != nil && waiting.Err() != nil {
-		return 0, errkind.New(errkind.DeadlineExceeded, "%s has %d bytes in this guest, not yet the requested %d: resize the disk and try again: %w", disk.Path, has, size, err)
-	}
-	return g.usable(has), err
+	return v.growError(err)
 }
 
 // grow grows the filesystem and verifies the result: it may fall short of goal only by blocks that

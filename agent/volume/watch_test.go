@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/mount"
@@ -251,5 +253,41 @@ func TestListHasAMountThatWasJustMade(t *testing.T) {
 		if lists(path) {
 			t.Fatalf("%s was unmounted, and is listed", path)
 		}
+	}
+}
+
+// The volume is not locked, and its watch not paused, while GrowVolume waits for the host to make
+// the disk larger: that may take as long as its caller waits.
+func TestVolumeIsFreeWhileAGrowthWaitsForItsDisk(t *testing.T) {
+	table, dir := newTable(), mounttest.Dir(t)
+	image := mounttest.Image(t, "xfs")
+	disk := mounttest.Attach(t, image)
+	mounttest.Mount(t, disk, dir, "xfs", 0, "")
+	v, err := table.Lookup(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Forget(dir)
+	device, err := v.Device.Size()
+	if err != nil {
+		t.Fatal(err)
+	}
+	grown := make(chan error, 1)
+	var last Progress
+	go func() {
+		grown <- table.Grow(t.Context(), dir, 2*device, func(p Progress) error { last = p; return nil })
+	}()
+	mounttest.Await(t, "the growth to wait for the disk", func() bool {
+		stacks := make([]byte, 1<<20)
+		return strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "blockdev.Await(")
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := table.Quiet(ctx, dir, func() (bool, error) { return false, nil }); err != nil {
+		t.Errorf("unmount: %v", err)
+	}
+	mounttest.SetSize(t, disk, image, int64(2*device))
+	if err := <-grown; err != nil || last.Now <= device {
+		t.Errorf("want it grown with its disk\ngot  %+v, error %v", last, err)
 	}
 }
