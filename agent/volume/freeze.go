@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 	"errors"
+	"maps"
 	"path/filepath"
 	"slices"
 	"time"
@@ -94,18 +95,20 @@ func (t *Table) Unfreeze(ctx context.Context, path string) error {
 	return nil
 }
 
-// EndLeases ends all leases, because the agent ends.
+// errEnding ends leases because the agent ends.
+var errEnding = errkind.New(errkind.Aborted, "the agent ends, and with it the lease")
+
+// EndLeases ends all leases, also those that are not complete, because the agent ends. There are no
+// leases from then on.
 func (t *Table) EndLeases() {
-	t.leases.mu.Lock()
-	var all []*lease
-	for _, l := range t.leases.all {
-		if l.frozen {
-			all = append(all, l)
-		}
-	}
-	t.leases.mu.Unlock()
-	for _, l := range all {
-		l.end(errkind.New(errkind.Aborted, "the agent ends, and with it the lease"))
+	a := t.leases
+	a.mu.Lock()
+	a.end()
+	all := slices.Collect(maps.Values(a.all))
+	frozen := slices.DeleteFunc(slices.Clone(all), func(l *lease) bool { return !l.frozen })
+	a.mu.Unlock()
+	for _, l := range frozen { // the call that makes another one ends it
+		l.end(errEnding)
 	}
 	limit := time.After(hungLimit)
 	for _, l := range all {
@@ -167,10 +170,14 @@ func (a *leases) take(ctx context.Context, named, beside []*Volume) (*lease, err
 	defer cancel()
 	early, cancel := deadline.Early(limited)
 	defer cancel()
+	defer context.AfterFunc(a.ending, cancel)()
 	l := a.newLease()
 	err := l.freeze(early, named, beside)
 	if err == nil {
 		return l, nil
+	}
+	if a.ending.Err() != nil {
+		err = errEnding
 	}
 	l.end(err)
 	select {
@@ -213,8 +220,11 @@ func (l *lease) freeze(ctx context.Context, named, beside []*Volume) error {
 		}
 	}
 	l.leases.mu.Lock()
-	l.frozen = true
+	l.frozen = l.leases.ending.Err() == nil
 	l.leases.mu.Unlock()
+	if !l.frozen {
+		return errEnding
+	}
 	for _, p := range l.parts {
 		if p.frozen || p.of != nil && p.of.frozen {
 			p.mark()

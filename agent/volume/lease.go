@@ -38,6 +38,8 @@ const thawAgain = time.Second
 // leases are those of a table, until all their volumes are thawed.
 type leases struct {
 	kernel kernel
+	ending context.Context // ends when the agent does
+	end    context.CancelFunc
 
 	mu    sync.Mutex
 	all   map[string]*lease // by name
@@ -52,7 +54,8 @@ type kernel struct {
 }
 
 func newLeases() *leases {
-	return &leases{all: map[string]*lease{}, kernel: kernel{
+	ending, end := context.WithCancel(context.Background())
+	return &leases{all: map[string]*lease{}, ending: ending, end: end, kernel: kernel{
 		open:   (*Volume).openRoot,
 		sync:   func(root *os.File) error { return os.NewSyscallError("syncfs", unix.Syncfs(int(root.Fd()))) },
 		freeze: filesystem.Freeze,

@@ -325,3 +325,45 @@ func oneLease(t *testing.T, disks *frozenDisks, leases *leases, named []*Volume,
 		t.Error(err)
 	}
 }
+
+// A signal ends the call of a lease that is not complete yet. The process must not end before the
+// volumes are thawed: perhaps no agent follows it.
+func TestAgentDoesNotEndDuringAFreeze(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disks, leases, volumes := newDisks(t, "first", "slow")
+		table := &Table{leases: leases}
+		answer := disks.hang(volumes[1], "freeze")
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { _, err := leases.take(ctx, volumes, nil); ended <- err }()
+		synctest.Wait()
+		disks.want("during the freeze", map[*Volume]bool{volumes[0]: true})
+		cancel()
+		<-ended
+		time.AfterFunc(time.Second, answer)
+		table.EndLeases()
+		disks.want("at the agent's end", map[*Volume]bool{volumes[0]: false, volumes[1]: false})
+	})
+}
+
+// A freeze that begins, or is not complete, while the agent ends is given up.
+func TestNoLeaseBeginsWhenTheAgentEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disks, leases, volumes := newDisks(t, "first", "slow")
+		table := &Table{leases: leases}
+		answer := disks.hang(volumes[1], "freeze")
+		ended := make(chan error, 1)
+		go func() { _, err := leases.take(t.Context(), volumes, nil); ended <- err }()
+		synctest.Wait()
+		time.AfterFunc(time.Second, answer)
+		table.EndLeases()
+		disks.want("at the agent's end", map[*Volume]bool{volumes[0]: false, volumes[1]: false})
+		if err := <-ended; errkind.Of(err) != errkind.Aborted {
+			t.Errorf("the freeze in progress\nwant Aborted\ngot  %v", err)
+		}
+		if _, err := leases.take(t.Context(), volumes[:1], nil); errkind.Of(err) != errkind.Aborted {
+			t.Errorf("a later freeze\nwant Aborted\ngot  %v", err)
+		}
+		disks.want("after the agent's end", map[*Volume]bool{volumes[0]: false})
+	})
+}

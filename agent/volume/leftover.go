@@ -118,9 +118,13 @@ func (r record) thaw() error {
 	return err
 }
 
-// put keeps a lease until remove, in the file too.
+// put keeps a lease until remove, in the file too. EndLeases waits for what it keeps.
 func (a *leases) put(l *lease) error {
 	a.mu.Lock()
+	if a.ending.Err() != nil {
+		a.mu.Unlock()
+		return errEnding
+	}
 	a.all[l.name] = l
 	a.mu.Unlock()
 	return a.save()
