@@ -38,9 +38,10 @@ type Target struct {
 	FSType     string
 	Device     blockdev.Device
 	Mount      mount.Identity
-	Options    string // of the mount and its filesystem, as mountinfo has them (MountOptions); "" if not known
-	Changed    func() // called when the conditions have changed; may be nil, and must not block
-	Lost       func() // called when the target is not mounted there any more and the watch has ended; may be nil
+	Options    string      // of the mount and its filesystem, as mountinfo has them (MountOptions); "" if not known
+	Changed    func()      // called when the conditions have changed; may be nil, and must not block
+	Frozen     func() bool // whether a write would wait for a thaw; may be nil
+	Lost       func()      // called when the target is not mounted there any more and the watch has ended; may be nil
 }
 
 // Monitor owns the watches and follows the kernel's log for all of them.

@@ -269,7 +269,8 @@ func (w *Watch) examine(doubt bool) (f finding) {
 	w.mu.Lock()
 	stopped := w.stopped
 	w.mu.Unlock()
-	f = examine(w.target, w.owned.Load(), stopped)
+	writes := w.owned.Load() && (w.target.Frozen == nil || !w.target.Frozen())
+	f = examine(w.target, writes, stopped)
 	readSpace(w.target, &f)
 	return f
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -482,5 +483,22 @@ func TestConditionsKeepTheTimeOfTheirBeginning(t *testing.T) {
 	}
 	if got := len(dated(many, nil, first)); got != maxConditions {
 		t.Errorf("want %d\ngot  %d", maxConditions, got)
+	}
+}
+
+// A write to a frozen filesystem waits for the thaw, which is no fault of its disk.
+func TestFrozenVolumeIsNotWrittenTo(t *testing.T) {
+	target := small(t)
+	fill(t, filepath.Join(target.Mountpoint, "file"))
+	var frozen atomic.Bool
+	frozen.Store(true)
+	target.Frozen = frozen.Load
+	w := owned(t, target)
+	if f := w.examine(false); len(f.conditions) > 0 || f.failure != nil {
+		t.Errorf("frozen\nwant no write, which would find it full\ngot  %v, failure %v", f.conditions, f.failure)
+	}
+	frozen.Store(false)
+	if f := w.examine(false); len(f.conditions) != 1 || f.conditions[0].Reason != ReasonOutOfSpace {
+		t.Errorf("thawed\nwant it found full\ngot  %v", f.conditions)
 	}
 }

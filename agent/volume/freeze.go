@@ -225,7 +225,7 @@ func (l *lease) freeze(ctx context.Context, named, beside []*Volume) error {
 	if !l.frozen {
 		return errEnding
 	}
-	for _, p := range l.parts {
+	for _, p := range l.all() {
 		if p.frozen || p.of != nil && p.of.frozen {
 			p.mark()
 		}
@@ -343,7 +343,7 @@ func (l *lease) hold(ctx context.Context, length time.Duration, frozen func(stri
 	}).Stop()
 	defer context.AfterFunc(ctx, func() { l.end(ctx.Err()) })()
 	var volumes []FrozenVolume
-	for _, p := range l.parts {
+	for _, p := range l.all() {
 		if p.of == nil {
 			volumes = append(volumes, FrozenVolume{p.volume.Mountpoint, p.consistency})
 		}

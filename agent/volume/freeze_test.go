@@ -14,6 +14,7 @@ import (
 
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/filesystem"
+	"github.com/directvol/directvol/agent/health"
 	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/mount/mounttest"
 	"github.com/directvol/directvol/agent/state"
@@ -414,5 +415,40 @@ func TestSyncReturnsTheFilesystemsError(t *testing.T) {
 	err = table.Freeze(t.Context(), []string{dir}, maxLease, func(string, []FrozenVolume) error { return nil })
 	if err == nil {
 		t.Error("a filesystem that has shut down was frozen")
+	}
+}
+
+// A filesystem that is mounted once more during its lease is frozen there, too.
+func TestMountMadeDuringALeaseIsFrozen(t *testing.T) {
+	own := mounttest.Dir(t)
+	dir, other := filepath.Join(own, "dir"), filepath.Join(own, "other")
+	disk := mounttest.Attach(t, mounttest.Image(t, "xfs"))
+	mounttest.Mount(t, disk, dir, "xfs", 0, "")
+	mounttest.Freezable(t, dir)
+	table := newTable()
+	h := freeze(t, table, maxLease, dir)
+	mounttest.Mount(t, disk, other, "xfs", 0, "")
+	top, err := mount.Topmost(other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := table.Own(other, mount.Identify(top), health.Past{}); err != nil {
+		t.Fatal(err)
+	}
+	defer table.Forget(other)
+	v := table.at(other)
+	if stats, err := table.Stats(t.Context(), other); err != nil || len(stats.Conditions) > 0 || !v.Report().Frozen {
+		t.Errorf("want it frozen, without a condition\ngot  %v, error %v, %+v", stats, err, v.Report())
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := table.Resize(ctx, other, 0, 0); !errors.Is(err, errFrozen) {
+		t.Errorf("resize\nwant it refused as frozen\ngot  %v", err)
+	}
+	if err := table.Thaw(t.Context(), h.name); err != nil {
+		t.Error(err)
+	}
+	if err := table.Resize(ctx, other, 0, 0); err != nil || v.Report().Frozen {
+		t.Errorf("thawed\nwant it free\ngot  %v, %+v", err, v.Report())
 	}
 }

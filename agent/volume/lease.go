@@ -67,8 +67,9 @@ func newLeases() *leases {
 type lease struct {
 	name   string
 	leases *leases
-	parts  []*part // in the order in which they are locked
+	parts  []*part // in the order in which they are locked; guarded by leases.mu after put
 	frozen bool    // completely; guarded by leases.mu
+	over   bool    // no part is added any more; guarded by leases.mu
 
 	once   sync.Once
 	ended  chan struct{} // closed when the volumes are to be thawed
@@ -98,6 +99,31 @@ func (a *leases) newLease() *lease {
 	return &lease{name: fmt.Sprintf("%016x", rand.Uint64()), leases: a, ended: make(chan struct{}), thawed: make(chan struct{})}
 }
 
+// join makes v part of the lease that has its filesystem, if there is one: the filesystem was
+// mounted once more. v is new: nobody else knows it, and its watch has not begun. It does not write
+// until the thaw (Target.Frozen), and looks meanwhile. A mount that was found after the lease's
+// call had listed the mounts, and before put, is missed.
+func (a *leases) join(v *Volume) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, l := range a.all {
+		i := slices.IndexFunc(l.parts, func(p *part) bool { return p.of == nil && !p.isReleased() && v.sharesFilesystem(p.volume) })
+		if i < 0 || l.over {
+			continue
+		}
+		v.growing <- struct{}{}
+		v.frozen = l.add(v, l.parts[i], v.unlock)
+		return
+	}
+}
+
+// all returns the parts of a lease.
+func (l *lease) all() []*part {
+	l.leases.mu.Lock()
+	defer l.leases.mu.Unlock()
+	return slices.Clone(l.parts)
+}
+
 func (l *lease) add(v *Volume, of *part, unlock func()) *part {
 	p := &part{lease: l, volume: v, of: of, unlock: unlock, released: make(chan struct{})}
 	l.parts = append(l.parts, p)
@@ -111,8 +137,11 @@ func (l *lease) end(why error) {
 		l.why = why
 		close(l.ended)
 		go func() {
+			l.leases.mu.Lock()
+			l.over = true
+			l.leases.mu.Unlock()
 			var wait sync.WaitGroup
-			for _, p := range l.parts {
+			for _, p := range l.all() {
 				wait.Go(p.release)
 			}
 			wait.Wait()
@@ -135,7 +164,7 @@ func (l *lease) result() error {
 // stuck is the error for a caller that does not wait any longer for the thaw.
 func (l *lease) stuck() error {
 	var frozen []string
-	for _, p := range l.parts {
+	for _, p := range l.all() {
 		if !p.isReleased() {
 			frozen = append(frozen, p.volume.Mountpoint)
 		}
@@ -233,6 +262,13 @@ func (p *part) mark() {
 	}
 	v.mu.Unlock()
 	v.watchers.changed(v)
+}
+
+// isFrozen reports whether a lease has frozen the volume.
+func (v *Volume) isFrozen() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.frozen != nil
 }
 
 // untilFrozen returns a channel that is closed as soon as a lease has frozen the volume.

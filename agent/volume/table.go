@@ -213,8 +213,11 @@ func (t *Table) replace(path string, known, found *Volume) *Volume {
 		if found.watch != nil {
 			found.watch.Again()
 		}
-	} else if found.Device.Path != "" {
-		t.watch(found)
+	} else {
+		t.leases.join(found)
+		if found.Device.Path != "" {
+			t.watch(found)
+		}
 	}
 	t.volumes[path] = found
 	return found
@@ -275,6 +278,7 @@ func (t *Table) covered(path string, of mount.Identity, past health.Past) *Volum
 	v.past, v.changes, v.watchers = past, &t.changes, &t.watchers
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.leases.join(v)
 	t.watch(v)
 	v.watch.Rest()
 	t.hidden = append(t.hidden, v)
@@ -283,7 +287,7 @@ func (t *Table) covered(path string, of mount.Identity, past health.Past) *Volum
 
 // watch makes the monitor watch a volume. t.mu is held.
 func (t *Table) watch(v *Volume) {
-	v.watch = t.monitor.Watch(health.Target{Mountpoint: v.Mountpoint, FSType: v.FSType, Device: v.Device, Mount: v.identity, Options: v.options, Changed: func() { t.watchers.changed(v) }, Lost: func() { t.lost(v) }}, v.past)
+	v.watch = t.monitor.Watch(health.Target{Mountpoint: v.Mountpoint, FSType: v.FSType, Device: v.Device, Mount: v.identity, Options: v.options, Changed: func() { t.watchers.changed(v) }, Frozen: v.isFrozen, Lost: func() { t.lost(v) }}, v.past)
 }
 
 func refuseLook(path string, err error) error {
