@@ -214,11 +214,7 @@ func (l *lease) freeze(ctx context.Context, named, beside []*Volume) error {
 	if err := ctx.Err(); err != nil {
 		return errkind.New(errkind.DeadlineExceeded, "the volumes were not frozen in time, and are thawed: %w", err)
 	}
-	for _, p := range parts {
-		if !p.frozen {
-			p.release() // it may be used
-		}
-	}
+	l.releaseUnfrozen()
 	l.leases.mu.Lock()
 	l.frozen = l.leases.ending.Err() == nil
 	l.leases.mu.Unlock()
@@ -231,6 +227,20 @@ func (l *lease) freeze(ctx context.Context, named, beside []*Volume) error {
 		}
 	}
 	return nil
+}
+
+// releaseUnfrozen releases all mounts of the filesystems that cannot be frozen: they may be used.
+func (l *lease) releaseUnfrozen() {
+	for _, p := range l.all() {
+		if p.of == nil && !p.frozen {
+			p.release()
+		}
+	}
+	for _, p := range l.all() {
+		if p.of != nil && !p.of.frozen { // after the part that it waits for
+			p.release()
+		}
+	}
 }
 
 // lock locks all volumes, and returns the parts of those that are named, in their order.

@@ -418,6 +418,29 @@ func TestSyncReturnsTheFilesystemsError(t *testing.T) {
 	}
 }
 
+// A tmpfs cannot be frozen: during a lease all of its mounts may be used, and unmounted.
+func TestLeaseLeavesAllMountsOfWhatItCannotFreeze(t *testing.T) {
+	own := mounttest.Dir(t)
+	memory, bound := filepath.Join(own, "memory"), filepath.Join(own, "bound")
+	mounttest.Mount(t, "memory", memory, "tmpfs", 0, "")
+	mounttest.Mount(t, memory, bound, "", unix.MS_BIND, "")
+	table := newTable()
+	if err := table.Observe(bound); err != nil {
+		t.Fatal(err)
+	}
+	h := freeze(t, table, maxLease, memory)
+	for _, path := range []string{memory, bound} {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		if err := table.Quiet(ctx, path, func() (bool, error) { return false, nil }); err != nil {
+			t.Errorf("unmount %s: %v", path, err)
+		}
+		cancel()
+	}
+	if err := table.Thaw(t.Context(), h.name); err != nil {
+		t.Error(err)
+	}
+}
+
 // A filesystem that is mounted once more during its lease is frozen there, too.
 func TestMountMadeDuringALeaseIsFrozen(t *testing.T) {
 	own := mounttest.Dir(t)
