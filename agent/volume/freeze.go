@@ -121,8 +121,8 @@ func (t *Table) EndLeases() {
 }
 
 // toFreeze returns the volumes at the paths, in the order in which they are frozen: the last
-// mounted first, because it may be in a file of another one. beside are the other known mounts of
-// the same filesystems.
+// filesystem first, by its first mount, because it may be in a file of another one. beside are the
+// other known mounts of the same filesystems.
 func (t *Table) toFreeze(paths []string, length time.Duration) (named, beside []*Volume, err error) {
 	if n := len(paths); n < 1 || n > maxFrozen {
 		return nil, nil, errkind.New(errkind.InvalidArgument, "%d volumes: a lease has 1 to %d", n, maxFrozen)
@@ -145,7 +145,9 @@ func (t *Table) toFreeze(paths []string, length time.Duration) (named, beside []
 		return nil, nil, err
 	}
 	mounted := func(v *Volume) int {
-		return slices.IndexFunc(mounts, func(m *mount.Info) bool { return m.ID == v.identity.ID })
+		return slices.IndexFunc(mounts, func(m *mount.Info) bool {
+			return unix.Mkdev(uint32(m.Major), uint32(m.Minor)) == v.identity.Number
+		})
 	}
 	slices.SortFunc(named, func(a, b *Volume) int { return mounted(b) - mounted(a) })
 	t.mu.Lock()

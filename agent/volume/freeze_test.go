@@ -265,6 +265,12 @@ func TestVolumeWithinAnotherIsFrozenFirst(t *testing.T) {
 		if err := table.Thaw(t.Context(), h.name); err != nil {
 			t.Error(err)
 		}
+		later := filepath.Join(own, names[0]+"-later")
+		mounttest.Mount(t, outer, later, "", unix.MS_BIND, "")
+		h = freeze(t, table, maxLease, later, inner)
+		if err := table.Thaw(t.Context(), h.name); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
