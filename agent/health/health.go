@@ -39,7 +39,7 @@ type Target struct {
 	Device     blockdev.Device
 	Mount      mount.Identity
 	Options    string      // of the mount and its filesystem, as mountinfo has them (MountOptions); "" if not known
-	Changed    func()      // called when the conditions have changed; may be nil, and must not block
+	Changed    func()      // called when the conditions, the device's size or the filesystem's end have changed; may be nil, and must not block
 	Frozen     func() bool // whether a write would wait for a thaw; may be nil
 	Lost       func()      // called when the target is not mounted there any more and the watch has ended; may be nil
 }
@@ -126,6 +126,7 @@ func (m *Monitor) Sizes(ctx context.Context) error {
 				}
 				return size / sectorBytes
 			})
+			w.sized(blockdev.Bytes("/", w.target.Device.Number))
 		}
 	})
 	if ctx.Err() != nil {
@@ -156,7 +157,7 @@ func (m *Monitor) Watch(t Target, past Past) *Watch {
 	w := &Watch{
 		monitor: m, target: t, past: past, activity: activity{device: t.Device.Name},
 		poked: make(chan struct{}, 1), moved: make(chan struct{}, 1), written: make(chan struct{}, 1), urgent: make(chan struct{}, 1), doubted: make(chan struct{}, 1), looked: make(chan struct{}),
-		options: t.Options, idle: idleInterval,
+		options: t.Options, idle: idleInterval, bytes: blockdev.Bytes("/", t.Device.Number),
 	}
 	w.start()
 	m.add(w)

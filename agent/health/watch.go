@@ -67,6 +67,7 @@ type Watch struct {
 	end       uint64 // the filesystem's end on its disk, in bytes, at the last examination; 0 before
 	most      uint64 // the largest size, in sectors, from which the disk shrank before end was known
 	least     uint64 // the smallest size to which it shrank; 0 for none
+	bytes     uint64 // the device's size when it was last read; 0 if it was not known
 }
 
 // Past is what a watch remembers of a mount and can no longer see. It is all that the next agent's
@@ -228,6 +229,24 @@ func (w *Watch) measure(sectors func() uint64) {
 	}
 }
 
+// sized processes the device's size in bytes, as its own node has it.
+func (w *Watch) sized(bytes uint64) {
+	w.mu.Lock()
+	changed := w.bytes != bytes
+	w.bytes = bytes
+	w.mu.Unlock()
+	if changed {
+		w.changed()
+	}
+}
+
+// changed tells the target's owner that a size or a condition has changed. w.mu is not held.
+func (w *Watch) changed() {
+	if w.target.Changed != nil {
+		w.target.Changed()
+	}
+}
+
 // FilesystemEnd returns where the filesystem ended on its disk at the last examination, in bytes; 0
 // before.
 func (w *Watch) FilesystemEnd() uint64 {
@@ -238,15 +257,19 @@ func (w *Watch) FilesystemEnd() uint64 {
 
 // ends records the filesystem's end as found by an examination.
 func (w *Watch) ends(end uint64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	if end == 0 { // not known
 		return
 	}
-	first := w.end == 0
+	w.mu.Lock()
+	was := w.end
 	w.end = end
-	if first && w.least != 0 && w.shrunk(w.most, w.least) {
+	remember := was == 0 && w.least != 0 && w.shrunk(w.most, w.least)
+	w.mu.Unlock()
+	if remember {
 		w.monitor.remembers()
+	}
+	if was != end {
+		w.changed()
 	}
 }
 
@@ -373,9 +396,7 @@ func (w *Watch) note(change func()) {
 	if was == is {
 		return
 	}
-	if w.target.Changed != nil {
-		w.target.Changed()
-	}
+	w.changed()
 	entry := w.monitor.log.WithFields(logrus.Fields{"mountpoint": w.target.Mountpoint, "device": w.target.Device.Path})
 	if details != "" {
 		entry = entry.WithField("details", details)

@@ -287,7 +287,13 @@ func (t *Table) covered(path string, of mount.Identity, past health.Past) *Volum
 
 // watch makes the monitor watch a volume. t.mu is held.
 func (t *Table) watch(v *Volume) {
-	v.watch = t.monitor.Watch(health.Target{Mountpoint: v.Mountpoint, FSType: v.FSType, Device: v.Device, Mount: v.identity, Options: v.options, Changed: func() { t.watchers.changed(v) }, Frozen: v.isFrozen, Lost: func() { t.lost(v) }}, v.past)
+	set := make(chan struct{})
+	changed := func() {
+		<-set // the first look may end before v has its watch
+		t.watchers.changed(v)
+	}
+	v.watch = t.monitor.Watch(health.Target{Mountpoint: v.Mountpoint, FSType: v.FSType, Device: v.Device, Mount: v.identity, Options: v.options, Changed: changed, Frozen: v.isFrozen, Lost: func() { t.lost(v) }}, v.past)
+	close(set)
 }
 
 func refuseLook(path string, err error) error {

@@ -98,6 +98,31 @@ func mountAt(t *testing.T, disk, dir string) {
 	mounttest.Mount(t, disk, dir, "ext4", 0, "")
 }
 
+// A volume's first examination finds its filesystem's end. Later the host makes its disk larger.
+func TestWatchSendsSizes(t *testing.T) {
+	table, own := followed(t), mounttest.Dir(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- table.monitor.Sizes(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	image, dir := mounttest.Image(t, "ext4"), filepath.Join(own, "volume")
+	disk := mounttest.Attach(t, image)
+	mountAt(t, disk, dir)
+	events := watched(t, table, own)
+	await := func(is func(Report) bool) Report {
+		for e := range events {
+			if e.Report.Path == dir && is(e.Report) {
+				return e.Report
+			}
+		}
+		return Report{}
+	}
+	size := await(func(r Report) bool { return r.FilesystemBytes != 0 && r.FilesystemBytes == r.DeviceBytes }).DeviceBytes
+	const more = 1 << 20
+	mounttest.SetSize(t, disk, image, int64(size+more))
+	await(func(r Report) bool { return r.DeviceBytes == size+more })
+}
+
 // A condition that comes and goes makes two events, however fast.
 func TestWatchSendsEachCondition(t *testing.T) {
 	table := newTable()
