@@ -56,14 +56,13 @@ type Table struct {
 	volumes map[string]*Volume // by mount point
 	hidden  []*Volume          // covered by other mounts, but still mounted
 
-	listing  chan struct{}      // full while a goroutine compares listed with mountinfo
-	relisted *mount.List        // the mounts at the last look; guarded by listing
-	listed   map[string]*Volume // the volumes in sight at the last look, by mount point; guarded by watchers.mu
+	listing  chan struct{} // full while a goroutine compares watchers.listed with mountinfo
+	relisted *mount.List   // the mounts at the last look; guarded by listing
 }
 
 // NewTable returns a Table whose volumes monitor watches.
 func NewTable(monitor *health.Monitor) *Table {
-	return &Table{monitor: monitor, volumes: map[string]*Volume{}, listing: make(chan struct{}, 1), listed: map[string]*Volume{}, leases: newLeases()}
+	return &Table{monitor: monitor, volumes: map[string]*Volume{}, listing: make(chan struct{}, 1), leases: newLeases()}
 }
 
 // Heard returns the number of the last record of the kernel's log that Past accounts for. It is

@@ -55,6 +55,7 @@ type watchers struct {
 	mu     sync.Mutex
 	all    []*watcher
 	number uint64
+	listed map[string]*Volume // the volumes in sight at the last look, by mount point
 }
 
 // reported returns v's report, with the next number. w.mu is held.
@@ -64,7 +65,8 @@ func (w *watchers) reported(v *Volume) Report {
 	return r
 }
 
-// changed tells the watchers of a change of v. It does not block.
+// changed tells the watchers of a change of v. Those of all volumes learn nothing of a volume that
+// another one covers: its report would be taken for that one's. It does not block.
 func (w *watchers) changed(v *Volume) {
 	if w == nil {
 		return
@@ -72,14 +74,16 @@ func (w *watchers) changed(v *Volume) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.all) > 0 {
-		w.tell(Event{Changed, w.reported(v)})
+		w.tell(Event{Changed, w.reported(v)}, v)
 	}
 }
 
-// tell puts an event into the queues. w.mu is held.
-func (w *watchers) tell(e Event) {
+// tell puts an event of a volume into the queues. w.mu is held.
+func (w *watchers) tell(e Event, of *Volume) {
+	listed := w.listed[e.Report.Path]
+	covered := e.Type == Changed && listed != nil && listed != of
 	for _, one := range w.all {
-		if one.path != "" && one.path != e.Report.Path {
+		if one.path == "" && covered || one.path != "" && one.path != e.Report.Path {
 			continue
 		}
 		if one.lost || len(one.events) == maxEvents {
@@ -124,9 +128,9 @@ func (t *Table) List(ctx context.Context) ([]Report, error) {
 	}
 	t.watchers.mu.Lock()
 	defer t.watchers.mu.Unlock()
-	reports := make([]Report, 0, len(t.listed))
-	for _, path := range slices.Sorted(maps.Keys(t.listed)) {
-		reports = append(reports, t.watchers.reported(t.listed[path]))
+	reports := make([]Report, 0, len(t.watchers.listed))
+	for _, path := range slices.Sorted(maps.Keys(t.watchers.listed)) {
+		reports = append(reports, t.watchers.reported(t.watchers.listed[path]))
 	}
 	return reports, nil
 }
@@ -171,17 +175,17 @@ func (t *Table) relistAnyway(ctx context.Context, anyway bool) error {
 	}
 	t.watchers.mu.Lock()
 	defer t.watchers.mu.Unlock()
-	for path, v := range t.listed {
+	for path, v := range t.watchers.listed {
 		if now[path] != v {
-			t.watchers.tell(Event{Removed, Report{Path: path, number: t.watchers.next()}})
+			t.watchers.tell(Event{Removed, Report{Path: path, number: t.watchers.next()}}, v)
 		}
 	}
 	for path, v := range now {
-		if t.listed[path] != v {
-			t.watchers.tell(Event{Added, t.watchers.reported(v)})
+		if t.watchers.listed[path] != v {
+			t.watchers.tell(Event{Added, t.watchers.reported(v)}, v)
 		}
 	}
-	t.listed = now
+	t.watchers.listed = now
 	return nil
 }
 

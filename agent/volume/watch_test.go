@@ -137,6 +137,31 @@ func TestWatchSendsEachCondition(t *testing.T) {
 	}
 }
 
+// The disk of a volume that another one covers may hang, and a lease of it may end. That is no news
+// of the volume in sight at its path.
+func TestWatchSendsNothingOfACoveredVolume(t *testing.T) {
+	table, dir := newTable(), mounttest.Dir(t)
+	mountAt(t, mounttest.Attach(t, mounttest.Image(t, "ext4")), dir)
+	below, err := table.Lookup(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Forget(dir)
+	mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "xfs")), dir, "xfs", 0, "")
+	if _, err := table.List(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	one, leave := table.watchers.join("")
+	defer leave()
+	table.watchers.changed(below)
+	events, _ := table.watchers.take(one)
+	for _, e := range events {
+		if e.Report.Path == dir && slices.Equal(e.Report.Devices, []string{below.Device.Path}) {
+			t.Errorf("want no event of %s\ngot  %+v", below.Device.Path, e)
+		}
+	}
+}
+
 // A watcher that does not read loses its events, and gets a Resync event.
 func TestSlowWatcherIsResynced(t *testing.T) {
 	table := newTable()
