@@ -32,40 +32,21 @@ func AskAside(path string) (err error) {
 		return err
 	}
 	defer answered.Close()
-	var queue uintptr // aio_context_t
-	if _, _, errno := unix.Syscall(unix.SYS_IO_SETUP, 1, uintptr(unsafe.Pointer(&queue)), 0); errno != 0 {
-		return os.NewSyscallError("io_setup", errno)
+	q, err := newQueue(1)
+	if err != nil {
+		return err
 	}
-	defer unix.Syscall(unix.SYS_IO_DESTROY, queue, 0, 0)
+	defer q.destroy()
 	read := iocb{
 		file: uint32(disk.Fd()), buffer: uint64(uintptr(unsafe.Pointer(&page[0]))), bytes: uint64(len(page)), offset: lastPage(size),
 		flags: iocbFlagEvent, event: uint32(number),
 	}
-	reads := &read
-	if _, _, errno := unix.Syscall(unix.SYS_IO_SUBMIT, queue, 1, uintptr(unsafe.Pointer(&reads))); errno != 0 {
-		return os.NewSyscallError("io_submit", errno)
+	if _, err := q.submit([]*iocb{&read}); err != nil {
+		return err
 	}
 	_, err = answered.Read(make([]byte, 8))
 	return err
 }
-
-// iocb is struct iocb (include/uapi/linux/aio_abi.h) on a little-endian machine. Opcode 0 is
-// IOCB_CMD_PREAD.
-type iocb struct {
-	_      uint64 // data
-	_, _   uint32 // key, rw_flags
-	_      uint16 // opcode
-	_      int16  // reqprio
-	file   uint32
-	buffer uint64
-	bytes  uint64
-	offset int64
-	_      uint64
-	flags  uint32
-	event  uint32 // with iocbFlagEvent: the eventfd that counts the end of the read
-}
-
-const iocbFlagEvent = 1 // IOCB_FLAG_RESFD
 
 // event returns an eventfd that a goroutine can read without a thread.
 func event() (file *os.File, number int, err error) {

@@ -44,16 +44,8 @@ func xfsSettle(ctx context.Context, m Mounted) error {
 // the superblock of each, once for a mount (isWhole). It stops when ctx ends; a later call goes on
 // from there.
 func (d *xfsDisk) settleFound(ctx context.Context, g *xfsGeom) error {
-	for d.Proven.whole < g.groups()-1 {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if whole, err := d.isWhole(g, d.Proven.whole); err != nil {
-			return err
-		} else if !whole {
-			break // settle waits
-		}
-		d.Proven.whole++
+	if err := d.findWhole(ctx, g, g.groups()-1); err != nil { // settle waits for the first one that is short
+		return err
 	}
 	if d.Proven.blocks < g.dataBlocks() {
 		if err := d.readSuper(); err != nil {

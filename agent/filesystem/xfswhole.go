@@ -51,11 +51,29 @@ func xfsHurry() { _ = os.WriteFile(xfsSyncInterval, []byte(xfsSyncLeast), 0) }
 // If writers allocate in such a group all the time, the kernel may find its header locked whenever
 // it comes to write it. The wait then takes several runs of the kernel's worker (xfsSyncInterval).
 func (d *xfsDisk) awaitWhole(ctx context.Context, g *xfsGeom, before uint64) error {
-	for ; d.Proven.whole < before; d.Proven.whole++ {
-		if whole, err := d.isWhole(g, d.Proven.whole); err != nil {
+	if err := d.findWhole(context.WithoutCancel(ctx), g, before); err != nil || d.Proven.whole >= before {
+		return err
+	}
+	return d.awaitWritten(ctx, g, before)
+}
+
+// findWhole reads the headers of the groups that were not proven yet, and whose number is below
+// before, up to the first one without its full length. It stops when ctx ends; a later call goes on
+// from there.
+func (d *xfsDisk) findWhole(ctx context.Context, g *xfsGeom, before uint64) error {
+	for d.Proven.whole < before {
+		if err := ctx.Err(); err != nil {
 			return err
-		} else if !whole {
-			return d.awaitWritten(ctx, g, before)
+		}
+		all, err := d.readMany(g.headerBytes(), g.starts(d.Proven.whole, before))
+		if err != nil {
+			return err
+		}
+		for _, headers := range all {
+			if whole, err := d.areWhole(g, d.Proven.whole, headers); !whole || err != nil {
+				return err
+			}
+			d.Proven.whole++
 		}
 	}
 	return nil
@@ -73,7 +91,9 @@ func (d *xfsDisk) awaitWritten(ctx context.Context, g *xfsGeom, before uint64) e
 			return err
 		}
 		if whole {
-			d.Proven.whole++
+			if err := d.findWhole(context.WithoutCancel(ctx), g, before); err != nil {
+				return err
+			}
 			continue
 		}
 		var st unix.Stat_t
@@ -96,22 +116,43 @@ func (d *xfsDisk) awaitWritten(ctx context.Context, g *xfsGeom, before uint64) e
 // xfsHeaders are the magic numbers of a group's first sectors: its superblock and two headers.
 var xfsHeaders = []string{"XFSB", "XAGF", "XAGI"}
 
+// headerBytes is the length of a group's first sectors, those of xfsHeaders.
+func (g *xfsGeom) headerBytes() int { return len(xfsHeaders) * int(g.sectorSize()) }
+
+// start returns where a group begins, in bytes.
+func (g *xfsGeom) start(group uint64) uint64 {
+	return group * uint64(g.groupBlocks()) * uint64(g.blockSize())
+}
+
+// starts returns where groups begin, in bytes: from the first on, those whose number is below
+// before, but no more than readMany can read at once.
+func (g *xfsGeom) starts(first, before uint64) (all []uint64) {
+	for group := first; group < min(before, first+directBytes/uint64(g.sectorSize())); group++ {
+		all = append(all, g.start(group))
+	}
+	return all
+}
+
 // isWhole reports whether the headers of a group on the disk have its full length. It notes a
 // superblock of the group that is older than the geometry. The kernel writes those after a growth
 // is in the log, and recovery does not: if QEMU is killed in between, they keep the old size. If
 // one cannot be written, the others are, and only the call that grew learns of it. xfs_repair would
 // make the filesystem as small as such a superblock says.
 func (d *xfsDisk) isWhole(g *xfsGeom, group uint64) (bool, error) {
-	sector := int(g.sectorSize())
-	headers, err := d.read(len(xfsHeaders)*sector, group*uint64(g.groupBlocks())*uint64(g.blockSize()))
+	headers, err := d.read(g.headerBytes(), g.start(group))
 	if err != nil {
 		return false, err
 	}
+	return d.areWhole(g, group, headers)
+}
+
+// areWhole is isWhole for headers that were read.
+func (d *xfsDisk) areWhole(g *xfsGeom, group uint64, headers []byte) (bool, error) {
 	if super, err := parseXFSSuper(headers); err != nil || super.blocks < g.dataBlocks() {
 		d.Proven.stale = true
 	}
 	for i, magic := range xfsHeaders[1:] {
-		length, err := xfsHeaderLength(headers[(i+1)*sector:], magic, group)
+		length, err := xfsHeaderLength(headers[(i+1)*int(g.sectorSize()):], magic, group)
 		if err != nil {
 			return false, fmt.Errorf("xfs on %s, group %d: %w", d.Disk.Name(), group, err)
 		}

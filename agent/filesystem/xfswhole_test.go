@@ -3,6 +3,7 @@ package filesystem
 import (
 	"encoding/binary"
 	"errors"
+	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -54,4 +55,36 @@ func FuzzXFSHeader(f *testing.F) {
 			t.Errorf("%x: %d blocks", header, blocks)
 		}
 	})
+}
+
+// More groups than are read at once: the search ends at the first one whose header is short, and
+// goes on from there.
+func TestGroupsAreProvenUpToTheFirstShortOne(t *testing.T) {
+	const group, groups, short, length = 76 << 20, 40, 30, 12
+	path := makeXFS(t, groups*group, "-d", "agsize=76m")
+	image, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	d, err := openXFSDisk(Mounted{Disk: image, Proven: &Proven{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.close()
+	var g xfsGeom
+	for at, value := range map[int]uint32{0: 4096, 8: group / 4096, 20: 512} {
+		binary.NativeEndian.PutUint32(g[at:], value)
+	}
+	for _, step := range []struct {
+		blocks uint32
+		want   uint64
+	}{{1, short}, {group / 4096, groups}} {
+		if _, err := image.WriteAt(binary.BigEndian.AppendUint32(nil, step.blocks), short*group+512+length); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.findWhole(t.Context(), &g, groups); err != nil || d.Proven.whole != step.want {
+			t.Errorf("group %d has %d blocks\nwant %d groups found whole\ngot  %d, error %v", short, step.blocks, step.want, d.Proven.whole, err)
+		}
+	}
 }
