@@ -237,21 +237,24 @@ func Await(ctx context.Context, subsystem string, done func() (bool, error)) err
 	}
 }
 
-// FollowChanges calls changed at once, and then after every uevent of a block device that is gone
-// or has changed, such as its size, until ctx ends. No change after the first call is missed.
-func FollowChanges(ctx context.Context, changed func()) error {
+// FollowChanges calls changed after every uevent of a block device that is gone or has changed,
+// such as its size, with the kernel's name of the device, until ctx ends. It calls changed with ""
+// at once, and when events were lost: then any device may have changed.
+func FollowChanges(ctx context.Context, changed func(name string)) error {
 	events, err := subscribe()
 	if err != nil {
 		return err
 	}
 	defer events.close()
-	for changed(); ; {
+	for changed(""); ; {
 		e, err := events.next(ctx, "block")
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
-		}
-		if e.action == "change" || e.action == "remove" || e.action == "" { // the last after an overrun
-			changed()
+		case e.action == "": // after an overrun
+			changed("")
+		case e.action == "change", e.action == "remove":
+			changed(filepath.Base(e.devpath))
 		}
 	}
 }

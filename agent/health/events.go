@@ -155,13 +155,9 @@ func (m *Monitor) Mounts(ctx context.Context, changes *mount.Changes) {
 		if err != nil {
 			continue // the next change may be seen
 		}
-		now := map[int]string{}
-		for _, one := range mounts.InSight() {
-			now[one.ID] = MountOptions(one)
-		}
 		for _, w := range watches {
 			if id := w.target.Mount.ID; id != 0 {
-				w.mountedAs(now[id])
+				w.mountSeen(mounts.Seen(id))
 			}
 		}
 	}
@@ -169,6 +165,22 @@ func (m *Monitor) Mounts(ctx context.Context, changes *mount.Changes) {
 
 // MountOptions returns the options of a mount and its filesystem, to be compared; never "".
 func MountOptions(m *mount.Info) string { return m.Options + " " + m.VFSOptions }
+
+// mountSeen is mountedAs for the mount, or nil if it is not in sight. Most mounts have not changed
+// since the last time, and mount.Now returns the same Info then.
+func (w *Watch) mountSeen(now *mount.Info) {
+	w.mu.Lock()
+	same := now != nil && now == w.seen
+	w.seen = now
+	w.mu.Unlock()
+	switch {
+	case same:
+	case now == nil:
+		w.mountedAs("")
+	default:
+		w.mountedAs(MountOptions(now))
+	}
+}
 
 // mountedAs compares the mount's options with those of the last time. They are "" if the mount is
 // not in sight.

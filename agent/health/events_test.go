@@ -129,6 +129,21 @@ func TestDeviceThatIsGoneIsLookedAt(t *testing.T) {
 	awaits(t, "gone", w.poked)
 }
 
+// A change of one of many disks does not make the agent read the sizes of all.
+func TestOnlyTheSizeOfTheDeviceThatHasChangedIsRead(t *testing.T) {
+	for name, want := range map[string]map[string]bool{
+		"vdb":  {"": true, "vdb": true, "vda": false, "vdb1": false},
+		"vdb1": {"": true, "vdb": true, "vda": false, "vdb1": true, "vdb2": false},
+	} {
+		w := &Watch{target: Target{Device: blockdev.Device{Name: name}}}
+		for changed, want := range want {
+			if got := w.mayBeOn(changed); got != want {
+				t.Errorf("%s after a change of %q\nwant it read: %v\ngot  %v", name, changed, want, got)
+			}
+		}
+	}
+}
+
 // A call pauses the watch at the moment at which an event ends a wait: the event is not lost.
 func TestEventAtTheBeginningOfAPauseIsNotLost(t *testing.T) {
 	w := &Watch{poked: make(chan struct{}, 1), doubted: make(chan struct{}, 1), moved: make(chan struct{}, 1), target: Target{}}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -112,13 +113,16 @@ func (m *Monitor) Run(ctx context.Context) error {
 	return fmt.Errorf("health: the kernel's log cannot be followed: %w", err)
 }
 
-// Sizes reads the sizes of all watched devices after each change of a device, until ctx ends, and
-// makes the watch of a device that is gone look at once. The kernel sends a uevent for each change
-// of a size, and logs no more than some of them if they come too fast (set_capacity_and_notify in
+// Sizes reads the size of each watched device after it has changed, until ctx ends, and makes the
+// watch of a device that is gone look at once. The kernel sends a uevent for each change of a size,
+// and logs no more than some of them if they come too fast (set_capacity_and_notify in
 // block/genhd.c). Sizes sends no requests to devices.
 func (m *Monitor) Sizes(ctx context.Context) error {
-	err := blockdev.FollowChanges(ctx, func() {
+	err := blockdev.FollowChanges(ctx, func(name string) {
 		for _, w := range m.all() {
+			if !w.mayBeOn(name) {
+				continue
+			}
 			w.measure(func() uint64 {
 				size := w.target.Device.Reach()
 				if size == 0 {
@@ -133,6 +137,12 @@ func (m *Monitor) Sizes(ctx context.Context) error {
 		return ctx.Err()
 	}
 	return fmt.Errorf("health: a disk that is smaller for a moment may not be seen: %w", err)
+}
+
+// mayBeOn reports whether the watched device may change with the device of a name: it is that one,
+// a partition of it, or a mapping, whose disks have other names. "" is any device.
+func (w *Watch) mayBeOn(name string) bool {
+	return strings.HasPrefix(w.target.Device.Name, name) || w.target.Device.IsMapping()
 }
 
 // diskStatsBytes is more than the file's size in any guest.

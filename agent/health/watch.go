@@ -13,6 +13,7 @@ import (
 
 	"github.com/directvol/directvol/agent/blockdev"
 	"github.com/directvol/directvol/agent/fanotify"
+	"github.com/directvol/directvol/agent/mount"
 	"github.com/directvol/directvol/agent/xfsmonitor"
 )
 
@@ -55,6 +56,7 @@ type Watch struct {
 	monitored bool                // a health monitor was opened, or the filesystem has none
 	fsid      unix.Fsid           // by which group's events name the filesystem; zero if it reports none
 	options   string              // of the mount, when it was last compared with mountinfo
+	seen      *mount.Info         // the mount, when its options were last compared; nil before, and while it is not in sight
 	slow      bool                // the last examination took long, or the one in progress does
 	stall     stall               // of the device
 	activity  activity            // of the device

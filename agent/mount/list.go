@@ -32,9 +32,13 @@ type place struct {
 // and move_mount(2) may put an older mount on top of a newer one.
 func ListOf(all []*Info) *List {
 	l := &List{All: all, byID: make(map[int]*Info, len(all)), at: make(map[string][]*Info, len(all)), within: make(map[place]*Info, len(all))}
-	for _, m := range all {
+	for i, m := range all {
 		l.byID[m.ID] = m
-		l.at[m.Mountpoint] = append(l.at[m.Mountpoint], m)
+		if before := l.at[m.Mountpoint]; before != nil {
+			l.at[m.Mountpoint] = append(before, m)
+		} else {
+			l.at[m.Mountpoint] = all[i : i+1 : i+1]
+		}
 		p := place{m.Parent, m.Mountpoint}
 		if l.within[p] == nil && m.Parent != m.ID { // the root of an initramfs is its own parent
 			l.within[p] = m
@@ -79,6 +83,14 @@ func (l *List) Has(id int, path string) bool {
 // IsInSight reports whether the mount with an ID is reachable by its mount point.
 func (l *List) IsInSight(id int) bool {
 	return l.inSight()[id]
+}
+
+// Seen returns the mount with an ID if IsInSight, else nil.
+func (l *List) Seen(id int) *Info {
+	if !l.IsInSight(id) {
+		return nil
+	}
+	return l.byID[id]
 }
 
 // InSight returns the mounts that are reachable by their mount points.

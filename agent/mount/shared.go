@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 	"strings"
 	"sync"
 
@@ -43,6 +42,7 @@ type reading struct {
 	fd    int // of a mountinfo, if list is not nil
 	list  *List
 	lines map[string]*Info // of the last reading: most lines stay the same
+	bytes int              // the length of its text
 }
 
 func (r *reading) now() (*List, error) {
@@ -66,7 +66,8 @@ func (r *reading) now() (*List, error) {
 	if err != nil {
 		return nil, err
 	}
-	text, err := readFrom(fd)
+	text, err := readFrom(fd, r.bytes)
+	r.bytes = len(text)
 	var all []*Info
 	if err == nil {
 		all, err = r.parse(text)
@@ -82,8 +83,7 @@ func (r *reading) now() (*List, error) {
 // parse is Read, but for lines that the last text had, too.
 func (r *reading) parse(text string) (all []*Info, err error) {
 	var added []string
-	lines := slices.Collect(strings.Lines(text))
-	for _, line := range lines {
+	for line := range strings.Lines(text) {
 		if r.lines[line] == nil {
 			added = append(added, line)
 		}
@@ -95,8 +95,9 @@ func (r *reading) parse(text string) (all []*Info, err error) {
 	if err != nil {
 		return nil, err
 	}
-	now := make(map[string]*Info, len(lines))
-	for _, line := range lines {
+	now := make(map[string]*Info, len(r.lines)+len(added))
+	all = make([]*Info, 0, len(r.lines)+len(added))
+	for line := range strings.Lines(text) {
 		m := r.lines[line]
 		if m == nil {
 			m, parsed = parsed[0], parsed[1:]
@@ -133,9 +134,11 @@ func hasChanged(mountinfo int) bool {
 	return err != nil || n > 0
 }
 
-// readFrom returns the text of an open mountinfo.
-func readFrom(mountinfo int) (string, error) {
+// readFrom returns the text of an open mountinfo, which probably has about as many bytes as
+// expected.
+func readFrom(mountinfo, expected int) (string, error) {
 	var text strings.Builder
+	text.Grow(expected + readBytes)
 	buf := make([]byte, readBytes)
 	for {
 		n, err := unix.Read(mountinfo, buf)

@@ -126,7 +126,7 @@ func (t *Table) refuseToHide(m *mounted) error {
 			return err
 		}
 	}
-	for _, inner := range t.known(func(o *mounted) bool { return m.hasNested([]*mounted{o}) }) {
+	for _, inner := range t.known(m.contains) {
 		there, err := inner.driver.there(inner)
 		if err != nil {
 			return err
@@ -135,7 +135,7 @@ func (t *Table) refuseToHide(m *mounted) error {
 			return errkind.New(errkind.FailedPrecondition, "storage %s: it would hide storage %s: request that one after it", m.mountPoint, inner.mountPoint)
 		}
 	}
-	for _, outer := range t.known(func(o *mounted) bool { return o.driver.volume && o.hasNested([]*mounted{m}) }) {
+	for _, outer := range t.known(func(o *mounted) bool { return o.driver.volume && o.contains(m) }) {
 		if !t.begins(outer) {
 			continue
 		}

@@ -124,7 +124,7 @@ func (t *Table) leave(ctx context.Context, all []*mounted) *departure {
 			defer close(one.done)
 			defer t.setLeaving(m.mountPoint, d, false)
 			for _, other := range before {
-				if m.hasNested([]*mounted{other.mounted}) {
+				if m.contains(other.mounted) {
 					select {
 					case <-other.unmounting.done:
 					case <-d.decided: // the nested storage stays mounted
@@ -164,7 +164,7 @@ func (t *Table) depart(ctx context.Context, d *departure, one *departing) error 
 		return err
 	}
 	for _, other := range d.all {
-		if other.hasNested([]*mounted{m}) {
+		if other.contains(m) {
 			<-other.done // otherwise the nested one would be covered
 		}
 	}

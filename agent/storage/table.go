@@ -187,7 +187,7 @@ func (t *Table) each(all []*mounted, do func(*mounted) error) error {
 		wait.Go(func() {
 			defer close(done[i])
 			for j, other := range all[:i] {
-				if m.hasNested([]*mounted{other}) {
+				if m.contains(other) {
 					<-done[j]
 				}
 			}
@@ -210,8 +210,12 @@ func (t *Table) safely(m *mounted, do func(*mounted) error) (err error) {
 }
 
 // hasNested reports whether one of others is mounted within m.
-func (m *mounted) hasNested(others []*mounted) bool {
-	return slices.ContainsFunc(others, func(o *mounted) bool { return strings.HasPrefix(o.mountPoint, m.mountPoint+"/") })
+func (m *mounted) hasNested(others []*mounted) bool { return slices.ContainsFunc(others, m.contains) }
+
+// contains reports whether another storage is mounted within m.
+func (m *mounted) contains(o *mounted) bool {
+	within, is := strings.CutPrefix(o.mountPoint, m.mountPoint)
+	return is && strings.HasPrefix(within, "/")
 }
 
 // nestedFirst orders storages so that those mounted within others come first.
