@@ -37,7 +37,8 @@ func newConnectCommand() *cobra.Command {
 		Use:   "connect --server-address URI -c CALL [-c CALL …]",
 		Short: "Connect to an agent and make calls",
 		Long: `connect makes the calls named by -c, one after the other on one connection, and prints
-their answers. A call is the name of a method and its request:
+their answers. A call that is answered with a stream has a connection of its own, and ends with
+--timeout. A call is the name of a method and its request:
 
   -c Check                                        the empty request
   -c 'METHOD json://{"field":"value"}'            a request in JSON

@@ -93,7 +93,7 @@ var examples = map[string]example{
 	"WatchVolumes": {"all volumes, and then each change, until Ctrl-C (--timeout 0)", ``},
 	"GrowVolume": {"grow a volume's filesystem, and show each step",
 		`json://{"volume_guest_path":"/run/kata-containers/sandbox/storage/MDIvMDE=","size":2147483648}`},
-	"FreezeVolumes": {"freeze volumes until ThawVolumes, Ctrl-C or the lease's end",
+	"FreezeVolumes": {"freeze volumes until ThawVolumes, Ctrl-C, --timeout or the lease's end",
 		`json://{"volume_guest_paths":["/run/kata-containers/sandbox/storage/MDIvMDE="],"lease_milliseconds":30000}`},
 	"ThawVolumes": {"thaw the volumes of a lease", `json://{"lease":"1"}`},
 	"SyncVolume": {"write all that is cached of a volume to its disk",

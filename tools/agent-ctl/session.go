@@ -18,6 +18,7 @@ import (
 
 // session is one connection to an agent, for one call at a time.
 type session struct {
+	to      address.Address
 	client  *ttrpc.Client
 	timeout time.Duration // of a call; 0 means none
 	over    chan struct{} // closed when the client has seen the end of the connection
@@ -34,7 +35,7 @@ func dial(ctx context.Context, to address.Address, timeout time.Duration) (*sess
 	if err != nil {
 		return nil, err
 	}
-	s := &session{timeout: timeout, over: make(chan struct{}), hint: hint(to)}
+	s := &session{to: to, timeout: timeout, over: make(chan struct{}), hint: hint(to)}
 	s.client = ttrpc.NewClient(limitedConn{conn, timeout}, ttrpc.WithOnClose(func() { close(s.over) }))
 	s.forget = context.AfterFunc(ctx, func() { conn.Close() })
 	return s, nil
@@ -69,9 +70,22 @@ func (s *session) call(ctx context.Context, c call) (proto.Message, *status.Stat
 }
 
 // stream makes a call that is answered with a stream, and calls each for each of its messages. It
-// returns the status of the error that ended the stream, or nil. If each fails, stream returns that
-// error, and the connection is of no further use.
+// returns the status of the error that ended the stream, or nil, and as an error that of each, or
+// of the dial. The call has a connection of its own: the agent notices only by the connection's end
+// that nobody waits for the stream any more, and then thaws what the call has frozen.
 func (s *session) stream(ctx context.Context, c call, each func(proto.Message) error) (*status.Status, error) {
+	own, err := dial(ctx, s.to, s.timeout)
+	if err != nil {
+		return nil, err
+	}
+	defer own.close()
+	st, err := own.receive(ctx, c, each)
+	s.lost = s.lost || own.lost
+	return st, err
+}
+
+// receive is stream on the session's connection, which is of no further use afterwards.
+func (s *session) receive(ctx context.Context, c call, each func(proto.Message) error) (*status.Status, error) {
 	limited, cancel := limit(ctx, s.timeout)
 	defer cancel()
 	stream, err := s.client.NewStream(limited, &ttrpc.StreamDesc{StreamingServer: true}, c.Service, c.Method, c.request)
