@@ -36,8 +36,8 @@ func (p printer) answer(c call, response proto.Message, st *status.Status) (err 
 
 func jsonAnswer(c call, response proto.Message, st *status.Status) []byte {
 	type callError struct {
-		Code    string `json:"code"`
-		Message string `json:"message"`
+		Code    string          `json:"code"`
+		Message json.RawMessage `json:"message"`
 	}
 	answer := struct {
 		Method   string          `json:"method"`
@@ -45,13 +45,13 @@ func jsonAnswer(c call, response proto.Message, st *status.Status) []byte {
 		Error    *callError      `json:"error,omitempty"`
 	}{Method: c.Method}
 	if st != nil {
-		answer.Error = &callError{codeName(st.Code()), st.Message()}
+		answer.Error = &callError{codeName(st.Code()), message.Quoted(st.Message())}
 	} else {
 		answer.Response = message.JSON(response)
 	}
 	text, err := json.Marshal(answer)
 	if err != nil {
-		panic(err) // cannot happen: it encodes only strings, and the output of message.JSON
+		panic(err) // cannot happen: it encodes only strings, and the output of package message
 	}
 	return text
 }

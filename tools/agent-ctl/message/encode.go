@@ -3,16 +3,21 @@ package message
 import (
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"reflect"
 	"slices"
 	"strconv"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/proto"
 )
 
 // JSON writes a message on one line, in the format that Decode reads. It writes every number,
 // string, list and map, also empty ones, so that a program finds each field; it omits an absent
-// message. 64-bit integers are plain numbers.
+// message. 64-bit integers are plain numbers. The text is safe for a terminal, whatever the strings
+// contain.
 func JSON(m proto.Message) []byte {
 	return appendMessage(nil, reflect.ValueOf(m).Elem())
 }
@@ -82,9 +87,25 @@ func appendEnum(out []byte, v reflect.Value) []byte {
 }
 
 // appendString appends a JSON string; invalid UTF-8 becomes U+FFFD.
-func appendString(out []byte, text string) []byte {
+func appendString(out []byte, text string) []byte { return append(out, Quoted(text)...) }
+
+// Quoted returns a guest's text as a JSON string. It escapes every rune that is not printable, and
+// not only those that JSON requires: U+009B begins a control sequence of a terminal, as ESC [ does.
+func Quoted(text string) json.RawMessage {
 	quoted, _ := json.Marshal(text) // encoding a string never fails
-	return append(out, quoted...)
+	var out []byte
+	for _, r := range string(quoted) {
+		switch {
+		case unicode.IsPrint(r):
+			out = utf8.AppendRune(out, r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			out = fmt.Appendf(out, `\u%04x\u%04x`, high, low)
+		default:
+			out = fmt.Appendf(out, `\u%04x`, r)
+		}
+	}
+	return out
 }
 
 // plain writes a boolean or an integer.

@@ -206,6 +206,19 @@ func TestTextShowsEveryFieldAndNoControlCharacter(t *testing.T) {
 	}
 }
 
+// A terminal takes U+009B as ESC [; the other two hide or turn what follows.
+func TestJSONShowsNoControlCharacterRaw(t *testing.T) {
+	text := "a\x1b[2J\u009b2J\x7f\u202e\U000e0041\xff é 日"
+	line := JSON(&agentpb.Metrics{Metrics: text})
+	if want := `{"metrics":"a\u001b[2J\u009b2J\u007f\u202e\udb40\udc41\ufffd é 日"}`; string(line) != want {
+		t.Errorf("want %s\ngot  %s", want, line)
+	}
+	var read agentpb.Metrics
+	if err := Decode(line, &read); err != nil || read.Metrics != strings.ToValidUTF8(text, "\ufffd") {
+		t.Errorf("read again\nwant %q\ngot  %q, %v", text, read.Metrics, err)
+	}
+}
+
 func TestTextIsOutlined(t *testing.T) {
 	got := Text(&agentpb.GuestDetailsResponse{
 		MemBlockSizeBytes: 134217728,
