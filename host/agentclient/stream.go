@@ -23,7 +23,10 @@ import (
 //
 // Each watch has its own connection, until the caller leaves the loop.
 func (c *Client) WatchVolumes(ctx context.Context) iter.Seq2[*volumepb.VolumeEvent, error] {
-	return stream(ctx, c, watchVolumes, &volumepb.WatchVolumesRequest{}, checkEvent)
+	return func(yield func(*volumepb.VolumeEvent, error) bool) {
+		all := known{volumes: map[string]knownVolume{}}
+		stream(ctx, c, watchVolumes, &volumepb.WatchVolumesRequest{}, all.check)(yield)
+	}
 }
 
 // GrowVolume is ResizeVolume with progress: it calls step, unless that is nil, with the

@@ -2,11 +2,13 @@ package agentclient
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -202,6 +204,76 @@ func TestInvalidEventsEndAWatch(t *testing.T) {
 				t.Errorf("%s\nwant an error that calls it invalid\ngot  %v, %v", name, event, err)
 			}
 		}
+	}
+}
+
+// A guest may add volumes without end, and a watcher remembers all of them. The watch ends when
+// they would fit into no list; volumes that are removed, and those that a RESYNC has replaced, do
+// not count.
+func TestVolumesOfAWatchAreBounded(t *testing.T) {
+	const enough = 6 * maxVolumes
+	large := strings.Repeat("x", maxText)
+	for name, test := range map[string]struct {
+		event func(i int) *volumepb.VolumeEvent
+		most  int // events; 0 if all are taken
+	}{
+		"many volumes": {func(i int) *volumepb.VolumeEvent { return added(fmt.Sprint("/", i)) }, 2 * maxVolumes},
+		"large volumes": {func(i int) *volumepb.VolumeEvent {
+			e := added(fmt.Sprint("/", i))
+			e.Volume.Devices = slices.Repeat([]string{large}, maxNames)
+			return e
+		}, 2 * maxAnswer / (maxText * maxNames)},
+		"a RESYNC again and again": {func(i int) *volumepb.VolumeEvent {
+			if i%2 == 1 {
+				return &volumepb.VolumeEvent{Type: volumepb.VolumeEvent_RESYNC}
+			}
+			return added(fmt.Sprint("/", i))
+		}, 4 * maxVolumes},
+		"one volume": {func(int) *volumepb.VolumeEvent {
+			return &volumepb.VolumeEvent{Type: volumepb.VolumeEvent_CHANGED, Volume: &volumepb.Volume{VolumeGuestPath: "/v", Filesystem: large}}
+		}, 0},
+		"volumes that come and go": {func(i int) *volumepb.VolumeEvent {
+			e := added(fmt.Sprint("/", i/2))
+			if e.Volume.Filesystem = large; i%2 == 1 {
+				e.Type = volumepb.VolumeEvent_REMOVED
+			}
+			return e
+		}, 0},
+		"others after each RESYNC": {func(i int) *volumepb.VolumeEvent {
+			switch i % maxVolumes {
+			case 0:
+				return &volumepb.VolumeEvent{Type: volumepb.VolumeEvent_RESYNC}
+			case maxVolumes - 1:
+				return &volumepb.VolumeEvent{Type: volumepb.VolumeEvent_RESYNCED}
+			}
+			return added(fmt.Sprint("/", i))
+		}, 0},
+	} {
+		all, taken := known{volumes: map[string]knownVolume{}}, 0
+		upTo := cmp.Or(2*test.most, enough)
+		for taken < upTo && all.check(test.event(taken)) == nil {
+			taken++
+		}
+		if want := cmp.Or(test.most, enough); taken > want || taken < want*9/10 {
+			t.Errorf("%s: events that are taken\nwant %d, or a few less\ngot  %d", name, want, taken)
+		}
+	}
+	agent := serveStreams(t, func(_ context.Context, send watchSend) error {
+		for i := 0; ; i++ {
+			if err := send(added(fmt.Sprint("/", i))); err != nil {
+				return err
+			}
+		}
+	}, nil)
+	events := 0
+	for _, err := range dial(t, agent, Config{}).WatchVolumes(t.Context()) {
+		if events++; err == nil && events <= 2*maxVolumes {
+			continue
+		}
+		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "is invalid") {
+			t.Errorf("after %d volumes\nwant an error that calls it invalid\ngot  %v", events, err)
+		}
+		break
 	}
 }
 
