@@ -84,6 +84,9 @@ func stream[R any, PR service.Message[R]](ctx context.Context, c *Client, m meth
 
 // streamLink dials until it has a connection for a stream, as long as a call would.
 func (c *Client) streamLink(ctx context.Context) (*link, *failed) {
+	if c.life.Err() != nil { // ctx ends a moment after life
+		return nil, &failed{kind: broken, err: status.Error(codes.Unavailable, context.Cause(c.life).Error())}
+	}
 	ctx, cancel := c.limit(ctx)
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {

@@ -152,6 +152,24 @@ func TestStreamsNameALostVsock(t *testing.T) {
 	}
 }
 
+// A stream's context ends a moment after its client's life. No request is sent in that moment.
+func TestClosedClientSendsNoRequestForAStream(t *testing.T) {
+	var begun atomic.Int64
+	agent := serveStreams(t, func(context.Context, watchSend) error { begun.Add(1); return nil }, nil)
+	c := dial(t, agent, Config{})
+	c.Close()
+	for range 200 {
+		for _, err := range c.WatchVolumes(t.Context()) {
+			if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), errClosed.Error()) {
+				t.Errorf("want %v, %v\ngot  %v", codes.Unavailable, errClosed, err)
+			}
+		}
+	}
+	if got := begun.Load(); got != 0 {
+		t.Errorf("requests of a closed client\nwant 0\ngot  %d", got)
+	}
+}
+
 func TestGrowVolumeShowsEachStep(t *testing.T) {
 	var request *volumepb.GrowVolumeRequest
 	for name, test := range map[string]struct {
