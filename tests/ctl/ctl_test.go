@@ -43,6 +43,7 @@ func TestAgentCtlTalksToBothAgents(t *testing.T) {
 		if total := ctl.total(v.GuestPath); total <= volumeBytes {
 			t.Errorf("total after ResizeVolume\nwant more than %d bytes\ngot  %d", volumeBytes, total)
 		}
+		ctl.serves(v)
 		ctl.fails("NOT_FOUND", `GetVolumeStats json://{"volume_guest_path":"/no/such"}`)
 		ctl.fails("OUT_OF_RANGE", fmt.Sprintf(`ResizeVolume json://{"volume_guest_path":%q,"size":4096}`, v.GuestPath))
 	})
