@@ -53,9 +53,10 @@ func (l *lane) Write(p []byte) (int, error) {
 		header := ttrpcframe.ParseHeader(l.begun)
 		length := ttrpcframe.HeaderBytes + uint64(header.Length)
 		if header.Length > ttrpcframe.MaxLength {
+			id, _ := c.numbering.idOf(header.StreamID, false)
 			l.begun = nil
 			l.end()
-			return 0, fmt.Errorf("an answer of %d bytes on stream %d: a frame has at most %d", header.Length, header.StreamID, ttrpcframe.MaxLength)
+			return 0, fmt.Errorf("an answer of %d bytes on the peer's stream %d: a frame has at most %d", header.Length, id, ttrpcframe.MaxLength)
 		}
 		if uint64(len(l.begun)) < length {
 			break

@@ -32,7 +32,7 @@ type account struct {
 }
 
 type charge struct {
-	stream uint32
+	stream uint32 // the call's number
 	bytes  int64
 }
 
@@ -86,7 +86,7 @@ func (l *ledger) use(a *account, bytes int64) {
 	l.kept(l.inUse)
 }
 
-// give ends the charge of a stream; if there are several, the last one.
+// give ends the charge of a call, which is known by the number that numbering gave it.
 func (l *ledger) give(a *account, stream uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

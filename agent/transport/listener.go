@@ -75,7 +75,7 @@ func Listen(to address.Address, quick Quick, order *arrival.Order, log *logrus.E
 		return nil, err
 	}
 	l := &Listener{room: newRoom(boundsOf(memory)), log: log}
-	l.room.order, l.room.routes = order, routes
+	l.room.order, l.room.routes, l.room.warn = order, routes, log.Warnf
 	l.open = func(fd int, remote addr) (net.Conn, error) {
 		return newConn(fd, l.addr, remote, quick, l.room, l.gone)
 	}

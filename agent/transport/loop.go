@@ -116,6 +116,7 @@ func (l *loop) inPlace(whole []byte, header ttrpcframe.Header, request *ttrpcfra
 // The call's answer is pending from then on.
 func (c *conn) take(header *ttrpcframe.Header) (err error) {
 	if header.StreamID, err = c.numbering.begin(header.StreamID); err != nil {
+		c.room.warn("the connection from %v ends: %v", c.remote, err)
 		return err
 	}
 	if !c.room.ledger.take(&c.account, header.StreamID, costOf(header.Length), c.over) {

@@ -1,9 +1,11 @@
 package transport
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"testing"
 
 	"github.com/containerd/ttrpc"
@@ -108,6 +110,19 @@ func TestStreamOfACallInProgressIsRefused(t *testing.T) {
 	}
 	if _, err := io.ReadFull(c, up[:ttrpcframe.HeaderBytes]); err != nil || ttrpcframe.ParseHeader(up).StreamID != 5 {
 		t.Errorf("the id after its answer\nwant another call, the third\ngot  %+v, error %v", ttrpcframe.ParseHeader(up), err)
+	}
+}
+
+func TestEndOfAllStreamIDsIsLogged(t *testing.T) {
+	var said []string
+	r := small()
+	r.warn = func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }
+	c := &conn{room: r, remote: addr{"vsock", "vsock://2:4711"}, numbering: numbering{begun: 1 << 31}}
+	if err := c.take(&ttrpcframe.Header{StreamID: 1}); !errors.Is(err, errNumbers) {
+		t.Errorf("\nwant %v\ngot  %v", errNumbers, err)
+	}
+	if want := []string{"the connection from vsock://2:4711 ends: " + errNumbers.Error()}; !slices.Equal(said, want) {
+		t.Errorf("\nwant %q\ngot  %q", want, said)
 	}
 }
 

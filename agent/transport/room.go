@@ -29,13 +29,14 @@ type room struct {
 	uses    atomic.Uint64  // counts frames, to find the least recently used connection
 	order   *arrival.Order // of the calls; nil if they have no order
 	routes  []Route        // for calls that Accept's server does not get
+	warn    func(format string, args ...any)
 
 	mu    sync.Mutex
 	conns map[*conn]bool
 }
 
 func newRoom(b bounds) *room {
-	r := &room{conns: map[*conn]bool{}}
+	r := &room{conns: map[*conn]bool{}, warn: func(string, ...any) {}}
 	r.ledger = ledger{bounds: b, held: r.endStuck, kept: r.memory.inUse}
 	return r
 }
