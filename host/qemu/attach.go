@@ -17,7 +17,9 @@ import (
 // old one is detached (ErrAttached), and so is a disk that has left or is leaving.
 //
 // A failed attach is undone. If undoing fails too, or if ctx has ended, the disk keeps its slot:
-// calling AttachDisk again resumes the attach, and DetachDisk resumes undoing it.
+// calling AttachDisk again resumes the attach, and DetachDisk resumes undoing it. Undoing always
+// fails while the machine is paused, because QEMU keeps the store open (takeStore): the disk stays
+// half attached until a DetachDisk after the machine runs again.
 func (vm *VM) AttachDisk(ctx context.Context, want Disk) (Attached, error) {
 	d, err := vm.takeUp(ctx, want)
 	if err == nil && d == nil {

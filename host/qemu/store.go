@@ -105,8 +105,19 @@ func (vm *VM) takeStore(ctx context.Context, d *disk) error {
 		case err != nil:
 			return err
 		case now.run != running || before.run == running:
-			return fmt.Errorf("QEMU keeps its store open as long as the machine is %s: detach the disk again when the machine runs", now.run)
+			return keptOpen(now.run)
 		}
 		before = now // the machine may have run only since the command
 	}
+}
+
+// keptOpen returns the error for a store that a QEMU in a run state has not closed.
+func keptOpen(run string) error {
+	switch run {
+	case running: // it was paused for a moment
+		return errors.New("QEMU still has its store open: detach the disk again")
+	case "guest-panicked", "internal-error", "shutdown": // cont is refused, or continues a dead guest
+		return fmt.Errorf("QEMU keeps its store open until it ends, because the machine is in the state %s and does not run again: kill the machine", run)
+	}
+	return fmt.Errorf("QEMU keeps its store open as long as the machine is %s: detach the disk again when the machine runs", run)
 }

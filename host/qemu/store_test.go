@@ -103,10 +103,8 @@ func TestDetachFromAPausedMachineLeavesNoStoreOpen(t *testing.T) {
 	path := image(t, mib)
 	_, err := vm.AttachDisk(limited(t), Disk{ID: "data", Path: path})
 	must(t, err)
-	detached := make(chan error, 1)
-	go func() { detached <- vm.DetachDisk(limited(t), "data") }()
-	resetGuest(t, vm)
-	err = <-detached
+	must(t, vm.execute(limited(t), "set-action", map[string]string{"reboot": "reset"}, nil))
+	err = detachBesideResets(t, vm, "data")
 	if opens := opensOf(t, vm, path); err == nil && opens > 0 {
 		t.Errorf("the detach succeeded, and the paused QEMU has the store open %d times", opens)
 	}
@@ -117,6 +115,80 @@ func TestDetachFromAPausedMachineLeavesNoStoreOpen(t *testing.T) {
 	must(t, vm.DetachDisk(limited(t), "data"))
 	if opens := opensOf(t, vm, path); opens != 0 {
 		t.Errorf("after the pause QEMU has the store open %d times", opens)
+	}
+}
+
+// An attach that fails on a paused machine cannot be undone before the machine runs. Until then the
+// disk is half attached; the next attach resumes it, and the disk is as good as any other.
+func TestAttachThatFailedOnAPausedMachineIsResumed(t *testing.T) {
+	vm := realVM(t)
+	path := image(t, mib)
+	want := Disk{ID: "data", Path: path}
+	refused := want
+	refused.Serial = strings.Repeat("x", maxSerial)
+	must(t, vm.qmp.Execute(limited(t), "device_add", map[string]string{"driver": "virtio-rng-pci", "id": "taken", "bus": "b1", "addr": "1"}, nil))
+	_, err := vm.AttachDisk(limited(t), want)
+	if err == nil || !strings.Contains(err.Error(), "detach the disk to finish that") || !strings.Contains(err.Error(), "when the machine runs") {
+		t.Errorf("attach to a slot that is taken\nwant an error that says how it is undone\ngot  %v", err)
+	}
+	if _, err := vm.AttachDisk(limited(t), refused); !errors.Is(err, ErrAttached) {
+		t.Errorf("another disk with its id\nwant %v\ngot  %v", ErrAttached, err)
+	}
+	if err := vm.ResizeDisk(limited(t), "data", 2*mib); err == nil {
+		t.Error("a disk that is half attached was resized")
+	}
+	if _, err := vm.AttachDisk(limited(t), want); err == nil {
+		t.Error("the attach succeeded, although its slot is taken")
+	}
+	unplugOther(t, vm, "taken")
+	_, err = vm.AttachDisk(limited(t), want) // resumed, while the machine is paused
+	must(t, err)
+	must(t, vm.execute(limited(t), "cont", nil, nil))
+	vm.qmp.Close() // QEMU drops what no node uses
+	vm.qmp, err = qmp.Dial(limited(t), vm.path(monitorSocket), vm.settle)
+	must(t, err)
+	go vm.watchDisks(vm.qmp.Subscribe(diskEvents...))
+	must(t, vm.ResizeDisk(limited(t), "data", 2*mib))
+	must(t, detachBesideResets(t, vm, "data"))
+	if opens := opensOf(t, vm, path); opens != 0 {
+		t.Errorf("QEMU has the store open %d times", opens)
+	}
+}
+
+// detachBesideResets detaches a disk from a machine without a guest, whose resets carry out the
+// unplug. A reset must not power the machine off (set-action).
+func detachBesideResets(t *testing.T, vm *VM, id string) error {
+	t.Helper()
+	stop, reset := make(chan struct{}), make(chan struct{})
+	go func() { defer close(reset); resetUntil(vm, stop) }()
+	err := vm.DetachDisk(limited(t), id)
+	close(stop)
+	<-reset
+	return err
+}
+
+// unplugOther removes a device that is none of the VM's disks.
+func unplugOther(t *testing.T, vm *VM, device string) {
+	t.Helper()
+	deleted := vm.qmp.Subscribe("DEVICE_DELETED")
+	must(t, vm.execute(limited(t), "device_del", map[string]string{"id": device}, nil))
+	resetGuest(t, vm)
+	for e := range deleted.Events() {
+		if strings.Contains(string(e.Data), `"`+device+`"`) {
+			return
+		}
+	}
+	t.Fatalf("the connection ended before %s was gone", device)
+}
+
+func TestStoreThatStaysOpenIsExplained(t *testing.T) {
+	for run, want := range map[string]string{
+		"running": "detach the disk again", "paused": "when the machine runs", "io-error": "when the machine runs",
+		"guest-panicked": "kill the machine", "internal-error": "kill the machine", "shutdown": "kill the machine",
+	} {
+		if got := keptOpen(run).Error(); !strings.Contains(got, want) || run == "running" && strings.Contains(got, "when") {
+			t.Errorf("%s\nwant %q\ngot  %q", run, want, got)
+		}
 	}
 }
 
@@ -131,12 +203,7 @@ func TestDetachedStoreIsOpenNowhere(t *testing.T) {
 		if opensOf(t, vm, path) == 0 {
 			t.Error("QEMU has the store of a disk open nowhere")
 		}
-		stop, reset := make(chan struct{}), make(chan struct{})
-		go func() { defer close(reset); resetUntil(vm, stop) }()
-		err = vm.DetachDisk(limited(t), "data")
-		close(stop)
-		<-reset
-		must(t, err)
+		must(t, detachBesideResets(t, vm, "data"))
 		if opens := opensOf(t, vm, path); opens != 0 {
 			t.Errorf("QEMU has the store of a detached disk open %d times", opens)
 		}
