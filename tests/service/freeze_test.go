@@ -23,10 +23,12 @@ import (
 	"github.com/directvol/directvol/tests/vm/vmtest"
 )
 
-// longLease is longer than any test; shortLease ends while a test waits.
+// longLease is longer than goesOn waits for the thaw; shortLease ends while a test waits. thawLimit
+// is a base for vm.Limit.
 const (
-	longLease  = 10 * time.Minute
+	longLease  = 10 * time.Minute // the longest that there is
 	shortLease = 2 * time.Second
+	thawLimit  = time.Minute
 )
 
 // frozen is a lease of a volume that is being written to.
@@ -39,26 +41,27 @@ type frozen struct {
 	ended  chan error // of the stream
 }
 
-func TestVolumeIsThawedWhoeverDies(t *testing.T) {
-	g := shared.Guest(t)
+func TestVolumeIsThawedWhoeverDies(t *testing.T) { isThawedWhoeverDies(t, shared.Guest(t), "ext4") }
+
+func isThawedWhoeverDies(t *testing.T, g *vm.Guest, fstype string) {
 	s := daemon{g, remote.Agent}
 	t.Run("the client", func(t *testing.T) {
-		f := frozenUnderAWriter(t, g, "client", longLease)
+		f := frozenUnderAWriter(t, g, fstype, "client", longLease)
 		f.client.Close() // as the kernel does for a process that was killed
 		f.goesOn(t)
 	})
 	t.Run("the agent", func(t *testing.T) {
-		f := frozenUnderAWriter(t, g, "agent", longLease)
+		f := frozenUnderAWriter(t, g, fstype, "agent", longLease)
 		restart(t, s, syscall.SIGKILL)
 		f.goesOn(t)
 	})
 	t.Run("the agent, in order", func(t *testing.T) {
-		f := frozenUnderAWriter(t, g, "in-order", longLease)
+		f := frozenUnderAWriter(t, g, fstype, "in-order", longLease)
 		restart(t, s, syscall.SIGTERM)
 		f.goesOn(t)
 	})
 	t.Run("nobody", func(t *testing.T) {
-		f := frozenUnderAWriter(t, g, "nobody", longLease)
+		f := frozenUnderAWriter(t, g, fstype, "nobody", longLease)
 		request := &volumepb.ThawVolumesRequest{Lease: f.name}
 		_, err := service.Call[emptypb.Empty](vmtest.Limited(t), dialAgent(t, g), volumepb.VolumeServiceName, "ThawVolumes", request)
 		vmtest.Must(t, err)
@@ -68,7 +71,7 @@ func TestVolumeIsThawedWhoeverDies(t *testing.T) {
 		f.goesOn(t)
 	})
 	t.Run("nobody, and the container is removed", func(t *testing.T) {
-		f := frozenUnderAWriter(t, g, "removed", longLease)
+		f := frozenUnderAWriter(t, g, fstype, "removed", longLease)
 		err := f.Unmount(vmtest.Limited(t))
 		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "in use") {
 			t.Errorf("remove the container of a writer\nwant FAILED_PRECONDITION\ngot  %v", err)
@@ -79,7 +82,7 @@ func TestVolumeIsThawedWhoeverDies(t *testing.T) {
 		f.goesOn(t)
 	})
 	t.Run("the disk, for a while", func(t *testing.T) {
-		f := frozenUnderAWriter(t, g, "disk", shortLease)
+		f := frozenUnderAWriter(t, g, fstype, "disk", shortLease)
 		vmtest.Must(t, f.Hang(vmtest.Limited(t)))
 		if err := <-f.ended; status.Code(err) != codes.Aborted {
 			t.Errorf("the stream after its lease\nwant ABORTED\ngot  %v", err)
@@ -87,12 +90,12 @@ func TestVolumeIsThawedWhoeverDies(t *testing.T) {
 		vmtest.Must(t, f.Answer())
 		f.goesOn(t)
 	})
-	t.Run("the disk, before it is frozen", func(t *testing.T) { freezesNoDiskThatHangs(t, g) })
+	t.Run("the disk, before it is frozen", func(t *testing.T) { freezesNoDiskThatHangs(t, g, fstype) })
 }
 
 // freezesNoDiskThatHangs calls FreezeVolumes while a write is stuck.
-func freezesNoDiskThatHangs(t *testing.T, g *vm.Guest) {
-	v := newVolume(t, g, "hangs", "ext4")
+func freezesNoDiskThatHangs(t *testing.T, g *vm.Guest, fstype string) {
+	v := newVolume(t, g, "hangs-"+fstype, fstype)
 	vmtest.Must(t, v.Mount(vmtest.Limited(t)))
 	_, err := v.LookedStats(vmtest.Limited(t))
 	vmtest.Must(t, err)
@@ -113,7 +116,7 @@ func freezesNoDiskThatHangs(t *testing.T, g *vm.Guest) {
 // thawed.
 func TestVolumeIsThawedWithoutAVsockBackend(t *testing.T) {
 	g := vmtest.Boot(t, vm.Options{Append: remote.AsService})
-	f := frozenUnderAWriter(t, g, "backend", 10*shortLease)
+	f := frozenUnderAWriter(t, g, "ext4", "backend", 10*shortLease)
 	if isFrozen, err := frozenOnDisk(f.Path); err != nil || !isFrozen {
 		t.Fatalf("its superblock does not show that it is frozen, error %v", err)
 	}
@@ -176,9 +179,9 @@ func freeze(ctx context.Context, client *ttrpc.Client, v *vm.Volume, length time
 }
 
 // frozenUnderAWriter makes a volume with a writer, and freezes it.
-func frozenUnderAWriter(t *testing.T, g *vm.Guest, id string, length time.Duration) *frozen {
+func frozenUnderAWriter(t *testing.T, g *vm.Guest, fstype, id string, length time.Duration) *frozen {
 	t.Helper()
-	f := &frozen{Volume: newVolume(t, g, "frozen-"+id, "ext4"), guest: g, client: dialAgent(t, g), ended: make(chan error, 1)}
+	f := &frozen{Volume: newVolume(t, g, "frozen-"+id+"-"+fstype, fstype), guest: g, client: dialAgent(t, g), ended: make(chan error, 1)}
 	vmtest.Must(t, f.Mount(vmtest.Limited(t)))
 	_, err := f.LookedStats(vmtest.Limited(t))
 	vmtest.Must(t, err)
@@ -210,11 +213,12 @@ func frozenUnderAWriter(t *testing.T, g *vm.Guest, id string, length time.Durati
 	return f
 }
 
-// goesOn checks that the writer goes on, and that nothing it has written is lost.
+// goesOn checks that the writer goes on before the end of a long lease, and that nothing it has
+// written is lost.
 func (f *frozen) goesOn(t *testing.T) {
 	t.Helper()
+	vmtest.Must(t, f.writer.Await(vmtest.Within(t, thawLimit), f.writer.Ledger().Bytes()+4*miB)) // more than may be on its way
 	ctx := vmtest.Within(t, vmtest.JobLimit)
-	vmtest.Must(t, f.writer.Await(ctx, f.writer.Ledger().Bytes()+4*miB)) // more than may be on its way
 	vmtest.Must(t, f.writer.Stop(ctx))
 	if _, err := f.Verify(ctx, nil); err != nil {
 		t.Error(err)

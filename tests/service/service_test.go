@@ -70,7 +70,7 @@ func restart(t *testing.T, s daemon, signal syscall.Signal) {
 
 func newVolume(t *testing.T, g *vm.Guest, id, fstype string) *vm.Volume {
 	t.Helper()
-	v, err := g.Volume(vmtest.Limited(t), id, fstype, map[string]int64{"ext4": 128 * miB, "xfs": 320 * miB}[fstype])
+	v, err := g.Volume(vmtest.Limited(t), id, fstype, map[string]int64{"btrfs": 256 * miB, "ext3": 128 * miB, "ext4": 128 * miB, "xfs": 320 * miB}[fstype])
 	vmtest.Must(t, err)
 	return v
 }

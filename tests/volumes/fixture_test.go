@@ -39,7 +39,11 @@ func eachFilesystem(t *testing.T, test func(t *testing.T, g *vm.Guest, fstype st
 
 // everyFilesystem runs a test for each type of filesystem that grows.
 func everyFilesystem(t *testing.T, test func(t *testing.T, g *vm.Guest, fstype string)) {
-	g := guest(t)
+	everyFilesystemIn(t, guest(t), test)
+}
+
+// everyFilesystemIn is everyFilesystem in a guest of the test's own.
+func everyFilesystemIn(t *testing.T, g *vm.Guest, test func(t *testing.T, g *vm.Guest, fstype string)) {
 	for _, fstype := range slices.Sorted(maps.Keys(disks)) {
 		t.Run(fstype, func(t *testing.T) { test(t, g, fstype) })
 	}
