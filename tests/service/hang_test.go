@@ -1,6 +1,7 @@
 package service
 
 import (
+	"fmt"
 	"syscall"
 	"testing"
 
@@ -61,11 +62,24 @@ func TestAgentThatIsKilledBesideADiskThatHangsIsFollowedWhenItAnswers(t *testing
 	if threads.Waiting() == 0 {
 		t.Errorf("no thread of the agent waits for the disk, and nothing is shown: %v", threads)
 	}
-	_, err = g.Remote.Signal(vmtest.Limited(t), remote.Agent, syscall.SIGKILL)
+	killed, err := g.Remote.Signal(vmtest.Limited(t), remote.Agent, syscall.SIGKILL)
 	vmtest.Must(t, err)
+	answered := make(chan error, 1)
+	ctx := vmtest.Limited(t)
+	go func() { answered <- g.Agent().Check(ctx) }()
+	for _, id := range killed {
+		if _, err := g.Remote.ReadFile(vmtest.Limited(t), fmt.Sprintf("/proc/%d/stat", id)); err != nil {
+			t.Errorf("the killed agent has ended before its disk answers: %v", err)
+		}
+	}
+	select {
+	case err := <-answered:
+		t.Errorf("a call is answered before the disk answers, error %v", err)
+	default:
+	}
 	vmtest.Must(t, hangs.Answer())
 	vmtest.Must(t, hangs.Heal(vmtest.Limited(t)))
-	vmtest.Must(t, g.Agent().Check(vmtest.Limited(t)))
+	vmtest.Must(t, <-answered)
 	for _, v := range []*vm.Volume{hangs, other} {
 		vmtest.Must(t, v.Mount(vmtest.Limited(t)))
 		vmtest.Must(t, v.Touch(vmtest.Limited(t)))
