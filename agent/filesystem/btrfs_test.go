@@ -223,11 +223,21 @@ func TestResizeOfABusyBtrfsIsToBeTriedAgain(t *testing.T) {
 		return strings.TrimSpace(string(text))
 	}
 	does()
-	balanced := make(chan error)
-	go func() {
-		balanced <- exec.Command("btrfs", "balance", "start", "--full-balance", m.Dir.Name()).Run()
-	}()
-	mounttest.Await(t, "a balance", func() bool { return does() == "balance" })
+	balanced := make(chan error, 1)
+	for seen := false; !seen; { // one may be over before it is seen
+		go func() {
+			balanced <- exec.Command("btrfs", "balance", "start", "--full-balance", m.Dir.Name()).Run()
+		}()
+		mounttest.Await(t, "a balance", func() bool {
+			seen = does() == "balance"
+			return seen || len(balanced) > 0
+		})
+		if !seen {
+			if err := <-balanced; err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	err = btrfsAdd(m, 1, 4096)
 	if still := does(); !errors.Is(err, unix.EBUSY) && still == "balance" {
 		t.Errorf("beside a balance\nwant EBUSY\ngot  %v", err)

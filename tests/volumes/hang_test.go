@@ -128,7 +128,9 @@ func TestSlowDiskIsDegradedAndGrows(t *testing.T) {
 	for _, writer := range writers {
 		must(t, writer.Stop(ctx))
 	}
-	must(t, g.Agent().ResizeVolume(ctx, v.GuestPath, disks["ext4"]+4*miB)) // half a group; each request takes a second
+	must(t, v.Heal(limited(t)))
+	must(t, v.Slow(limited(t), 4))
+	must(t, g.Agent().ResizeVolume(ctx, v.GuestPath, disks["ext4"]+4*miB)) // half a group
 	must(t, v.Heal(limited(t)))
 	healed(t, v)
 }

@@ -276,7 +276,10 @@ func TestTwoGrowthsAtOnceAreOne(t *testing.T) {
 	}
 	w.await(t, "the growth's end", of(v, volumepb.VolumeEvent_CHANGED, func(v *volumepb.Volume) bool { return v.Growth == nil && v.FilesystemBytes == goal }))
 	begun := 0
-	for _, e := range w.events {
+	w.mu.Lock()
+	events := slices.Clone(w.events)
+	w.mu.Unlock()
+	for _, e := range events {
 		if e.Volume != nil && e.Volume.Growth != nil && e.Volume.Growth.Now == e.Volume.Growth.From {
 			begun++
 		}
