@@ -68,8 +68,13 @@ type Shared struct {
 	guest *vm.Guest // nil if none is running
 }
 
-// Main runs a package's tests, for its TestMain. It does not return.
+// Main runs a package's tests, for its TestMain. It does not return. The host's trials of a store
+// are programs of their own, at each attach and detach: with the race detector each would sleep for
+// a second before it exits (GORACE's atexit_sleep_ms).
 func (s *Shared) Main(m *testing.M) {
+	if _, set := os.LookupEnv("GORACE"); !set {
+		os.Setenv("GORACE", "atexit_sleep_ms=0")
+	}
 	if _, err := vm.FindBuild(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
