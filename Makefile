@@ -23,7 +23,7 @@ QUIET := .ci/quiet
 DEMO_NEEDS := qemu-system-x86_64=qemu-system-x86 mkfs.ext4=e2fsprogs mkfs.xfs=xfsprogs
 BENCH_NEEDS := $(DEMO_NEEDS) qemu-storage-daemon=qemu-system-common fio=fio strace=strace
 TEST_NEEDS := $(DEMO_NEEDS) mkfs.btrfs=btrfs-progs dmsetup=dmsetup cryptsetup=cryptsetup-bin qemu-storage-daemon=qemu-system-common gcc=gcc /usr/include/stdlib.h=libc6-dev
-LONG_NEEDS := $(TEST_NEEDS) mmdebstrap=mmdebstrap
+LONG_NEEDS := $(TEST_NEEDS) mmdebstrap=mmdebstrap fio=fio
 
 # The suite of Debian's archive with the kernel of the rescue image, newer than the host's.
 RESCUE_SUITE := trixie-backports
