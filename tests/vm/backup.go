@@ -49,7 +49,11 @@ func readExt4Super(path string, at int64) (s ext4Super, err error) {
 		if binary.LittleEndian.Uint32(raw[96:])&has64bit != 0 {
 			size = max(size, uint64(binary.LittleEndian.Uint16(raw[0xfe:])))
 		}
-		s.described = uint64(binary.LittleEndian.Uint32(raw[0x104:])) * s.blockBytes / size
+		blocks := uint64(binary.LittleEndian.Uint32(raw[0x104:]))
+		if blocks > 1 {
+			blocks-- // some of the last one's groups may have been added later
+		}
+		s.described = blocks * s.blockBytes / size
 	}
 	if s.groupBlocks == 0 {
 		return s, fmt.Errorf("%s: its groups have no blocks", path)
@@ -65,7 +69,11 @@ func ErrorsOnDisk(path string) (uint32, error) {
 
 // hasMetaBG is EXT4_FEATURE_INCOMPAT_META_BG. Groups from s_first_meta_bg on then have descriptors
 // elsewhere, and the copies of the superblock in them are of no use to e2fsck -b, which looks for
-// the first descriptors behind each copy (ext2fs_super_and_bgd_loc2 of e2fsprogs).
+// the first descriptors behind each copy (ext2fs_super_and_bgd_loc2 of e2fsprogs). The kernel sets
+// the flag when it grows an ext4 that has no room for more descriptors. Behind the superblock of a
+// group that it adds after that, it writes only the descriptors that it changes
+// (setup_new_flex_group_blocks in fs/ext4/resize.c), also where the groups of the same block of
+// descriptors have all of them.
 const hasMetaBG = 0x10
 
 // backups returns the blocks of the second and of the last superblock that e2fsck can use: groups 0
