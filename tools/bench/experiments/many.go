@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/directvol/directvol/host/agentclient"
@@ -36,8 +38,13 @@ var many = experiment{
 			What: fmt.Sprintf("GetVolumeStats of each of %d ext4 volumes in turn, all mounted, watched, healthy and asked about shortly before, while nobody else calls: a volume that nobody asks about is examined first", manyVolumes)},
 		{Name: "volume_stats_rtt_1", Unit: "µs", What: "the same in a guest with one volume"},
 		{Name: "mount_256", Unit: "ms", Baseline: "mount_1", Goal: measure.AtMost(1.3),
-			What: fmt.Sprintf("attach and mount an ext4 volume in a guest that has %d others, each on a disk of its own behind %d PCI bridges, until the agent answers that it is mounted", manyVolumes-1, manyBridges)},
+			What: fmt.Sprintf("attach and mount an ext4 volume in a guest that has %d others, each on a disk of its own behind %d PCI bridges, until the agent answers that it is mounted; without the agent this slows down, too: see mount_256_bare and mount_256_of_bare", manyVolumes-1, manyBridges)},
 		{Name: "mount_1", Unit: "ms", What: "the same in a guest of the same machine that has no volume"},
+		{Name: "mount_256_bare", Unit: "ms", Baseline: "mount_1_bare", What: "the same without the agent: attach, wait until the guest has the disk, mount(2)"},
+		{Name: "mount_1_bare", Unit: "ms", What: "the same in the guest that has no volume"},
+		{Name: "mount_256_of_bare", Unit: "times", Baseline: "mount_1_of_bare", Goal: measure.AtMost(1.3),
+			What: "mount_256 divided by mount_256_bare of the same round: QEMU and the kernel slow down with the number of disks, and the ratio shows what the agent adds to that"},
+		{Name: "mount_1_of_bare", Unit: "times", What: "mount_1 divided by mount_1_bare"},
 		{Name: "mount_256_qmp", Unit: "ms", Baseline: "mount_1_qmp", What: "QMP's part of it: until device_add is answered"},
 		{Name: "mount_1_qmp", Unit: "ms", What: "the same in the guest that has no volume"},
 		{Name: "mount_256_again", Unit: "ms", Baseline: "mount_1_again", What: "the agent's part of it: the same call for a device that the guest has already"},
@@ -155,37 +162,77 @@ func (c *crowd) alone(ctx context.Context, do func() error) error {
 	return errors.Join(do(), c.standStill(ctx))
 }
 
-// mountOnce attaches and mounts the disk, and detaches it again. Detaching is not measured. What
-// the guest had to do while it stood still is done first.
+// mountOnce attaches and mounts the disk, by the agent and without it, and detaches it again.
+// Detaching is not measured. What the guest had to do while it stood still is done first.
 func (c *crowd) mountOnce(ctx context.Context, t measure.Trial) error {
 	if err := pass(ctx, quietAfter); err != nil {
 		return err
 	}
 	attached, err := timed(func() error { return c.disk.attach(ctx) })
-	var mounted time.Duration
+	var mounted, bare time.Duration
 	if err == nil {
 		mounted, err = timed(func() error { return c.disk.mount(ctx) })
 	}
+	var device string
+	if err == nil {
+		device, err = c.guest.MountedDevice(ctx, c.disk.GuestPath)
+	}
+	if err == nil {
+		err = c.mountAgain(ctx, device, t)
+	}
+	if err = errors.Join(err, c.guest.Detach(ctx, c.disk.ID)); err == nil {
+		bare, err = c.mountBare(ctx, device)
+	}
 	if err != nil {
-		return errors.Join(err, c.guest.Detach(ctx, c.disk.ID))
+		return err
 	}
 	t[c.mount+"_qmp"] = append(t[c.mount+"_qmp"], milliseconds(attached))
 	t[c.mount] = append(t[c.mount], milliseconds(attached+mounted))
-	return errors.Join(c.mountAgain(ctx, t), c.guest.Detach(ctx, c.disk.ID))
+	t[c.mount+"_bare"] = append(t[c.mount+"_bare"], milliseconds(bare))
+	t[c.mount+"_of_bare"] = append(t[c.mount+"_of_bare"], float64(attached+mounted)/float64(bare))
+	return nil
+}
+
+// mountBare attaches the disk and mounts it by hand, and detaches it again. device is the one that
+// the guest gave the disk the last time: the guest reuses the name, which no other disk has now.
+func (c *crowd) mountBare(ctx context.Context, device string) (took time.Duration, err error) {
+	if err := pass(ctx, quietAfter); err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, c.guest.Detach(ctx, c.disk.ID)) }()
+	took, err = timed(func() error {
+		if err := c.disk.attach(ctx); err != nil {
+			return err
+		}
+		err := vm.Again(ctx, func() (bool, error) {
+			serial, err := c.guest.Remote.ReadFile(ctx, "/sys/block/"+path.Base(device)+"/serial")
+			if err != nil || strings.TrimSpace(string(serial)) != sandbox.DiskID(c.disk.ID) {
+				return false, nil
+			}
+			_, err = c.guest.Remote.DeviceSize(ctx, device) // it can be opened a moment later
+			return err == nil, nil
+		})
+		if err != nil {
+			return err
+		}
+		return c.mountByHand(ctx, device)
+	})
+	if err != nil {
+		return 0, err
+	}
+	return took, c.guest.Remote.Unmount(ctx, byHandPath, 0)
+}
+
+func (c *crowd) mountByHand(ctx context.Context, device string) error {
+	return c.guest.Remote.Mount(ctx, remote.Mount{Source: device, Target: byHandPath, FSType: "ext4"})
 }
 
 // mountAgain mounts the disk that the guest has by hand, and then by the agent.
-func (c *crowd) mountAgain(ctx context.Context, t measure.Trial) error {
-	device, err := c.guest.MountedDevice(ctx, c.disk.GuestPath)
-	if err != nil {
-		return err
-	}
+func (c *crowd) mountAgain(ctx context.Context, device string, t measure.Trial) error {
 	if err := errors.Join(c.guest.Unmount(ctx, c.disk.ID), c.guest.Remote.Mkdir(ctx, byHandPath, 0o755)); err != nil {
 		return err
 	}
-	byHand, err := timed(func() error {
-		return c.guest.Remote.Mount(ctx, remote.Mount{Source: device, Target: byHandPath, FSType: "ext4"})
-	})
+	byHand, err := timed(func() error { return c.mountByHand(ctx, device) })
 	if err != nil {
 		return err
 	}
