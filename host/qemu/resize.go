@@ -14,7 +14,8 @@ const sectorSize = 512
 var ErrShrink = errors.New("disks do not shrink")
 
 // ErrCutOff is the refusal to resize a disk whose store has become smaller than the disk. The guest
-// reads zeroes beyond the store's end.
+// reads zeroes beyond the store's end. The store's size is read right before block_resize: a store
+// that is cut off between the two is not noticed, and QEMU fills it with zeroes.
 var ErrCutOff = errors.New("its store has been cut off")
 
 // ResizeDisk grows a disk to bytes, a multiple of 512, while the guest uses it. If the disk has

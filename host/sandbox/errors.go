@@ -15,7 +15,8 @@ import (
 // The reasons why a call fails, for errors.Is. The error also keeps the agent's status code, if the
 // agent answered, for status.Code, and the context's error for errors.Is.
 var (
-	// ErrNotFound: the sandbox does not have the volume, or the volume is not mounted.
+	// ErrNotFound: the sandbox does not have the volume, or the agent finds no mount at its path in
+	// the guest: it is not mounted, or somebody has put a symbolic link into the path.
 	ErrNotFound = errors.New("not found")
 	// ErrOtherParameters: the sandbox has the volume already, with another store, filesystem or
 	// options.
@@ -81,7 +82,7 @@ var (
 	ofMount = meaning{codes.InvalidArgument: ErrInfeasible, codes.FailedPrecondition: ErrInfeasible, codes.AlreadyExists: ErrOtherParameters, codes.Unimplemented: ErrInfeasible}
 	ofTake  = meaning{codes.FailedPrecondition: ErrBusy}
 	ofGrow  = meaning{codes.FailedPrecondition: ErrInfeasible, codes.InvalidArgument: ErrInfeasible, codes.OutOfRange: ErrWouldShrink, codes.NotFound: ErrNotFound}
-	ofStats = meaning{codes.NotFound: ErrNotFound, codes.InvalidArgument: ErrNotFound} // no path, or no mount there
+	ofStats = meaning{codes.NotFound: ErrNotFound, codes.InvalidArgument: ErrNotFound} // no path, no mount there, or a link
 )
 
 // typed adds to an agent's error the error that its status code stands for.
