@@ -12,8 +12,8 @@ import (
 	"github.com/directvol/directvol/tests/vm"
 )
 
-// nowhere is an empty slot behind the last bridge, because disks get the first free slot.
-const nowhere = "03/1e"
+// nowhere is the slot behind the last bridge that no disk gets: disks get 01 to 1e in turn.
+const nowhere = "03/1f"
 
 func TestImpossibleStorageIsRefused(t *testing.T) {
 	g := guest(t)
