@@ -14,7 +14,8 @@ import (
 type counts struct {
 	reads, writes, discards, flushes uint64 // that have ended
 	inFlight                         uint64
-	took                             uint64 // milliseconds, of all that have ended together
+	took                             uint64 // milliseconds, of all that have ended together, without flushes
+	flushing                         uint64 // milliseconds, of all flushes that have ended together
 }
 
 func (c counts) ended() uint64 { return c.reads + c.changes() }
@@ -38,7 +39,7 @@ func parseCounts(fields []string) (c counts, ok bool) {
 		}
 		*count = n
 	}
-	for _, at := range []int{3, 7, 14, 16} {
+	for at, sum := range map[int]*uint64{3: &c.took, 7: &c.took, 14: &c.took, 16: &c.flushing} {
 		if at >= len(fields) {
 			continue
 		}
@@ -46,26 +47,37 @@ func parseCounts(fields []string) (c counts, ok bool) {
 		if err != nil {
 			return counts{}, false
 		}
-		c.took += n
+		*sum += n
 	}
 	return c, true
 }
 
 // A disk that has ended quickRequests since an examination began, in less than quickLimit each on
 // average, is not why that examination takes slowLimit: it makes fewer requests than would need.
+// Flushes are compared apart, with quickFlush, because a healthy disk may write back much in one.
+// Among many quick writes, a few flushes that take seconds would not show in one average.
 const (
 	quickRequests = 4
 	quickLimit    = 250 * time.Millisecond
+	quickFlush    = time.Second
 )
 
 // isQuick reports whether a device has ended some requests since earlier counts, and soon. Then a
 // late examination waits for something else, such as a processor or a filesystem's own queue.
 func (c counts) isQuick(since counts) bool {
-	if c.ended() < since.ended() || c.took < since.took { // the device is gone, or its counts have begun anew
-		return false
+	if c.flushes < since.flushes || c.ended()-c.flushes < since.ended()-since.flushes || c.took < since.took || c.flushing < since.flushing {
+		return false // the device is gone, or its counts have begun anew
 	}
-	ended := c.ended() - since.ended()
-	return ended >= quickRequests && (c.took-since.took)/ended < uint64(quickLimit.Milliseconds())
+	flushes := c.flushes - since.flushes
+	others := c.ended() - since.ended() - flushes
+	return others+flushes >= quickRequests &&
+		isMeanBelow(quickLimit, c.took-since.took, others) && isMeanBelow(quickFlush, c.flushing-since.flushing, flushes)
+}
+
+// isMeanBelow reports whether n requests, if any, took less than limit on average: milliseconds
+// together.
+func isMeanBelow(limit time.Duration, milliseconds, n uint64) bool {
+	return n == 0 || milliseconds/n < uint64(limit.Milliseconds())
 }
 
 // diskStats has a line for each block device. Reading it does not wait for any device
