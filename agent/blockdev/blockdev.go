@@ -263,7 +263,8 @@ func FollowChanges(ctx context.Context, changed func(name string)) error {
 // is gone, also if another disk has its number now.
 func (d Device) Bytes() (uint64, error) {
 	sectors, err := readCount(filepath.Join(numberDir("/", d.Number), "size"))
-	if err == nil && SeqOf("/", d.Number) != d.Seq {
+	// sysfs has no attribute of a device that is just leaving (ENODEV).
+	if errors.Is(err, unix.ENODEV) || err == nil && SeqOf("/", d.Number) != d.Seq {
 		err = fs.ErrNotExist
 	}
 	if err != nil {

@@ -495,7 +495,7 @@ func (v *Volume) kernelError(to string, err error) error {
 // awaitSize waits until the disk has at least size bytes.
 func (v *Volume) awaitSize(ctx context.Context, disk blockdev.Device, size uint64) error {
 	has, err := disk.AwaitSize(ctx, size)
-	if err != nil && ctx.Err() != nil {
+	if err != nil && ctx.Err() != nil && !errors.Is(err, fs.ErrNotExist) {
 		return refuseSmaller(disk, has, size, err)
 	}
 	return v.growError(err)
