@@ -312,11 +312,10 @@ func (c *campaign) explanation() error {
 func (c *campaign) lose(r *remains, f finding) {
 	c.counts.of(c.row(r)).lost[f.loss]++
 	text := fmt.Sprintf("cut %d, volume %s (%s %v; %s; %d blocks, %d growths): %s: %v", c.cut, r.id, r.fstype, r.options, r.how, r.ledger.Blocks(), r.growths, f.loss, f.err)
+	c.say("%s", text) // at once, as a campaign takes hours
 	if c.way == "agent" && f.loss != metWindow {
 		c.failures = append(c.failures, text)
-		return
 	}
-	c.say("%s", text)
 }
 
 // rescue runs `directvol rescue` on the volumes of a round that met the window, as a user would,
