@@ -14,7 +14,10 @@ LINK := -X github.com/directvol/directvol/protocols/version.source=$(SOURCE)
 
 # Guest programs are small, and the same bytes wherever a commit is built.
 # Without huge pages in their heap (disablethp in Go's package runtime): each would take 2 MB where a few pages do.
-GUEST_BUILD := go build -v -trimpath -ldflags='-s -w -X runtime.godebugDefault=disablethp=1 $(LINK)'
+# Functions begin at multiples of 16 bytes (the default is 32), and protobuf's are not inlined: together 210 kB less,
+# and no slower by a benchmark of an answer of GetVolumeStats.
+GUEST_BUILD := go build -v -trimpath -gcflags='google.golang.org/protobuf/...=-l' \
+	-ldflags='-s -w -funcalign=16 -X runtime.godebugDefault=disablethp=1 $(LINK)'
 
 # go build -v prints a line per package: about a hundred, which matter only if it fails.
 QUIET := .ci/quiet
