@@ -388,7 +388,7 @@ func TestLeasesThatAreNotUnderstoodAreReported(t *testing.T) {
 
 func TestSyncReportsThatNothingIsMounted(t *testing.T) {
 	dir := t.TempDir()
-	for path, want := range map[string]errkind.Kind{dir: errkind.NotFound, dir + "/none": errkind.NotFound, "x": errkind.InvalidArgument} {
+	for path, want := range map[string]errkind.Kind{dir: errkind.InvalidArgument, dir + "/none": errkind.NotFound, "x": errkind.InvalidArgument} {
 		if err := newTable().SyncOne(t.Context(), path); errkind.Of(err) != want || err == nil {
 			t.Errorf("%s\nwant kind %v\ngot  %v", path, want, err)
 		}

@@ -55,13 +55,11 @@ func (t *Table) Sync(ctx context.Context) error {
 }
 
 // SyncOne returns when the disk of the volume at path has taken all that was written before the
-// call. Unlike Flush, it returns the filesystem's error and that of the disk. The error is NotFound
-// if nothing is mounted there. A frozen volume has nothing to write.
+// call. Unlike Flush, it returns the filesystem's error and that of the disk. A frozen volume has
+// nothing to write.
 func (t *Table) SyncOne(ctx context.Context, path string) error {
 	v, err := t.Lookup(path)
-	if errors.Is(err, mount.ErrNoMount) {
-		return errkind.New(errkind.NotFound, "%w", err)
-	} else if err != nil {
+	if err != nil {
 		return err
 	}
 	return unlessFrozen(v.inTime(ctx, func(context.Context) error {
