@@ -307,6 +307,9 @@ func TestFrozenVolumeAnswersAndRefuses(t *testing.T) {
 		if table.ResizeAtOnce(t.Context(), path, 0) {
 			t.Errorf("%s has grown while frozen", path)
 		}
+		if _, err := table.Trim(t.Context(), path, 0); errkind.Of(err) != errkind.FailedPrecondition || !errors.Is(err, errFrozen) {
+			t.Errorf("trim %s\nwant it refused as frozen\ngot  %v", path, err)
+		}
 		err := table.Freeze(t.Context(), []string{path}, maxLease, func(string, []FrozenVolume) error { return errors.New("frozen") })
 		if errkind.Of(err) != errkind.FailedPrecondition || !errors.Is(err, errFrozen) {
 			t.Errorf("freeze %s again\nwant it refused as frozen\ngot  %v", path, err)
