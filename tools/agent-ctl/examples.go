@@ -106,7 +106,7 @@ var examples = map[string]example{
 
 	"CreateContainer": {"mount a container's storages and create it",
 		`json://{"container_id":"c1","storages":[{"driver":"blk","source":"02/01","fstype":"ext4","options":["noatime"],` +
-			`"mount_point":"/run/kata-containers/sandbox/storage/MDIvMDE=","fs_group":{"group_id":1000,"group_change_policy":"OnRootMismatch"}}],` +
+			`"mount_point":"/run/kata-containers/sandbox/storage/MDIvMDE="}],` +
 			`"OCI":{"Version":"1.2.0","Root":{"Path":"/run/kata-containers/c1/rootfs"},"Process":{"Args":["/bin/sleep","60"],"Cwd":"/","Capabilities":{"Bounding":["CAP_KILL"],"Effective":["CAP_KILL"],"Permitted":["CAP_KILL"]}},` +
 			`"Mounts":[{"destination":"/data","source":"/run/kata-containers/sandbox/storage/MDIvMDE=","type":"bind","options":["rbind"]}],` +
 			`"Annotations":{"io.kubernetes.cri.container-name":"c1"},"Linux":{"CgroupsPath":"/c1","Namespaces":[{"Type":"mount"},{"Type":"pid"}]}}}`},

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/directvol/directvol/agent/contract"
 	"github.com/directvol/directvol/agent/rpc"
 	"github.com/directvol/directvol/protocols/program"
 	"github.com/directvol/directvol/protocols/program/programtest"
@@ -30,6 +31,18 @@ func TestEveryMethodHasAnExampleThatParses(t *testing.T) {
 		}
 	}
 	same(t, "examples", len(allMethods()), len(examples))
+}
+
+func TestExampleHasNoFieldThatTheAgentRefuses(t *testing.T) {
+	for _, method := range []string{"CreateSandbox", "CreateContainer", "RemoveContainer"} { // those with a contract
+		c, err := parseCall(examples[method].command(method))
+		if err == nil {
+			err = contract.Check(c.request)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", method, err)
+		}
+	}
 }
 
 func TestMethodsThatTheAgentLacksAreMarked(t *testing.T) {
