@@ -56,7 +56,11 @@ func list(out io.Writer, methods []service.MethodDesc, deep bool) error {
 		fmt.Fprintf(table, "%s (%s): %s\n", m.Method, m.Service, about(m.Method))
 		types := message.Describe(m.NewRequest(), m.NewResponse())
 		describe(table, "takes ", types[0])
-		describe(table, "answers ", types[1])
+		answers := "answers "
+		if m.Streams {
+			answers = "answers a stream of "
+		}
+		describe(table, answers, types[1])
 		if deep {
 			for _, t := range types[2:] {
 				describe(table, "", t)

@@ -83,6 +83,7 @@ func TestListShowsEveryMethodAndField(t *testing.T) {
 			continue
 		}
 		own, _, _ = strings.Cut(own, "\n\n")
+		same(t, m.Method+" answers a stream", m.Streams, strings.Contains(own, "\n  answers a stream of "))
 		for _, described := range message.Describe(m.NewRequest(), m.NewResponse())[:2] {
 			for _, f := range described.Fields {
 				if !strings.Contains(own, "\n    "+f.Name+" ") {
