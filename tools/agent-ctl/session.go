@@ -66,7 +66,7 @@ func (s *session) call(ctx context.Context, c call) (proto.Message, *status.Stat
 		s.hint = ""
 		return response, nil
 	}
-	return nil, s.failed(ctx, limited, err)
+	return nil, s.failed(ctx, limited, "answer", err)
 }
 
 // stream makes a call that is answered with a stream, and calls each for each of its messages. It
@@ -88,13 +88,14 @@ func (s *session) stream(ctx context.Context, c call, each func(proto.Message) e
 func (s *session) receive(ctx context.Context, c call, each func(proto.Message) error) (*status.Status, error) {
 	limited, cancel := limit(ctx, s.timeout)
 	defer cancel()
+	missing := "answer"
 	stream, err := s.client.NewStream(limited, &ttrpc.StreamDesc{StreamingServer: true}, c.Service, c.Method, c.request)
 	for err == nil {
 		message := c.NewResponse()
 		if err = stream.RecvMsg(message); err != nil {
 			break
 		}
-		s.hint = ""
+		s.hint, missing = "", "end of the answers"
 		if err := each(message); err != nil {
 			return nil, err
 		}
@@ -102,11 +103,12 @@ func (s *session) receive(ctx context.Context, c call, each func(proto.Message) 
 	if errors.Is(err, io.EOF) {
 		return nil, nil
 	}
-	return s.failed(ctx, limited, err), nil
+	return s.failed(ctx, limited, missing, err), nil
 }
 
-// failed returns the status for an error of ttrpc's client. limited is ctx with the call's limit.
-func (s *session) failed(ctx, limited context.Context, err error) *status.Status {
+// failed returns the status for an error of ttrpc's client. limited is ctx with the call's
+// limit; missing names what did not come in time.
+func (s *session) failed(ctx, limited context.Context, missing string, err error) *status.Status {
 	var network *net.OpError
 	st, answered := status.FromError(err)
 	switch {
@@ -116,7 +118,7 @@ func (s *session) failed(ctx, limited context.Context, err error) *status.Status
 	case ctx.Err() != nil:
 		return status.New(codes.Canceled, "interrupted")
 	case limited.Err() != nil, errors.Is(err, os.ErrDeadlineExceeded): // the deadline of a write, which may pass before the context's
-		return status.Newf(codes.DeadlineExceeded, "no answer within %v: a larger --timeout waits longer", s.timeout)
+		return status.Newf(codes.DeadlineExceeded, "no %s within %v: a larger --timeout waits longer", missing, s.timeout)
 	case errors.Is(err, ttrpc.ErrClosed), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &network):
 		s.lost = true
 		return status.New(codes.Unavailable, "the connection ended"+s.hint+": "+err.Error())

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/containerd/ttrpc"
@@ -57,9 +58,12 @@ func TestFreezeThatIsGivenUpEndsBeforeTheNextCall(t *testing.T) {
 	thawed := make(chan struct{})
 	server, ended := lender(t, untilLeft, func() { <-thawed })
 	go func() { <-ended; close(thawed) }()
-	got, _ := limited(t, server, "--ignore-errors", "-c", freeze, "-c", "Check")
+	got, timeout := limited(t, server, "--ignore-errors", "-c", freeze, "-c", "Check")
 	if want := "FreezeVolumes\n  lease: 1\nCheck\n  status: UNKNOWN\n"; got.Exit != program.Failed || got.Stdout != want {
 		t.Errorf("want exit 1, and a Check after the thaw\ngot  %+v", got)
+	}
+	if want := "FreezeVolumes: DEADLINE_EXCEEDED: no end of the answers within " + timeout.String(); !strings.HasPrefix(got.Stderr, want) {
+		t.Errorf("want %s, as it was answered\ngot  %s", want, got.Stderr)
 	}
 }
 
