@@ -79,6 +79,7 @@ func TestMachinesAndAgentsThatCanDoLess(t *testing.T) {
 		{"all", sandbox.Capabilities{Serial: true, Grow: true}, nil, nil, []string{serial, "filesystem to 0", "disk to 7", "filesystem to 7"}},
 		{"no serial", sandbox.Capabilities{Grow: true}, nil, nil, []string{"mount with []", "filesystem to 0", "disk to 7", "filesystem to 7"}},
 		{"the filesystem cannot grow", sandbox.Capabilities{Serial: true, Grow: true}, refused, sandbox.ErrInfeasible, []string{serial, "filesystem to 0"}},
+		{"the agent grows nothing, as Kata's", sandbox.Capabilities{Serial: true, Grow: true}, status.Error(codes.Unimplemented, "resize_volume is not implemented"), sandbox.ErrInfeasible, []string{serial, "filesystem to 0"}},
 		{"no growth", sandbox.Capabilities{Serial: true}, nil, sandbox.ErrInfeasible, []string{serial}},
 	} {
 		w := newWorld()

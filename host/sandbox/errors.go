@@ -81,7 +81,7 @@ type meaning map[codes.Code]error
 var (
 	ofMount = meaning{codes.InvalidArgument: ErrInfeasible, codes.FailedPrecondition: ErrInfeasible, codes.AlreadyExists: ErrOtherParameters, codes.Unimplemented: ErrInfeasible}
 	ofTake  = meaning{codes.FailedPrecondition: ErrBusy}
-	ofGrow  = meaning{codes.FailedPrecondition: ErrInfeasible, codes.InvalidArgument: ErrInfeasible, codes.OutOfRange: ErrWouldShrink, codes.NotFound: ErrNotFound}
+	ofGrow  = meaning{codes.FailedPrecondition: ErrInfeasible, codes.InvalidArgument: ErrInfeasible, codes.OutOfRange: ErrWouldShrink, codes.NotFound: ErrNotFound, codes.Unimplemented: ErrInfeasible}
 	ofStats = meaning{codes.NotFound: ErrNotFound, codes.InvalidArgument: ErrNotFound} // no path, no mount there, or a link
 )
 
