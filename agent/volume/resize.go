@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"runtime"
@@ -233,7 +234,7 @@ func (v *Volume) reachOpen(ctx context.Context, size uint64, do func(context.Con
 func (v *Volume) resize(ctx context.Context, g *growth, size uint64) error {
 	device, err := g.room()
 	if err != nil {
-		return err
+		return v.growError(err)
 	}
 	if g.exceeds(size, device) {
 		if err := g.fstype.Settle(ctx, g.Mounted); err != nil {
@@ -276,7 +277,7 @@ func (v *Volume) canReach(g *growth, size uint64) error {
 	if size != 0 && size < g.before.Bytes() && g.before.Bytes()-size > g.before.BlockSize && goal < g.before.Blocks {
 		return errkind.New(errkind.OutOfRange, "%s on %s ends at %d bytes and never shrinks: %d requested", v.FSType, v.Device.Path, g.before.Bytes(), size)
 	}
-	return g.fstype.CanGrow(g.Mounted, goal)
+	return v.growError(g.fstype.CanGrow(g.Mounted, goal))
 }
 
 // toGrow and toTrim name what a call does to a volume, after "cannot" in its errors.
@@ -484,6 +485,8 @@ func (v *Volume) kernelError(to string, err error) error {
 		return refuse(errkind.FailedPrecondition, v.FSType+" on "+v.Device.Path+" has stopped after an error: repair the disk, unmount and mount it again")
 	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, fs.ErrNotExist):
 		return refuse(errkind.FailedPrecondition, v.Device.Path+" is gone from under "+v.FSType+": unmount, attach the disk again and mount it")
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF): // a device that is just leaving has no bytes any more
+		return refuse(errkind.FailedPrecondition, v.Device.Path+" is gone from under "+v.FSType+", or ends before it: unmount, attach or restore the disk and mount it")
 	case errors.Is(err, unix.EUCLEAN):
 		return refuse(errkind.FailedPrecondition, "the metadata of "+v.FSType+" on "+v.Device.Path+" is damaged: unmount it and check the detached disk")
 	case errors.Is(err, unix.EPERM):

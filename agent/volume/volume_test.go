@@ -67,11 +67,12 @@ func TestKernelErrorOfAGrowthHasAKindAndARemedy(t *testing.T) {
 	for errno, want := range map[error]errkind.Kind{
 		unix.EIO: errkind.FailedPrecondition, unix.EROFS: errkind.FailedPrecondition, unix.ESHUTDOWN: errkind.FailedPrecondition,
 		unix.ENXIO: errkind.FailedPrecondition, unix.ENODEV: errkind.FailedPrecondition, fs.ErrNotExist: errkind.FailedPrecondition, unix.EUCLEAN: errkind.FailedPrecondition,
+		io.EOF: errkind.FailedPrecondition, io.ErrUnexpectedEOF: errkind.FailedPrecondition, // of a read beyond the end of a disk that is leaving
 		unix.EPERM: errkind.FailedPrecondition, unix.EBUSY: errkind.DeadlineExceeded, unix.EINVAL: errkind.Internal,
 		context.DeadlineExceeded: errkind.DeadlineExceeded, context.Canceled: errkind.DeadlineExceeded,
 	} {
 		err := v.growError(fmt.Errorf("grow: %w", errno))
-		if errkind.Of(err) != want || !errors.Is(err, errno) {
+		if errkind.Of(err) != want || !errors.Is(err, errno) || want != errkind.Internal && !strings.Contains(err.Error(), v.Mountpoint) {
 			t.Errorf("%v\nwant kind %v, and the cause kept\ngot  %v", errno, want, err)
 		}
 	}
