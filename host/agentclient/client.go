@@ -188,8 +188,8 @@ func (c *Client) ResizeVolume(ctx context.Context, guestPath string, size uint64
 
 // CheckResizeVolume checks whether ResizeVolume could grow the filesystem at a path in the guest to
 // size, once its disk has that size. If size is 0, it checks whether the filesystem can grow at
-// all. It changes nothing. An agent without directvol's service answers codes.Unimplemented; one
-// built on Rust's ttrpc answers codes.InvalidArgument ("… service does not exist").
+// all. It changes nothing. An agent without directvol's service answers with an error that
+// LacksService knows.
 func (c *Client) CheckResizeVolume(ctx context.Context, guestPath string, size uint64) error {
 	return c.do(ctx, checkResizeVolume, &volumepb.CheckResizeVolumeRequest{VolumeGuestPath: guestPath, Size_: size})
 }
@@ -197,8 +197,8 @@ func (c *Client) CheckResizeVolume(ctx context.Context, guestPath string, size u
 // CheckReleased returns nil if the guest does not use a device any more, so that its disk can be
 // removed (protocols/proto/volume.proto specifies the promise). driver and source name the device,
 // as in a Storage. The agent answers after all earlier calls for containerID have ended, including
-// abandoned ones; containerID may be empty. An agent without directvol's service answers with the
-// same codes as for CheckResizeVolume.
+// abandoned ones; containerID may be empty. An agent without directvol's service answers as for
+// CheckResizeVolume.
 func (c *Client) CheckReleased(ctx context.Context, driver, source, containerID string) error {
 	return c.do(ctx, checkReleased, &volumepb.CheckReleasedRequest{Driver: driver, Source: source, ContainerId: containerID})
 }

@@ -329,3 +329,20 @@ func TestDialErrorNamesTheAddress(t *testing.T) {
 		t.Errorf("want an error with %q\ngot  %v", a, err)
 	}
 }
+
+// A caller replaces the calls of directvol's own service by others. All other refusals keep their
+// meaning. The second text is kata-agent's.
+func TestAgentWithoutTheServiceIsKnownByItsAnswer(t *testing.T) {
+	for err, lacks := range map[error]bool{
+		status.Error(codes.Unimplemented, "unknown method"):                                                                              true,
+		status.Error(codes.InvalidArgument, "directvol.v1.VolumeService service does not exist"):                                         true,
+		&callError{method: watchVolumes, status: status.New(codes.InvalidArgument, "directvol.v1.VolumeService service does not exist")}: true,
+		status.Error(codes.InvalidArgument, "volume_guest_path: not a path"):                                                             false,
+		status.Error(codes.FailedPrecondition, "cannot grow"):                                                                            false,
+		nil: false,
+	} {
+		if got := LacksService(err); got != lacks {
+			t.Errorf("%v\nwant %v\ngot  %v", err, lacks, got)
+		}
+	}
+}

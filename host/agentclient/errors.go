@@ -23,6 +23,13 @@ var (
 	errLost   = errors.New("the agent is no longer reachable")
 )
 
+// LacksService reports whether the error of a call means that the agent does not have the called
+// service: a kata-agent has no directvol.v1.VolumeService. Go's ttrpc answers UNIMPLEMENTED then,
+// as to a method that the agent does not have; Rust's answers INVALID_ARGUMENT with these words.
+func LacksService(err error) bool {
+	return status.Code(err) == codes.Unimplemented || status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), "service does not exist")
+}
+
 // callError has a readable text and keeps its gRPC code for status.Code.
 type callError struct {
 	method  method

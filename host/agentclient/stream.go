@@ -15,7 +15,7 @@ import (
 // WatchVolumes follows the volumes of the guest. The events are an ADDED event for each mounted
 // volume, a RESYNCED event, and then one for each change, in order. The last element has the error
 // that ended the watch: that of ctx, codes.Unavailable if the agent ends or the connection breaks,
-// or codes.Unimplemented as for CheckResizeVolume. A watch has no limit but ctx's.
+// or one that LacksService knows. A watch has no limit but ctx's.
 //
 // No event is lost silently. A caller that takes the events more slowly than they happen gets a
 // RESYNC event. A watch that broke is not repeated: its events say what the caller knows, and only

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -104,9 +103,3 @@ type kind struct{ what, err error }
 
 func (k *kind) Error() string   { return k.err.Error() }
 func (k *kind) Unwrap() []error { return []error{k.what, k.err} }
-
-// lacksService reports whether the error means that the agent does not have the called service.
-// Go's ttrpc answers UNIMPLEMENTED then; Rust's answers INVALID_ARGUMENT with these words.
-func lacksService(err error) bool {
-	return status.Code(err) == codes.Unimplemented || status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), "service does not exist")
-}

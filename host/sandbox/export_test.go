@@ -16,8 +16,5 @@ func New(machine Machine, agent Agent, try func(context.Context, string) error) 
 	return s
 }
 
-// LacksService exports lacksService.
-var LacksService = lacksService
-
 // AwaitAgent exports awaitAgent.
 func (s *Sandbox) AwaitAgent(ctx context.Context) error { return s.awaitAgent(ctx) }

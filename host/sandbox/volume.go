@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/directvol/directvol/host/agentclient"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/guestpath"
 )
@@ -183,7 +184,7 @@ func (s *Sandbox) settle(ctx context.Context, v *volume) error {
 	case err == nil:
 		s.hold(v, false)
 		return nil
-	case lacksService(err):
+	case agentclient.LacksService(err):
 		return nil
 	case isKnown(ctx, err) && status.Code(err) == codes.FailedPrecondition:
 		s.mu.Lock()
@@ -325,7 +326,7 @@ func (s *Sandbox) Resize(ctx context.Context, id string, bytes uint64) error {
 // at all.
 func (s *Sandbox) canGrow(ctx context.Context, guestPath string, bytes uint64) error {
 	err := s.agent.CheckResizeVolume(ctx, guestPath, bytes)
-	if err == nil || !lacksService(err) {
+	if err == nil || !agentclient.LacksService(err) {
 		return err
 	}
 	return s.agent.ResizeVolume(ctx, guestPath, 0)
@@ -393,7 +394,7 @@ func (s *Sandbox) named(v *volume, err error) error {
 // this check is skipped.
 func (s *Sandbox) released(ctx context.Context, v *volume) error {
 	err := s.agent.CheckReleased(ctx, v.place.Driver, v.place.Source, Holder(v.id))
-	if err != nil && lacksService(err) {
+	if err != nil && agentclient.LacksService(err) {
 		return nil
 	}
 	return ofTake.typed(ctx, err)

@@ -425,18 +425,3 @@ func TestOtherParametersAreRefused(t *testing.T) {
 		}
 	})
 }
-
-// If an agent does not have directvol's own service, other calls replace that service's. All other
-// refusals of the agent keep their meaning.
-func TestAgentWithoutTheVolumeServiceIsReported(t *testing.T) {
-	for err, lacks := range map[error]bool{
-		status.Error(codes.Unimplemented, "unknown method"):                                                         true,
-		status.Error(codes.InvalidArgument, "/directvol.v1.VolumeService/CheckResizeVolume service does not exist"): true,
-		status.Error(codes.InvalidArgument, "volume_guest_path: not a path"):                                        false,
-		status.Error(codes.FailedPrecondition, "cannot grow"):                                                       false,
-	} {
-		if got := sandbox.LacksService(err); got != lacks {
-			t.Errorf("%v\nwant %v\ngot  %v", err, lacks, got)
-		}
-	}
-}
