@@ -100,6 +100,8 @@ func (w *watch) follow(ctx context.Context, agent *agentclient.Client, to addres
 			return fmt.Errorf("the connection to %s ended%s: no event within %v", to, hint(to), w.timeout)
 		case err != nil && !begun && status.Code(err) == codes.Unavailable:
 			return fmt.Errorf("%w%s", err, hint(to))
+		case agentclient.LacksService(err):
+			return fmt.Errorf("%w: a watch needs directvol's agent", err)
 		case err != nil:
 			return err
 		}

@@ -38,6 +38,19 @@ func watched(t *testing.T, watch func(context.Context, send) error) string {
 	return "unix://" + path
 }
 
+// withoutService serves nothing on a new socket, and returns its address.
+func withoutService(t *testing.T) string {
+	t.Helper()
+	server, err := ttrpc.NewServer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "s")
+	go server.Serve(context.Background(), listen(t, path))
+	t.Cleanup(func() { server.Close() })
+	return "unix://" + path
+}
+
 // event makes an event of a volume.
 func event(kind volumepb.VolumeEvent_Type, path string, change ...func(*volumepb.Volume)) *volumepb.VolumeEvent {
 	e := &volumepb.VolumeEvent{Type: kind}
@@ -229,6 +242,7 @@ func TestPercentOfAGrowthIsBounded(t *testing.T) {
 func TestWatchSaysWhyItCannotBegin(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "h")
 	serve(t, hybrid{listen(t, path), 1024}, "", empty)
+	other := withoutService(t)
 	for _, test := range []struct {
 		args []string
 		exit int
@@ -239,6 +253,7 @@ func TestWatchSaysWhyItCannotBegin(t *testing.T) {
 		{[]string{"--server-address", "unix:///x", "more"}, program.WrongUsage, `"more"`},
 		{[]string{"--server-address", "unix:///nowhere/s"}, program.Failed, "/nowhere/s"},
 		{[]string{"--server-address", "unix://" + path, "--timeout", "1s"}, program.Failed, "--hybrid-vsock"},
+		{[]string{"--server-address", other}, program.Failed, "(Unimplemented): a watch needs directvol's agent"},
 	} {
 		got := ctl(t.Context(), append([]string{"watch"}, test.args...)...)
 		if got.Exit != test.exit || got.Stdout != "" || !strings.Contains(got.Stderr, test.says) {
