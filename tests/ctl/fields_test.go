@@ -3,6 +3,7 @@ package ctl
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/directvol/directvol/host/qemu"
 	"github.com/directvol/directvol/protocols/address"
 	"github.com/directvol/directvol/protocols/agentpb"
 	"github.com/directvol/directvol/protocols/service"
@@ -26,7 +28,7 @@ type answers struct {
 	metrics *agentpb.Metrics
 }
 
-// volumesOf mounts volumes by our agent, and returns their paths in the guest.
+// volumesOf mounts volumes by our agent, and returns their paths in the guest, and that of a disk.
 func volumesOf(t *testing.T, ctx context.Context, g *vm.Guest) map[string]string {
 	t.Helper()
 	paths := map[string]string{}
@@ -47,8 +49,18 @@ func volumesOf(t *testing.T, ctx context.Context, g *vm.Guest) map[string]string
 		_, err = v.AwaitCondition(ctx, vm.Abnormal)
 		vmtest.Must(t, err)
 	}
+	empty := g.Dir + "/raw"
+	vmtest.Must(t, os.WriteFile(empty, nil, 0o600))
+	vmtest.Must(t, os.Truncate(empty, rawBytes))
+	_, err := g.VM().AttachDisk(ctx, qemu.Disk{ID: "raw", Path: empty, Serial: "raw"})
+	vmtest.Must(t, err)
+	paths["raw"], err = g.DeviceOf(ctx, "raw")
+	vmtest.Must(t, err)
 	return paths
 }
+
+// rawBytes is the size of a disk without a filesystem. No /dev of a guest has as much.
+const rawBytes = 1 << 30
 
 func ask(t *testing.T, ctx context.Context, to string, volumes map[string]string) answers {
 	t.Helper()
@@ -111,6 +123,18 @@ var differing = []struct {
 		}
 		return list(units)
 	}, "BYTES", "BYTES, INODES", "a btrfs has no number of inodes; the kernel says 0 of 0, as if none were left"},
+	{"GetVolumeStats of a disk of 1 GiB that is not mounted: `total`, in bytes", func(a answers) string {
+		if a.stats["raw"].Usage[0].Total == rawBytes {
+			return "the disk's"
+		}
+		return "of the filesystem with its node, /dev"
+	}, "the disk's", "of the filesystem with its node, /dev", "a volume may be a disk that a container uses without a filesystem"},
+	{"GetVolumeStats of a disk that is not mounted: `volume_condition`", func(a answers) string {
+		if c := a.stats["raw"].VolumeCondition; c != nil {
+			return c.Message
+		}
+		return "none"
+	}, "none", "OK", "its health is not examined"},
 	{"GetVolumeStats of a full volume: `volume_condition`", func(a answers) string {
 		if c := a.stats["full"].VolumeCondition; !c.Abnormal {
 			return "normal: " + c.Message
