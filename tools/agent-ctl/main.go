@@ -17,7 +17,8 @@ func newRootCommand() *cobra.Command {
 		Short: "Call the agent in a guest by hand",
 		Long: `agent-ctl calls the agent in a guest by hand, directvol's or Kata Containers': every
 method of grpc.AgentService, grpc.Health and directvol.v1.VolumeService, with a request
-in JSON. Methods that directvol's agent does not have are marked.
+in JSON. Methods that directvol's agent does not have are marked; Kata's agent does not have
+directvol.v1.VolumeService.
 
 It is a tool for inspection and tests. The agent carries out every call: a DestroySandbox
 ends all containers of the guest.`,
