@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -22,6 +23,12 @@ type Report struct {
 	Frozen          bool               // by a lease
 
 	number uint64 // counts up: the report with the larger number is the newer one
+}
+
+// same reports whether two reports differ in their numbers alone.
+func (r Report) same(other Report) bool {
+	r.number = other.number
+	return reflect.DeepEqual(r, other)
 }
 
 // Progress is how far a growth is, in bytes from the beginning of the device to the filesystem's

@@ -259,7 +259,7 @@ func (t *Table) sendAll(ctx context.Context, one *watcher, s *sender) error {
 	if err != nil {
 		return err
 	}
-	s.sent = map[string]uint64{}
+	s.sent = map[string]Report{}
 	for _, r := range reports {
 		if err := s.event(Event{Added, r}); err != nil {
 			return err
@@ -271,13 +271,13 @@ func (t *Table) sendAll(ctx context.Context, one *watcher, s *sender) error {
 // sender sends to one watcher what it does not know yet.
 type sender struct {
 	send func(Event) error
-	sent map[string]uint64 // the number of the last report, by path
+	sent map[string]Report // the last report, by path
 }
 
 func (s *sender) event(e Event) error {
 	last, known := s.sent[e.Report.Path]
 	switch {
-	case known && e.Report.number <= last, !known && e.Type != Added: // an Added event has come later, or will
+	case known && e.Report.number <= last.number, !known && e.Type != Added: // an Added event has come later, or will
 		return nil
 	case e.Type == Removed:
 		delete(s.sent, e.Report.Path)
@@ -285,6 +285,9 @@ func (s *sender) event(e Event) error {
 	case known:
 		e.Type = Changed
 	}
-	s.sent[e.Report.Path] = e.Report.number
+	s.sent[e.Report.Path] = e.Report
+	if known && e.Report.same(last) { // two changes at once are in both reports
+		return nil
+	}
 	return s.send(e)
 }

@@ -188,10 +188,11 @@ func TestSlowWatcherIsResynced(t *testing.T) {
 	}
 }
 
-// Events from before a list, and those that a later one has overtaken, are no news.
+// Events from before a list, those that a later one has overtaken, and those without a change are
+// no news.
 func TestSenderSendsOnlyNews(t *testing.T) {
 	var sent []string
-	s := sender{sent: map[string]uint64{}, send: func(e Event) error {
+	s := sender{sent: map[string]Report{}, send: func(e Event) error {
 		sent = append(sent, fmt.Sprint(e.Type, e.Report.number))
 		return nil
 	}}
@@ -200,16 +201,20 @@ func TestSenderSendsOnlyNews(t *testing.T) {
 		{Added, Report{Path: "/a", number: 3}},
 		{Added, Report{Path: "/a", number: 2}},
 		{Changed, Report{Path: "/a", number: 3}},
-		{Added, Report{Path: "/a", number: 4}},
-		{Removed, Report{Path: "/a", number: 5}},
-		{Removed, Report{Path: "/a", number: 6}},
-		{Changed, Report{Path: "/a", number: 7}},
+		{Added, Report{Path: "/a", DeviceBytes: 1, number: 4}},
+		{Changed, Report{Path: "/a", DeviceBytes: 1, number: 5}},
+		{Changed, Report{Path: "/a", DeviceBytes: 1, Growth: &Progress{Now: 1}, number: 6}},
+		{Changed, Report{Path: "/a", DeviceBytes: 1, Growth: &Progress{Now: 1}, number: 7}},
+		{Added, Report{Path: "/a", DeviceBytes: 2, number: 6}}, // overtaken by one that was not sent
+		{Removed, Report{Path: "/a", number: 8}},
+		{Removed, Report{Path: "/a", number: 9}},
+		{Changed, Report{Path: "/a", number: 10}},
 	} {
 		if err := s.event(e); err != nil {
 			t.Fatal(err)
 		}
 	}
-	want := []string{fmt.Sprint(Added, 3), fmt.Sprint(Changed, 4), fmt.Sprint(Removed, 5)}
+	want := []string{fmt.Sprint(Added, 3), fmt.Sprint(Changed, 4), fmt.Sprint(Changed, 6), fmt.Sprint(Removed, 8)}
 	if !slices.Equal(sent, want) {
 		t.Errorf("want %v\ngot  %v", want, sent)
 	}
