@@ -14,8 +14,7 @@ import (
 type counts struct {
 	reads, writes, discards, flushes uint64 // that have ended
 	inFlight                         uint64
-	took                             uint64 // milliseconds, of all that have ended together, without flushes
-	flushing                         uint64 // milliseconds, of all flushes that have ended together
+	reading, writing, flushing       uint64 // milliseconds, of all that have ended together; discards are writing
 }
 
 func (c counts) ended() uint64 { return c.reads + c.changes() }
@@ -39,7 +38,7 @@ func parseCounts(fields []string) (c counts, ok bool) {
 		}
 		*count = n
 	}
-	for at, sum := range map[int]*uint64{3: &c.took, 7: &c.took, 14: &c.took, 16: &c.flushing} {
+	for at, sum := range map[int]*uint64{3: &c.reading, 7: &c.writing, 14: &c.writing, 16: &c.flushing} {
 		if at >= len(fields) {
 			continue
 		}
@@ -54,6 +53,8 @@ func parseCounts(fields []string) (c counts, ok bool) {
 
 // A disk that has ended quickRequests since an examination began, in less than quickLimit each on
 // average, is not why that examination takes slowLimit: it makes fewer requests than would need.
+// Reads and writes are compared apart, because a cache of the host may answer many reads of a disk
+// that is slow to write; a few that together take no longer than so many quick ones do not count.
 // Flushes are compared apart, with quickFlush, because a healthy disk may write back much in one.
 // Among many quick writes, a few flushes that take seconds would not show in one average.
 const (
@@ -65,13 +66,16 @@ const (
 // isQuick reports whether a device has ended some requests since earlier counts, and soon. Then a
 // late examination waits for something else, such as a processor or a filesystem's own queue.
 func (c counts) isQuick(since counts) bool {
-	if c.flushes < since.flushes || c.ended()-c.flushes < since.ended()-since.flushes || c.took < since.took || c.flushing < since.flushing {
+	if c.reads < since.reads || c.writes < since.writes || c.discards < since.discards || c.flushes < since.flushes ||
+		c.reading < since.reading || c.writing < since.writing || c.flushing < since.flushing {
 		return false // the device is gone, or its counts have begun anew
 	}
-	flushes := c.flushes - since.flushes
-	others := c.ended() - since.ended() - flushes
-	return others+flushes >= quickRequests &&
-		isMeanBelow(quickLimit, c.took-since.took, others) && isMeanBelow(quickFlush, c.flushing-since.flushing, flushes)
+	reads, flushes := c.reads-since.reads, c.flushes-since.flushes
+	writes := c.writes + c.discards - since.writes - since.discards
+	return reads+writes+flushes >= quickRequests &&
+		isMeanBelow(quickLimit, c.reading-since.reading, max(reads, quickRequests)) &&
+		isMeanBelow(quickLimit, c.writing-since.writing, max(writes, quickRequests)) &&
+		isMeanBelow(quickFlush, c.flushing-since.flushing, flushes)
 }
 
 // isMeanBelow reports whether n requests, if any, took less than limit on average: milliseconds

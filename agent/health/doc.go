@@ -34,8 +34,8 @@
 //	a watch reports that    when
 //	the disk hangs          the kernel counts requests in flight, and none has ended for 3 s
 //	the disk is slow        an examination has taken 5 s or more, and requests end; but not if 4 or more have ended
-//	                        meanwhile in less than 250 ms each on average, and flushes in less than 1 s: then the guest
-//	                        is busy, and not its disk slow
+//	                        meanwhile, reads and writes in less than 250 ms each on average, and flushes in less than
+//	                        1 s: then the guest is busy, and not its disk slow.
 //	writes fail             a probe's own write has failed, but the filesystem has not shut down
 //	it has shut down        stat of an xfs's root directory, which is in memory, returns EIO
 //	it is read-only         a probe's write is refused, or the kernel has made it read-only by itself: an ext4 records an

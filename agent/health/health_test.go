@@ -148,8 +148,8 @@ func TestErrorOutsideTheFilesystemIsNoCondition(t *testing.T) {
 
 func TestStatHasTheCountsOfRequests(t *testing.T) {
 	for text, want := range map[string]counts{
-		"     420        0    13720       84     1536      310   196608     2210        3     1804     2412        7        0        0        0      117      117\n": {reads: 420, writes: 1536, inFlight: 3, discards: 7, flushes: 117, took: 2294, flushing: 117},
-		"1 2 3 4 5 6 7 8 9 10 11":  {reads: 1, writes: 5, inFlight: 9, took: 12},
+		"     420        0    13720       84     1536      310   196608     2210        3     1804     2412        7        0        0        0      117      117\n": {reads: 420, writes: 1536, inFlight: 3, discards: 7, flushes: 117, reading: 84, writing: 2210, flushing: 117},
+		"1 2 3 4 5 6 7 8 9 10 11":  {reads: 1, writes: 5, inFlight: 9, reading: 4, writing: 8},
 		"1 2 3 4 -5 6 7 8 9 10 11": {},
 		"1 2 3":                    {},
 		"":                         {},
@@ -288,25 +288,28 @@ func TestDiskHangsAfterThreeBeats(t *testing.T) {
 // of others, and the disk is healthy. The counts are those of a guest with fio on five volumes, in
 // which an examination took 10 s.
 func TestBusyDiskThatEndsItsRequestsSoonIsNotSlow(t *testing.T) {
-	before := counts{reads: 800, writes: 1871, flushes: 121, took: 48190, flushing: 4636}
+	before := counts{reads: 800, writes: 1871, flushes: 121, reading: 8190, writing: 40_000, flushing: 4636}
 	for name, test := range map[string]struct {
 		now  counts
 		want bool
 	}{
 		"nothing ended":                 {before, false},
-		"few ended":                     {counts{reads: 800, writes: 1874, flushes: 121, took: 48193, flushing: 4636}, false},
-		"some ended soon":               {counts{reads: 800, writes: 1875, flushes: 121, took: 48234, flushing: 4636}, true},
-		"busy, some ended soon":         {counts{reads: 800, writes: 1898, flushes: 121, took: 48743, flushing: 4636}, true},
-		"some ended, each took 1 s":     {counts{reads: 800, writes: 1875, flushes: 122, took: 48190 + 4000, flushing: 4636 + 1000}, false},
-		"many ended, each took 1 s":     {counts{reads: 868, writes: 1954, flushes: 140, took: 48190 + 151_000, flushing: 4636 + 19_000}, false},
-		"many ended, each too late":     {counts{reads: 900, writes: 1871, flushes: 121, took: 48190 + 25_000, flushing: 4636}, false},
-		"many ended, each in time":      {counts{reads: 900, writes: 1871, flushes: 121, took: 48190 + 24_900, flushing: 4636}, true},
-		"many ended, flushes took 2 s":  {counts{reads: 800, writes: 1971, flushes: 123, took: 48190 + 400, flushing: 4636 + 4000}, false},
-		"many ended, flushes in time":   {counts{reads: 800, writes: 1971, flushes: 123, took: 48190 + 400, flushing: 4636 + 1900}, true},
-		"four flushes ended, in time":   {counts{reads: 800, writes: 1871, flushes: 125, took: 48190, flushing: 4636 + 3900}, true},
-		"four flushes ended, each late": {counts{reads: 800, writes: 1871, flushes: 125, took: 48190, flushing: 4636 + 4000}, false},
+		"few ended":                     {counts{reads: 800, writes: 1874, flushes: 121, reading: 8190, writing: 40_000 + 3, flushing: 4636}, false},
+		"some ended soon":               {counts{reads: 800, writes: 1875, flushes: 121, reading: 8190, writing: 40_000 + 44, flushing: 4636}, true},
+		"busy, some ended soon":         {counts{reads: 800, writes: 1898, flushes: 121, reading: 8190, writing: 40_000 + 553, flushing: 4636}, true},
+		"some ended, each took 1 s":     {counts{reads: 800, writes: 1875, flushes: 122, reading: 8190, writing: 40_000 + 4000, flushing: 4636 + 1000}, false},
+		"many ended, each took 1 s":     {counts{reads: 868, writes: 1954, flushes: 140, reading: 8190 + 68_000, writing: 40_000 + 83_000, flushing: 4636 + 19_000}, false},
+		"many ended, each too late":     {counts{reads: 900, writes: 1871, flushes: 121, reading: 8190 + 25_000, writing: 40_000, flushing: 4636}, false},
+		"many ended, each in time":      {counts{reads: 900, writes: 1871, flushes: 121, reading: 8190 + 24_900, writing: 40_000, flushing: 4636}, true},
+		"many ended, flushes took 2 s":  {counts{reads: 800, writes: 1971, flushes: 123, reading: 8190, writing: 40_000 + 400, flushing: 4636 + 4000}, false},
+		"reads ended soon, writes late": {counts{reads: 9800, writes: 1876, flushes: 121, reading: 8190 + 900, writing: 40_000 + 10_000, flushing: 4636}, false},
+		"reads ended soon, one did not": {counts{reads: 9800, writes: 1872, flushes: 121, reading: 8190 + 900, writing: 40_000 + 900, flushing: 4636}, true},
+		"writes ended soon, reads late": {counts{reads: 805, writes: 9871, flushes: 121, reading: 8190 + 10_000, writing: 40_000 + 900, flushing: 4636}, false},
+		"many ended, flushes in time":   {counts{reads: 800, writes: 1971, flushes: 123, reading: 8190, writing: 40_000 + 400, flushing: 4636 + 1900}, true},
+		"four flushes ended, in time":   {counts{reads: 800, writes: 1871, flushes: 125, reading: 8190, writing: 40_000, flushing: 4636 + 3900}, true},
+		"four flushes ended, each late": {counts{reads: 800, writes: 1871, flushes: 125, reading: 8190, writing: 40_000, flushing: 4636 + 4000}, false},
 		"it is gone":                    {counts{}, false},
-		"its counts began anew":         {counts{reads: 3000, took: 7}, false},
+		"its counts began anew":         {counts{reads: 3000, reading: 7}, false},
 	} {
 		if got := test.now.isQuick(before); got != test.want {
 			t.Errorf("%s\nwant %v\ngot  %v", name, test.want, got)
