@@ -35,7 +35,9 @@
 //	the disk hangs          the kernel counts requests in flight, and none has ended for 3 s
 //	the disk is slow        an examination has taken 5 s or more, and requests end; but not if 4 or more have ended
 //	                        meanwhile, reads and writes in less than 250 ms each on average, and flushes in less than
-//	                        1 s: then the guest is busy, and not its disk slow.
+//	                        1 s: then the guest is busy, and not its disk slow. It is slow all the same if none of the
+//	                        kind that the examination waits for (any, or if it writes, a write, a discard or a flush)
+//	                        has ended for 5 s
 //	writes fail             a probe's own write has failed, but the filesystem has not shut down
 //	it has shut down        stat of an xfs's root directory, which is in memory, returns EIO
 //	it is read-only         a probe's write is refused, or the kernel has made it read-only by itself: an ext4 records an

@@ -316,3 +316,44 @@ func TestBusyDiskThatEndsItsRequestsSoonIsNotSlow(t *testing.T) {
 		}
 	}
 }
+
+// While the writes of a disk hang, its reads may be answered from a cache of the host. Requests end
+// soon then, and only an examination that waits for its own write shows the fault.
+func TestExaminationWhoseKindOfRequestsHasStoppedIsSlow(t *testing.T) {
+	over, end := context.WithCancel(t.Context())
+	end()
+	for name, test := range map[string]struct {
+		writes bool
+		each   counts // what ends in each beat
+		beats  int
+		late   context.Context
+		want   bool
+	}{
+		"reads end, it writes":            {true, counts{reads: 1000, reading: 900}, stillBeats, over, true},
+		"reads end, it only reads":        {false, counts{reads: 1000, reading: 900}, stillBeats, over, false},
+		"writes end":                      {true, counts{reads: 1000, writes: 1, reading: 900}, stillBeats, over, false},
+		"discards end":                    {true, counts{reads: 1000, discards: 1, reading: 900}, stillBeats, over, false},
+		"flushes end":                     {true, counts{reads: 1000, flushes: 1, reading: 900}, stillBeats, over, false},
+		"nothing ends any more":           {false, counts{}, stillBeats, over, true},
+		"reads end, it has not waited":    {true, counts{reads: 1000, reading: 900}, stillBeats - 1, over, false},
+		"reads end, it is not late":       {true, counts{reads: 1000, reading: 900}, stillBeats, t.Context(), false},
+		"reads end, it waited for longer": {true, counts{reads: 1000, reading: 900}, 2 * stillBeats, over, true},
+	} {
+		now := counts{reads: 10, writes: 10, flushes: 10, inFlight: 1}
+		e := &examination{late: test.late, writes: test.writes, before: now, last: now}
+		now.reads, now.writes, now.writing = now.reads+4, now.writes+4, now.writing+4 // soon, before they stop
+		e.beat(now)
+		for range test.beats {
+			now.reads, now.writes, now.discards, now.flushes = now.reads+test.each.reads, now.writes+test.each.writes, now.discards+test.each.discards, now.flushes+test.each.flushes
+			now.reading += test.each.reading
+			e.beat(now)
+		}
+		if got := e.isSlow(now); got != test.want {
+			t.Errorf("%s\nwant slow %v\ngot       %v", name, test.want, got)
+		}
+		now.writes++ // the disk answers again
+		if e.beat(now); e.isSlow(now) != test.want {
+			t.Errorf("%s, and then a write has ended\nwant slow %v\ngot       %v", name, test.want, !test.want)
+		}
+	}
+}

@@ -17,14 +17,47 @@ type examination struct {
 	late    context.Context // ends when it has taken slowLimit
 	end     context.CancelFunc
 	answer  chan finding
-	isDoubt bool // it only accesses the device
-	before  counts
+	isDoubt bool   // it only accesses the device
+	writes  bool   // it writes, and so waits for its own writes and flushes
+	before  counts // of the device, when it began
+	last    counts // at the last beat
+	still   int    // beats in a row that have ended nothing of its kind; it stays at stillBeats
 }
 
+// stillBeats is how many such beats show that requests do not end soon, however soon others do: as
+// long as slowLimit.
+const stillBeats = 5
+
 func (w *Watch) newExamination(doubt bool) *examination {
-	e := &examination{answer: make(chan finding, 1), isDoubt: doubt, before: countsOf(w.activity.device)}
+	now := countsOf(w.activity.device)
+	e := &examination{answer: make(chan finding, 1), isDoubt: doubt, writes: !doubt && w.mayWrite(), before: now, last: now}
 	e.late, e.end = deadline.Awake(context.Background(), slowLimit)
 	return e
+}
+
+// mayWrite reports whether an examination writes.
+func (w *Watch) mayWrite() bool {
+	return w.owned.Load() && (w.target.Frozen == nil || !w.target.Frozen())
+}
+
+// beat processes the device's counts, a beatInterval after the last ones.
+func (e *examination) beat(now counts) {
+	ended := counts.ended
+	if e.writes {
+		ended = counts.changes
+	}
+	if e.still < stillBeats {
+		e.still++
+		if ended(now) != ended(e.last) {
+			e.still = 0
+		}
+	}
+	e.last = now
+}
+
+// isSlow reports whether an examination has taken long because of its disk, which has counts now.
+func (e *examination) isSlow(now counts) bool {
+	return e.late.Err() != nil && (e.still >= stillBeats || !now.isQuick(e.before))
 }
 
 // run looks at once, except after a pause: then nothing has happened but the call that paused it.
@@ -231,14 +264,10 @@ func (w *Watch) await(ctx context.Context) (lost, answered bool) {
 			limit = nil
 			w.noteSlow()
 		case <-again.C:
+			w.inFlight.beat(countsOf(w.activity.device))
 			w.noteSlow()
 		}
 	}
-}
-
-// isSlow reports whether an examination has taken long because of its disk.
-func (w *Watch) isSlow(e *examination) bool {
-	return e.late.Err() != nil && !countsOf(w.activity.device).isQuick(e.before)
 }
 
 // noteSlow notes that the disk is slow if the examination in flight shows that.
@@ -246,7 +275,7 @@ func (w *Watch) noteSlow() {
 	w.mu.Lock()
 	known := w.slow
 	w.mu.Unlock()
-	if !known && w.isSlow(w.inFlight) {
+	if !known && w.inFlight.isSlow(countsOf(w.activity.device)) {
 		w.note(func() { w.slow = true })
 	}
 }
@@ -269,8 +298,7 @@ func (w *Watch) examine(doubt bool) (f finding) {
 	w.mu.Lock()
 	stopped := w.stopped
 	w.mu.Unlock()
-	writes := w.owned.Load() && (w.target.Frozen == nil || !w.target.Frozen())
-	f = examine(w.target, writes, stopped)
+	f = examine(w.target, w.mayWrite(), stopped)
 	readSpace(w.target, &f)
 	return f
 }
@@ -279,7 +307,7 @@ func (w *Watch) examine(doubt bool) (f finding) {
 func (w *Watch) took(f finding) (lost bool) {
 	e := w.inFlight
 	w.inFlight = nil
-	slow := w.isSlow(e)
+	slow := e.isSlow(countsOf(w.activity.device))
 	e.end()
 	if e.isDoubt {
 		w.note(func() { w.slow = w.slow || slow })
