@@ -79,7 +79,9 @@ func (v *Volume) stats(ctx context.Context) (Stats, error) {
 	if mine {
 		go v.measure(m)
 	}
-	ctx, cancel := deadline.Awake(ctx, measureLimit)
+	early, cancel := deadline.Early(ctx)
+	defer cancel()
+	ctx, cancel = deadline.Awake(early, measureLimit)
 	defer cancel()
 	select {
 	case <-m.done:

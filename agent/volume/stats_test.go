@@ -45,6 +45,21 @@ func TestCallersOwnDeadlineIsNoCondition(t *testing.T) {
 	})
 }
 
+// A caller with a short deadline gets its answer before that: when a filesystem does not answer,
+// and when the first question after a long time waits for an examination.
+func TestStatisticsAreAnsweredBeforeTheirDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &Volume{Mountpoint: "/volume", FSType: "ext4", last: &Stats{at: time.Now()}}
+		m, _ := v.begin() // a statfs that does not answer
+		defer close(m.done)
+		ctx, cancel := context.WithTimeout(t.Context(), measureLimit/2)
+		defer cancel()
+		if _, err := v.stats(ctx); err == nil || ctx.Err() != nil {
+			t.Errorf("want an error, and time for it to arrive\ngot  error %v, %v", err, ctx.Err())
+		}
+	})
+}
+
 // If statfs has not answered for measureLimit, Stats returns the earlier statistics with a
 // condition, or an error if there are none.
 func TestLateStatisticsComeFromMemory(t *testing.T) {
