@@ -172,11 +172,11 @@ func TestPathInAHungFilesystemIsAnswered(t *testing.T) {
 			t.Errorf("%s\nwant a DeadlineExceeded\ngot  %v", path, err)
 		}
 	}
-	if waiting := runtime.NumGoroutine() - before; waiting > 1 {
-		t.Errorf("threads that wait for the filesystem\nwant 1\ngot  %d", waiting)
+	for runtime.NumGoroutine()-before > 1 { // also the one that has ended the last call's wait, for a moment
+		runtime.Gosched()
 	}
 	if !late.Stop() {
-		t.Error("somebody waited for the filesystem")
+		t.Error("somebody waited for the filesystem, or more than one thread does")
 	}
 }
 
