@@ -3,7 +3,6 @@ package volume
 import (
 	"context"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/directvol/directvol/agent/blockdev"
@@ -25,7 +24,7 @@ func (t *Table) Flush(ctx context.Context, path string) error {
 // written. failed is called with its error before Settle returns.
 func (t *Table) Settle(ctx context.Context, path string, failed func(error)) error {
 	return t.flush(ctx, path, func(v *Volume) {
-		if err := v.checkpoint(); err != nil {
+		if err := v.checkpoint(); err != nil && errkind.Of(err) != errkind.NotFound { // unmounted, or covered
 			failed(err)
 		}
 	})
@@ -37,15 +36,12 @@ func (v *Volume) checkpoint() error {
 	if !ok {
 		return nil
 	}
-	dir, err := os.Open(v.Mountpoint)
+	root, err := v.openRoot()
 	if err != nil {
 		return err
 	}
-	defer dir.Close()
-	if mine, err := v.identity.Has(dir); err != nil || !mine { // unmounted, or covered
-		return err
-	}
-	return fstype.Checkpoint(dir)
+	defer root.Close()
+	return fstype.Checkpoint(root)
 }
 
 // flush implements Flush. It runs then after the flush, under the volume's lock.
@@ -111,7 +107,7 @@ func (v *Volume) flush(before uint64) {
 	if ended {
 		return
 	}
-	_ = syncFS(v.Mountpoint)
+	_ = v.syncFS()
 	if v.Device.Path != "" { // a filesystem with nothing to write sends the disk no request
 		_ = blockdev.Ask(v.Device.Path)
 		_ = blockdev.Flush(v.Device.Path)

@@ -63,7 +63,10 @@ func (t *Table) SyncOne(ctx context.Context, path string) error {
 		return err
 	}
 	return unlessFrozen(v.inTime(ctx, func(context.Context) error {
-		err := syncFS(v.Mountpoint)
+		err := v.syncFS()
+		if errkind.Of(err) == errkind.NotFound {
+			return err
+		}
 		if err == nil && v.Device.Path != "" { // a filesystem with nothing to write sends the disk no request
 			err = blockdev.Flush(v.Device.Path)
 		}
@@ -102,14 +105,15 @@ func onePathEach(mounts *mount.List) (paths []string) {
 	return paths
 }
 
-// syncFS is syncfs(2). Its errors are reported to callers of fsync, too.
-func syncFS(mountPoint string) error {
-	dir, err := os.Open(mountPoint)
+// syncFS is syncfs(2), unless the path leads elsewhere by now: then the error is NotFound. Its
+// errors are reported to callers of fsync, too.
+func (v *Volume) syncFS() error {
+	root, err := v.openRoot()
 	if err != nil {
 		return err
 	}
-	defer dir.Close()
-	return os.NewSyscallError("syncfs "+mountPoint, unix.Syncfs(int(dir.Fd())))
+	defer root.Close()
+	return os.NewSyscallError("syncfs "+v.Mountpoint, unix.Syncfs(int(root.Fd())))
 }
 
 // syncing runs sync(2), one at a time for all callers.

@@ -3,10 +3,13 @@ package volume
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/directvol/directvol/agent/errkind"
 	"github.com/directvol/directvol/agent/health"
@@ -87,5 +90,60 @@ func TestSyncDoesNotWaitForADiskThatHangs(t *testing.T) {
 	}
 	if took := time.Since(began); took < syncLimit {
 		t.Errorf("want it awaited for %v\ngot  %v", syncLimit, took)
+	}
+}
+
+// While a call waits for the volume's lock, somebody covers the volume: the other filesystem's
+// answer says nothing about the volume's writes.
+func TestSyncOfAVolumeThatIsCoveredMeanwhileIsNotTheOtherOnes(t *testing.T) {
+	dir := mounttest.Dir(t)
+	mounttest.Mount(t, mounttest.Attach(t, mounttest.Image(t, "ext4")), dir, "ext4", 0, "")
+	table := newTable()
+	v, err := table.Lookup(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Forget(dir)
+	v.growing <- struct{}{}
+	synced := make(chan error, 1)
+	go func() { synced <- table.SyncOne(t.Context(), dir) }()
+	waits := func() bool {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		return v.froze != nil
+	}
+	for !waits() {
+		runtime.Gosched()
+	}
+	mounttest.Mount(t, "cover", dir, "tmpfs", 0, "")
+	v.unlock()
+	if err := <-synced; errkind.Of(err) != errkind.NotFound {
+		t.Errorf("want a NotFound\ngot  %v", err)
+	}
+	mounttest.Unmount(t, dir)
+	if err := table.SyncOne(t.Context(), dir); err != nil {
+		t.Errorf("uncovered\nwant success\ngot  %v", err)
+	}
+}
+
+// Somebody unmounts the volume and puts a pipe in its place, whose open waits for a writer. The
+// volume's lock is held.
+func TestFlushDoesNotWaitForAPipeInTheVolumesPlace(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "volume")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	late := time.AfterFunc(30*time.Second, func() { // then all that wait go on
+		if writer, err := os.OpenFile(pipe, os.O_RDWR, 0); err == nil {
+			t.Cleanup(func() { writer.Close() })
+		}
+	})
+	v := &Volume{Mountpoint: pipe, FSType: "ext4"}
+	v.flush(0)
+	if err := v.checkpoint(); errkind.Of(err) != errkind.NotFound {
+		t.Errorf("want a NotFound\ngot  %v", err)
+	}
+	if !late.Stop() {
+		t.Error("it has waited for a writer")
 	}
 }

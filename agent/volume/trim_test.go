@@ -53,7 +53,17 @@ func fill(t *testing.T, dir string, bytes int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	syncFS(dir)
+	syncfs(t, dir)
+}
+
+func syncfs(t *testing.T, dir string) {
+	t.Helper()
+	root, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	_ = unix.Syncfs(int(root.Fd()))
 }
 
 // stored returns how many bytes of a sparse file are stored.
@@ -198,7 +208,7 @@ func TestRefusedTrimNamesItsReason(t *testing.T) {
 		}, 0, errkind.FailedPrecondition, "cannot be trimmed: "},
 		"recorded errors": {"ext4", func(t *testing.T, dir, device string) {
 			must(t, os.WriteFile("/sys/fs/ext4/"+filepath.Base(device)+"/trigger_fs_error", []byte("x"), 0))
-			syncFS(dir)
+			syncfs(t, dir)
 		}, 0, errkind.FailedPrecondition, "records errors (1)"},
 		"too long a range": {"ext4", func(*testing.T, string, string) {}, 1 << 40, errkind.InvalidArgument, "least_bytes"},
 	} {
